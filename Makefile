@@ -1,0 +1,72 @@
+# Every target does its own set-up in .venv: once, then a look at one stamp file. `make` lists the targets.
+#
+#   PYTHON=python3.12   the interpreter of a new .venv (constraints.txt is made for and tested with 3.11)
+#   RANKS=4             how many ranks `make train` starts
+#   ARGS="-x -k torus"  more arguments for the program that a target runs
+
+PYTHON ?= python3
+RANKS ?= 2
+ARGS ?=
+
+BIN := .venv/bin
+READY := .venv/.ready
+BEGUN := .venv/.begun
+
+# One thread per rank: ranks that share a machine otherwise fight for its cores.
+export OMP_NUM_THREADS ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup train test check format bench clean FORCE
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z%-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(READY)  ## only the set-up
+
+train: $(READY)  ## a small CNN on scikit-learn's digits, 2 ranks (RANKS=n), prints the accuracy
+	@$(BIN)/python -m torch.distributed.run --standalone --nproc-per-node $(RANKS) examples/digits_cnn.py $(ARGS)
+
+test: $(READY)  ## all tests
+	@$(BIN)/python -m pytest $(ARGS)
+
+test-%: $(READY)  ## the world tests on N ranks: make test-4
+	@PHALANX_TEST_WORLD=$* $(BIN)/python -m pytest tests/world $(ARGS)
+
+check: $(READY)  ## format, lint, types
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+
+format: $(READY)  ## rewrite the files as `make check` wants them
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench: $(READY)  ## the programs in benchmarks/
+	@for program in benchmarks/*.py; do echo "== $$program"; $(BIN)/python "$$program" $(ARGS) || exit 1; done
+
+clean:  ## remove .venv, caches and build products
+	rm -rf .venv build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	find src tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} +
+
+# The stamp holds the directory for which .venv was made: an editable install that was copied along with the tree would run,
+# unnoticed, the sources of the tree that it came from.
+HOME_OF_VENV := $(shell cat $(READY) 2>/dev/null)
+ifneq ($(HOME_OF_VENV),$(CURDIR))
+$(READY): FORCE
+endif
+
+# $(BEGUN) exists only while a set-up runs. One that is found was interrupted, maybe half-way through a package: start again.
+# pip talks a lot when all is well, so its words go to a log, which is shown when it fails.
+$(READY): pyproject.toml constraints.txt Makefile
+	@set -e; log=.venv/setup.log; \
+	run() { "$$@" >>$$log 2>&1 || { status=$$?; tail -n 40 $$log >&2; echo "set-up failed: $$*" >&2; exit $$status; }; }; \
+	if [ -e $(BEGUN) ]; then echo "set-up: the last one did not finish, starting again"; rm -rf .venv; \
+	elif [ -n "$(HOME_OF_VENV)" ] && [ "$(HOME_OF_VENV)" != "$(CURDIR)" ]; then echo "set-up: .venv was made elsewhere, starting again"; rm -rf .venv; \
+	elif ! $(BIN)/python -m pip --version >/dev/null 2>&1; then rm -rf .venv; fi; \
+	echo "set-up: .venv as constraints.txt has it (once, a minute or two) ..."; \
+	mkdir -p .venv; touch $(BEGUN); rm -f $(READY); : >$$log; \
+	[ -e $(BIN)/python ] || run $(PYTHON) -m venv .venv; \
+	run $(BIN)/python -m pip install -c constraints.txt setuptools; \
+	run $(BIN)/python -m pip install -c constraints.txt --no-build-isolation -e '.[dev]'; \
+	run $(BIN)/python -m pip check; \
+	printf '%s\n' "$(CURDIR)" >$(READY); rm -f $(BEGUN)

@@ -1,0 +1,539 @@
+"""The communicator: MPI's verbs on tensors and plain objects, with a bounded wait and an error that names who is missing.
+
+Every verb checks its arguments in the calling thread, then becomes one numbered `Operation` on the issuing thread. The
+all-reduce runs a schedule; the others are a few messages each. A tag made from number, verb and shape keeps operations apart:
+ranks that disagree wait for each other in vain, and the watch can say who called what.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+
+from phalanx.comm import codec
+from phalanx.comm.choose import SMALL, for_small, for_world
+from phalanx.comm.failure import CommunicationError, Watch, release
+from phalanx.comm.hosts import Hosts
+from phalanx.comm.issuer import Issuer, Operation, Pending
+from phalanx.comm.run import Part, execute, project
+from phalanx.comm.streams import Lane
+from phalanx.comm.transports import Message, Transport
+from phalanx.schedule import Collective, Schedule, Step, binomial, lower, scatter_gather
+
+ReduceOp = Literal["sum", "mean", "max", "min"]
+
+DTYPES = (
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128,
+)  # fmt: skip  # their order is the wire's numbering
+HEADER = 72  # int64s: dtype, device, dimensions, shape; torch allows 64 dimensions
+WINDOW = 32  # peers with whom a rank exchanges at a time where it must talk to all
+KEEP = 64 << 20  # bytes of scratch kept between operations
+DEBUG_TEXT = 240  # bytes of an operation's name that ranks compare under PHALANX_DEBUG
+BCAST_TREE = 64 << 10  # bytes up to which a broadcast sends the whole along a tree rather than parts
+
+
+class Communicator:
+    """A set of ranks that communicate; made by `create_communicator`, `run_local` or `split`."""
+
+    def __init__(
+        self,
+        name: str,
+        ranks: Sequence[int],
+        me: int,
+        transport: Transport,
+        issuer: Issuer,
+        watch: Watch | None,
+        keys: Sequence[str],
+        algorithm: Schedule | None,
+        parent: Communicator | None = None,
+    ) -> None:
+        self._name, self._ranks, self._rank = name, tuple(ranks), me
+        self._transport, self._issuer, self._watch, self._parent = transport, issuer, watch, parent
+        self._keys = tuple(keys)
+        self._hosts = Hosts.of(self._keys)
+        self._inter_rank, self._intra_rank = self._hosts.place(me)
+        self._algorithm = algorithm
+        self._schedule = algorithm or for_world(self._hosts)
+        self._small = for_small(self.size)
+        self._number = 0
+        self._splits = 0
+        self._closed = False
+        self._debug = os.environ.get("PHALANX_DEBUG", "") not in ("", "0")
+        self._scattering = _scattering(self.size)
+        self._broadcasts: dict[tuple[str, int], Schedule] = {}
+        self._projections: dict[tuple[int, bool], tuple[Schedule, tuple[Part, ...]]] = {}
+        self._room: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
+        for needed in (self._schedule, self._scattering):
+            transport.prepare(needed, self._ranks)
+
+    # ---- who ---------------------------------------------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    @property
+    def size(self) -> int:
+        return len(self._ranks)
+
+    @property
+    def intra_rank(self) -> int:
+        """The number of this rank among those of its host."""
+        return self._intra_rank
+
+    @property
+    def intra_size(self) -> int:
+        """How many ranks share this host."""
+        return len(self._hosts.ranks[self._inter_rank])
+
+    @property
+    def inter_rank(self) -> int:
+        """The number of this host."""
+        return self._inter_rank
+
+    @property
+    def inter_size(self) -> int:
+        """How many hosts there are."""
+        return len(self._hosts.ranks)
+
+    @property
+    def schedule(self) -> Schedule:
+        """What an all-reduce of more than a few KiB executes."""
+        return self._schedule
+
+    def __repr__(self) -> str:
+        return f"<Communicator {self._name}: rank {self.rank} of {self.size}, {self.inter_size} host(s), {self.schedule.name}>"
+
+    # ---- reductions --------------------------------------------------------------------------------------------------------
+
+    def all_reduce(self, x: torch.Tensor, op: ReduceOp = "sum") -> torch.Tensor:
+        """Sum (mean, max, min) of `x` over the ranks, in place; returns `x`."""
+        self.all_reduce_async(x, op).wait()
+        return x
+
+    def all_reduce_async(self, x: torch.Tensor, op: ReduceOp = "sum") -> Pending:
+        """Start an all-reduce; leave `x` alone until `wait()`, which returns it."""
+        _check_reduction(x, op)
+        schedule = self._small if x.nbytes <= SMALL else self._schedule
+
+        def work(tag: int) -> torch.Tensor:
+            self._reduce(x.detach(), op, schedule, tag)
+            return x
+
+        return self._start(f"all_reduce({_text(x)}, {op})", work, [x])
+
+    def reduce_scatter(self, x: torch.Tensor, op: ReduceOp = "sum") -> torch.Tensor:
+        """Reduce `x`, cut along dim 0 into `size` parts, and return this rank's part; `x` itself is not changed."""
+        _check_reduction(x, op)
+        if x.dim() == 0 or x.shape[0] % self.size:
+            raise ValueError(f"reduce_scatter cuts dim 0 into {self.size} equal parts, but the shape is {tuple(x.shape)}: pad it")
+
+        def work(tag: int) -> torch.Tensor:
+            whole = x.detach().clone(memory_format=torch.contiguous_format)
+            self._reduce(whole, op, self._scattering, tag)
+            return whole.chunk(self.size)[self.rank].clone() if whole.numel() else whole[: x.shape[0] // self.size]
+
+        return self._start(f"reduce_scatter({_text(x)}, {op})", work, [x]).wait()
+
+    def barrier(self) -> None:
+        """Return when all ranks have called it."""
+        self._start("barrier()", lambda tag: self._reduce(torch.zeros(1), "sum", self._small, tag)).wait()
+
+    def _reduce(self, x: torch.Tensor, op: str, schedule: Schedule, tag: int) -> None:
+        """In place, for any layout and device."""
+        if not x.is_contiguous() or not self._transport.can_carry(x):
+            dense = x.contiguous() if self._transport.can_carry(x) else x.cpu().contiguous()
+            self._reduce(dense, op, schedule, tag)
+            x.copy_(dense)
+            return
+        flat = x.view(-1)
+        if x.dtype is torch.bool:  # a sum of truths is their `or`
+            flat, op = flat.view(torch.uint8), "max" if op == "sum" else op
+        if op == "mean" and x.dtype is torch.float16:
+            flat.div_(self.size)  # divide before the wire: fp16 sums of 1024 ranks overflow
+        self._run(schedule, flat, "sum" if op == "mean" else op, tag)
+        if op == "mean" and x.dtype is not torch.float16:
+            flat.div_(self.size)
+
+    def _run(self, schedule: Schedule, flat: torch.Tensor, op: str, tag: int) -> None:
+        collectives = self._transport.prefers_collectives(flat) and not schedule.lowered
+        if collectives and flat.numel() % schedule.chunks:
+            # library calls want equal parts; Moves do not. Gradients never come here: their arena is padded once
+            padded = flat.new_zeros(-(-flat.numel() // schedule.chunks) * schedule.chunks)
+            padded[: flat.numel()] = flat
+            self._run(schedule, padded, op, tag)
+            flat.copy_(padded[: flat.numel()])
+            return
+        execute(
+            self._parts(schedule, collectives),
+            schedule.chunks,
+            flat,
+            op=op,
+            transport=self._transport,
+            ranks=self._ranks,
+            tag=tag,
+            scratch=self._scratch,
+            got_on=self._issuer.got_on,
+        )
+
+    def _parts(self, schedule: Schedule, collectives: bool) -> tuple[Part, ...]:
+        """This rank's part of the schedule, computed once; the schedule is kept so that its id stays its own."""
+        key = (id(schedule), collectives)
+        if key not in self._projections:
+            self._projections[key] = schedule, project(schedule if collectives else lower(schedule), self.rank)
+        return self._projections[key][1]
+
+    def _scratch(self, count: int, like: torch.Tensor) -> torch.Tensor:
+        """Room for `count` elements next to the user's buffer; only the issuing thread asks, one operation at a time."""
+        key = (like.dtype, like.device)
+        room = self._room.get(key)
+        if room is None or room.numel() < count:
+            room = torch.empty(count, dtype=like.dtype, device=like.device)
+            if room.nbytes <= KEEP:
+                self._room[key] = room
+        return room
+
+    # ---- tensors whose shape the receiver does not know -----------------------------------------------------------------------
+
+    def bcast(self, x: torch.Tensor | None, root: int = 0) -> torch.Tensor:
+        """The tensor of `root`, on all ranks. Receivers pass None, or a tensor of its shape and dtype to be filled."""
+        self._check_rank(root, "root")
+        if self.rank == root or x is not None:
+            _check_tensor(x)
+
+        def work(tag: int) -> torch.Tensor:
+            tree = self._broadcasting(binomial, root)
+            header = _header(x) if self.rank == root and x is not None else torch.empty(HEADER, dtype=torch.int64)
+            self._run(tree, header, "sum", tag)
+            out = x.detach() if x is not None and _describes(header, x) else _empty(header)
+            flat = out if self._transport.can_carry(out) else out.cpu()
+            flat = flat.contiguous().view(-1)
+            self._run(tree if flat.nbytes <= BCAST_TREE else self._broadcasting(scatter_gather, root), _bytes(flat), "sum", tag)
+            if flat.data_ptr() != out.data_ptr():
+                out.copy_(flat.view(out.shape))
+            if x is None:
+                return out
+            if not _describes(header, x):  # only now: the others were waiting for this rank's part
+                raise ValueError(f"bcast: rank {self.rank} offered {_text(x)} to fill, but root {root} sent {_text(out)}")
+            return x
+
+        return self._start(f"bcast(root {root})", work, [] if x is None else [x]).wait()
+
+    def gather(self, x: torch.Tensor, root: int = 0) -> list[torch.Tensor] | None:
+        """The tensors of all ranks as a list at `root`, None elsewhere. Shapes may differ."""
+        self._check_rank(root, "root")
+        _check_tensor(x)
+        others = self._others()
+
+        def work(tag: int) -> list[torch.Tensor] | None:
+            if self.rank != root:
+                self._swap({root: x}, [], tag)
+                return None
+            return self._in_order(x, self._swap({}, others, tag))
+
+        return self._start(f"gather(root {root})", work, [x]).wait()
+
+    def allgather(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """The tensors of all ranks as a list, on all ranks. Shapes may differ."""
+        _check_tensor(x)
+        others = self._others()
+        return self._start(
+            "allgather()", lambda tag: self._in_order(x, self._swap(dict.fromkeys(others, x), others, tag)), [x]
+        ).wait()
+
+    def scatter(self, xs: Sequence[torch.Tensor] | None, root: int = 0) -> torch.Tensor:
+        """Rank i gets xs[i] of `root`. Others pass None. Shapes may differ."""
+        self._check_rank(root, "root")
+        if self.rank == root:
+            self._check_list(xs, "scatter", "the root passes")
+        elif xs is not None:
+            raise ValueError(f"scatter: rank {self.rank} passes None, because root is {root}")
+
+        def work(tag: int) -> torch.Tensor:
+            if xs is None:
+                return self._swap({}, [root], tag)[root]
+            self._swap({i: xs[i] for i in self._others()}, [], tag)
+            return xs[root].detach().clone()
+
+        return self._start(f"scatter(root {root})", work, xs or []).wait()
+
+    def alltoall(self, xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Rank i sends xs[j] to rank j and gets a list whose element j came from rank j. Shapes may differ."""
+        self._check_list(xs, "alltoall", "every rank passes")
+        others = self._others()
+        return self._start(
+            "alltoall()", lambda tag: self._in_order(xs[self.rank], self._swap({i: xs[i] for i in others}, others, tag)), xs
+        ).wait()
+
+    def send(self, x: torch.Tensor, dest: int, tag: int = 0) -> None:
+        """Send `x`; returns when `dest` has begun to receive it. Messages of one pair and tag arrive in order."""
+        _check_tensor(x)
+        self._check_peer(dest, "dest")
+        work = lambda wire_tag: self._swap({dest: x}, [], wire_tag)  # noqa: E731
+        self._start(f"send(to {dest}, tag {tag})", work, [x], pair=(self.rank, dest, tag)).wait()
+
+    def recv(self, source: int, tag: int = 0) -> torch.Tensor:
+        """The next tensor from `source`, with the shape and dtype it had there."""
+        self._check_peer(source, "source")
+        work = lambda wire_tag: self._swap({}, [source], wire_tag)[source]  # noqa: E731
+        return self._start(f"recv(from {source}, tag {tag})", work, pair=(source, self.rank, tag)).wait()
+
+    def _swap(self, outgoing: dict[int, torch.Tensor], incoming: Sequence[int], tag: int) -> dict[int, torch.Tensor]:
+        """Send each peer its tensor and receive one from each of `incoming`: first the headers, then what they announce.
+
+        Peers are taken by distance, the same on both ends of a message, a window of them at a time: no rank waits for one that
+        waits for it, and a thousand ranks do not all write to rank 0 first.
+        """
+        received: dict[int, torch.Tensor] = {}
+        for first in range(1, self.size, WINDOW):
+            distances = range(first, min(first + WINDOW, self.size))
+            to = [peer for k in distances if (peer := (self.rank + k) % self.size) in outgoing]
+            source = [peer for k in distances if (peer := (self.rank - k) % self.size) in incoming]
+            headers = {peer: torch.empty(HEADER, dtype=torch.int64) for peer in source}
+            self._exchange({peer: _header(outgoing[peer]) for peer in to}, headers, tag)
+            landing = {peer: _empty(header) for peer, header in headers.items()}
+            self._exchange({peer: outgoing[peer].detach().contiguous().view(-1) for peer in to}, landing, tag)
+            received |= landing
+        return received
+
+    def _exchange(self, sends: dict[int, torch.Tensor], receives: dict[int, torch.Tensor], tag: int) -> None:
+        via_host = {peer: x for peer, x in receives.items() if not self._transport.can_carry(x)}
+        hosted = {peer: x.cpu() for peer, x in via_host.items()}
+        self._transport.exchange(
+            [Message(self._ranks[peer], x if self._transport.can_carry(x) else x.cpu()) for peer, x in sends.items()],
+            [Message(self._ranks[peer], hosted.get(peer, x).view(-1)) for peer, x in receives.items()],
+            tag,
+        )
+        for peer, x in via_host.items():
+            x.copy_(hosted[peer])
+        self._issuer.got_on()
+
+    def _in_order(self, mine: torch.Tensor, received: dict[int, torch.Tensor]) -> list[torch.Tensor]:
+        return [mine.detach().clone() if rank == self.rank else received[rank] for rank in range(self.size)]
+
+    # ---- plain objects -------------------------------------------------------------------------------------------------------
+
+    def bcast_obj(self, obj: Any, root: int = 0) -> Any:
+        """The object of `root`, on all ranks."""
+        self._check_rank(root, "root")
+        return _unpack(self.bcast(_pack(obj) if self.rank == root else None, root))
+
+    def gather_obj(self, obj: Any, root: int = 0) -> list[Any] | None:
+        """The objects of all ranks as a list at `root`, None elsewhere."""
+        packed = self.gather(_pack(obj), root)
+        return None if packed is None else [_unpack(x) for x in packed]
+
+    def allgather_obj(self, obj: Any) -> list[Any]:
+        """The objects of all ranks as a list, on all ranks."""
+        return [_unpack(x) for x in self.allgather(_pack(obj))]
+
+    def scatter_obj(self, objs: Sequence[Any] | None, root: int = 0) -> Any:
+        """Rank i gets objs[i] of `root`."""
+        self._check_rank(root, "root")
+        if self.rank == root and (objs is None or len(objs) != self.size):
+            raise ValueError(f"scatter_obj: the root passes a list of {self.size} objects, one per rank")
+        return _unpack(self.scatter([_pack(obj) for obj in objs] if self.rank == root and objs is not None else None, root))
+
+    def allreduce_obj(self, obj: Any, op: ReduceOp = "sum") -> Any:
+        """Python's `+` (or max, min, mean) over the objects in rank order, on all ranks."""
+        _check_op(op)
+        objs = self.allgather_obj(obj)
+        if op in ("max", "min"):
+            return max(objs) if op == "max" else min(objs)
+        total = objs[0]
+        for other in objs[1:]:
+            total = total + other
+        return total / self.size if op == "mean" else total
+
+    def send_obj(self, obj: Any, dest: int, tag: int = 0) -> None:
+        self.send(_pack(obj), dest, tag)
+
+    def recv_obj(self, source: int, tag: int = 0) -> Any:
+        return _unpack(self.recv(source, tag))
+
+    # ---- groups and life -----------------------------------------------------------------------------------------------------
+
+    def split(self, color: int, key: int = 0) -> Communicator:
+        """A communicator of the ranks with the same `color`, ordered by `key`, then by rank; it keeps this one's options."""
+        if not isinstance(color, int) or not isinstance(key, int):
+            raise TypeError(f"split wants ints, got color {color!r} and key {key!r}")
+        table = self.allgather_obj((color, key))
+        members = sorted((rank for rank in range(self.size) if table[rank][0] == color), key=lambda rank: (table[rank][1], rank))
+        self._splits += 1
+        same = len(members) == self.size
+        return Communicator(
+            f"{self._name}.{self._splits}.{color}",
+            [self._ranks[rank] for rank in members],
+            members.index(self.rank),
+            self._transport,
+            self._issuer,
+            self._watch,
+            [self._keys[rank] for rank in members],
+            self._algorithm if same else None,  # a schedule is for one world size
+            parent=self,
+        )
+
+    def close(self) -> None:
+        """End the communicator; what was queued is finished first. A split one leaves its parent open. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._parent is None:
+            self._issuer.stop()
+            if self._watch is not None:
+                release(self._watch)
+                self._watch.stop()
+            self._transport.close()
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+        # after an exception the sockets stay open until the exit hook has told the others the reason
+        if kind is None:
+            self.close()
+
+    # ---- one operation -------------------------------------------------------------------------------------------------------
+
+    def _start(
+        self,
+        name: str,
+        work: Callable[[int], Any],
+        tensors: Sequence[torch.Tensor] = (),
+        pair: tuple[int, int, int] | None = None,
+    ) -> Pending:
+        """Number the operation and queue it. A `pair` (source, dest, tag) has an order of its own and no number."""
+        if self._closed or (self._parent is not None and self._parent._closed):
+            raise RuntimeError(f"{name}: this communicator is closed")
+        if pair is None:
+            self._number += 1
+        number = 0 if pair else self._number
+        members = {rank: self._ranks[rank] for rank in (sorted(pair[:2]) if pair else range(self.size))}
+        tag = _tag(self._name, number, pair or name)
+        check = self._debug and pair is None and self.size > 1
+
+        def checked() -> Any:
+            if check:
+                self._agree(name, number)
+            return work(tag)
+
+        operation = Operation(self._name, number, name, members, checked, Lane(tensors))
+        return self._issuer.submit(operation)
+
+    def _agree(self, name: str, number: int) -> None:
+        """Under PHALANX_DEBUG: all ranks tell what they are about to do, and all raise when they differ."""
+        others = self._others()
+        mine = torch.tensor(list(name.encode()[:DEBUG_TEXT].ljust(DEBUG_TEXT)), dtype=torch.uint8)
+        said = {peer: torch.empty_like(mine) for peer in others}
+        tag = _tag(self._name, number, "agree")
+        for first in range(1, self.size, WINDOW):
+            distances = range(first, min(first + WINDOW, self.size))
+            to = {(self.rank + k) % self.size: mine for k in distances}
+            self._exchange(to, {peer: said[peer] for k in distances for peer in [(self.rank - k) % self.size]}, tag)
+        calls: dict[str, list[int]] = {}
+        for rank in range(self.size):
+            text = name if rank == self.rank else bytes(said[rank].tolist()).decode(errors="replace").rstrip()
+            calls.setdefault(text, []).append(rank)
+        if len(calls) > 1:
+            usual = max(calls.values(), key=len)  # the first of several equally large parties counts as the usual one
+            odd = sorted(rank for ranks in calls.values() if ranks is not usual for rank in ranks)
+            told = "; ".join(f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}: {text}" for text, ranks in calls.items())
+            raise CommunicationError(f"ranks disagree on operation number {number}: {told}", operation=name, missing=odd)
+
+    def _others(self) -> list[int]:
+        return [rank for rank in range(self.size) if rank != self.rank]
+
+    def _broadcasting(self, make: Callable[[int, int], Schedule], root: int) -> Schedule:
+        key = (make.__name__, root)
+        if key not in self._broadcasts:
+            self._broadcasts[key] = make(self.size, root)
+        return self._broadcasts[key]
+
+    # ---- arguments -----------------------------------------------------------------------------------------------------------
+
+    def _check_rank(self, rank: int, name: str) -> None:
+        if not isinstance(rank, int) or not 0 <= rank < self.size:
+            raise ValueError(f"{name}={rank!r} is not a rank of this communicator: 0 to {self.size - 1}")
+
+    def _check_peer(self, rank: int, name: str) -> None:
+        self._check_rank(rank, name)
+        if rank == self.rank:
+            raise ValueError(f"{name}={rank} is this rank itself: a send waits for its receiver, so it would wait for ever")
+
+    def _check_list(self, xs: Sequence[torch.Tensor] | None, verb: str, who: str) -> None:
+        if not isinstance(xs, list | tuple) or len(xs) != self.size:
+            got = f"{len(xs)} elements" if isinstance(xs, list | tuple) else type(xs).__name__
+            raise ValueError(f"{verb}: {who} a list of {self.size} tensors, one per rank; got {got}")
+        for x in xs:
+            _check_tensor(x)
+
+
+def _scattering(size: int) -> Schedule:
+    """A reduce-scatter by itself: the first half of a ring."""
+    call = Collective("reduce_scatter", tuple(range(size)), range(size))
+    return Schedule(f"reduce_scatter({size})", size, size, (Step((call,)),) if size > 1 else ())
+
+
+def _check_tensor(x: Any) -> None:
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"a torch.Tensor is wanted, got {type(x).__name__}: plain objects travel with the methods that end in _obj")
+    if x.layout is not torch.strided:
+        raise TypeError(f"a {x.layout} tensor cannot travel: call .to_dense() first")
+    if x.dtype not in DTYPES:
+        raise TypeError(f"{x.dtype} cannot travel: use one of {', '.join(str(d).removeprefix('torch.') for d in DTYPES)}")
+
+
+def _check_op(op: str) -> None:
+    if op not in ("sum", "mean", "max", "min"):
+        raise ValueError(f"op={op!r}: use sum, mean, max or min")
+
+
+def _check_reduction(x: torch.Tensor, op: str) -> None:
+    _check_tensor(x)
+    _check_op(op)
+    if op == "mean" and not (x.is_floating_point() or x.is_complex()):
+        raise TypeError(f"the mean of {x.dtype} is not a {x.dtype}: reduce with sum, or x.float() first")
+    if op in ("max", "min") and x.is_complex():
+        raise TypeError(f"complex numbers have no {op}")
+
+
+def _text(x: torch.Tensor) -> str:
+    return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"
+
+
+def _tag(*parts: object) -> int:
+    """31 bits, because gloo's tags are signed 32."""
+    return zlib.crc32(repr(parts).encode()) & 0x7FFFFFFF
+
+
+def _header(x: torch.Tensor) -> torch.Tensor:
+    words = [DTYPES.index(x.dtype), int(x.is_cuda), x.dim(), *x.shape]
+    return torch.tensor(words + [0] * (HEADER - len(words)), dtype=torch.int64)
+
+
+def _empty(header: torch.Tensor) -> torch.Tensor:
+    dtype, cuda, dims, *shape = header.tolist()
+    return torch.empty(shape[:dims], dtype=DTYPES[dtype], device="cuda" if cuda else "cpu")
+
+
+def _describes(header: torch.Tensor, x: torch.Tensor) -> bool:
+    dtype, _, dims, *shape = header.tolist()
+    return DTYPES[dtype] == x.dtype and tuple(shape[:dims]) == tuple(x.shape)
+
+
+def _bytes(flat: torch.Tensor) -> torch.Tensor:
+    return flat.view(torch.uint8)
+
+
+def _pack(obj: Any) -> torch.Tensor:
+    return torch.frombuffer(bytearray(codec.encode(obj)), dtype=torch.uint8)
+
+
+def _unpack(x: torch.Tensor) -> Any:
+    return codec.decode(memoryview(x.numpy()))

@@ -1,0 +1,348 @@
+"""Clean failure: when something goes wrong on one rank, every rank learns what, where and whose fault it is.
+
+gloo and NCCL notice that a connection broke or that time is up, but name an address, and an innocent one at times. So each
+process has a `Watch`: a thread that sleeps on a key of the job's store, whatever the training thread does. Whoever notices a
+failure raises the alarm; every live process answers with what it is doing; who does not answer is dead, stopped or cut off, and
+who answers that it is elsewhere is late or lost. One rank, the first to raise the alarm, collects the answers and publishes
+them, so the cost is O(world). `explain` turns the answers into the message: a pure function.
+
+    rank 0                         store                    rank 1 (computing)         rank 2 (killed)
+    all_reduce #17 breaks
+    alarm ------------------------>  ------------------------> state: in user code
+    collects for `grace` seconds <-- state of 0, state of 1                              no state
+    verdict ---------------------->  ------------------------> raises at its next call
+    raises CommunicationError: all_reduce #17 ...: rank 2 does not answer
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import datetime
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
+
+FOR_EVER = datetime.timedelta(days=30)
+EXIT_GRACE = 3.0  # seconds a rank may use to leave by itself after another one raised; then it is ended
+
+
+class CommunicationError(RuntimeError):
+    """A communication that cannot finish. `operation` is the call, `missing` the ranks it waits for or that broke it."""
+
+    def __init__(self, message: str, *, operation: str = "", missing: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.operation = operation
+        self.missing = tuple(missing)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What one rank is doing: in operation number `number` of communicator `comm`, or, with comm None, in user code.
+
+    `raised` is the exception it died of, `left` that it closed its communicator or ended, `process` the kernel's word on a
+    rank that cannot answer itself.
+    """
+
+    comm: str | None = None
+    number: int = 0
+    operation: str = ""
+    seconds: float = 0.0
+    raised: str = ""
+    left: bool = False
+    process: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The answers to an alarm, by world rank; a rank that is not in it did not answer."""
+
+    states: dict[int, State] = field(default_factory=dict)
+    store_lost: int | None = None  # the rank that held the store, when the store itself does not answer
+
+    def to_json(self) -> str:
+        return json.dumps({"states": {rank: asdict(state) for rank, state in self.states.items()}, "store_lost": self.store_lost})
+
+    @staticmethod
+    def from_json(text: str) -> Verdict:
+        data = json.loads(text)
+        return Verdict({int(rank): State(**state) for rank, state in data["states"].items()}, data["store_lost"])
+
+
+def explain(mine: State, members: Mapping[int, int], verdict: Verdict, cause: str = "") -> CommunicationError:
+    """The error of a rank in state `mine`, an operation of `members`: their rank in the communicator -> in the world."""
+    facts: dict[str, list[int]] = {}
+    for rank, world_rank in members.items():
+        facts.setdefault(_fact(mine, verdict.states.get(world_rank), world_rank == verdict.store_lost), []).append(rank)
+    waiting = facts.pop("", [])
+    # who cannot answer, or fell, explains why others are late; who is merely late is named only when nobody fell
+    fallen = {fact: ranks for fact, ranks in facts.items() if not fact.startswith("late: ")}
+    named = fallen or facts
+    missing = sorted(rank for ranks in named.values() for rank in ranks)
+    if named:
+        words = "; ".join(f"{_ranks(ranks)} {fact.removeprefix('late: ')}" for fact, ranks in named.items())
+    else:
+        words = f"all {len(waiting)} ranks are in it and none gets on: the network is cut or slower than the timeout allows"
+    name = f"{mine.operation} (number {mine.number})" if mine.number else mine.operation
+    return CommunicationError(
+        f"{name} cannot finish: {words}" + (f" [{cause}]" if cause else ""), operation=mine.operation, missing=missing
+    )
+
+
+def _fact(mine: State, other: State | None, held_store: bool) -> str:
+    """What is wrong with one rank, seen from `mine`; empty for a rank that waits in the same operation."""
+    if other is None:
+        return "does not answer: dead, stopped or cut off" + (" (the job's store went with it)" if held_store else "")
+    if other.process:
+        return f"does not answer: {other.process}"
+    if other.raised:
+        return f"raised {other.raised}"
+    if other.left:
+        return "has ended or closed its communicator"
+    if other.comm is None:
+        return f"late: has not called it: in user code for {other.seconds:.1f} s, last operation {other.operation or 'none'}"
+    if (other.comm, other.number, other.operation) == (mine.comm, mine.number, mine.operation):
+        return ""
+    if mine.number and (other.comm, other.number) == (mine.comm, mine.number):
+        return f"disagrees: it calls {other.operation}"
+    return f"late: is in {other.operation} (number {other.number}) for {other.seconds:.1f} s"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else "ranks " + ", ".join(map(str, ranks))
+
+
+class Store(Protocol):
+    """The part of a torch.distributed store that the watch uses; HashStore serves ranks that are threads."""
+
+    def set(self, key: str, value: str) -> None: ...
+    def get(self, key: str) -> bytes: ...
+    def check(self, keys: list[str]) -> bool: ...
+    def wait(self, keys: list[str], timeout: datetime.timedelta) -> None: ...
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes: ...
+    def multi_set(self, keys: list[str], values: list[str]) -> None: ...
+    def add(self, key: str, amount: int) -> int: ...
+
+
+class Watch:
+    """One per process (or per thread that plays a rank): hears alarms, answers them, and raises them.
+
+    `store` serves the threads that raise alarms, `ear` (a second connection) the thread that sleeps until one is raised.
+    """
+
+    def __init__(self, rank: int, world: int, store: Store, ear: Store, *, timeout: float, store_rank: int | None, may_exit: bool) -> None:
+        self.rank, self.world = rank, world
+        self.grace = min(timeout / 4, 3.0)
+        self.alarmed = threading.Event()
+        self._store, self._ear = store, ear
+        self._store_rank = store_rank
+        self._may_exit = may_exit  # ranks that are processes are ended EXIT_GRACE after another one raised
+        self._state: Callable[[], State] = State
+        self._raised = ""
+        self._verdict: Verdict | None = None
+        self._quiet = False
+        self._thread = threading.Thread(target=self._listen, name="phalanx-watch", daemon=True)
+        store.set(f"process/{rank}", _process_note())
+
+    def start(self, state: Callable[[], State]) -> None:
+        """Begin to answer; `state` says at any moment what this rank is doing."""
+        self._state = state
+        self._thread.start()
+
+    def fail(self, mine: State, members: Mapping[int, int], cause: str = "") -> CommunicationError:
+        """The error to raise on this rank after an operation broke, timed out, or an alarm was heard."""
+        return explain(mine, members, self._ask(), cause)
+
+    def raised(self, error: BaseException) -> None:
+        """This rank ends with an uncaught exception: the others must end too, also those that compute for another hour."""
+        self._raised = traceback.format_exception_only(error)[-1].strip()[:300]
+        self._ask()
+        _within(self.grace, self._end_others)
+
+    def stop(self) -> None:
+        """This rank is done. Idempotent."""
+        if self._quiet:
+            return
+        self._quiet = True
+        _within(self.grace, self._say_goodbye)
+        self._thread.join(0.5)
+
+    def _end_others(self) -> None:
+        others = [f"ended/{rank}" for rank in range(self.world) if rank != self.rank]
+        if self._store.compare_set("ended", "", str(self.rank)).decode() == str(self.rank) and others:
+            self._store.multi_set(others, [f"rank {self.rank} raised {self._raised}"] * len(others))
+
+    def _say_goodbye(self) -> None:
+        self._store.multi_set([f"state/{self.rank}"], [json.dumps(asdict(self._answer()))])
+        self._store.multi_set([f"{key}/{self.rank}" for key in ("alarm", "ended")], ["stop", "stop"])
+        if self._verdict is not None and self._store_rank == self.rank:
+            # the store ends with this process: stay until the others have read the verdict
+            deadline = time.monotonic() + 1.0
+            while self._store.add("heard", 0) < len(self._verdict.states) - 1 and time.monotonic() < deadline:
+                time.sleep(0.02)
+
+    def _answer(self) -> State:
+        state = self._state()
+        return State(state.comm, state.number, state.operation, state.seconds, raised=self._raised, left=self._quiet)
+
+    # ---- hearing -----------------------------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        try:
+            self._ear.wait([f"alarm/{self.rank}"], FOR_EVER)
+            if self._quiet:
+                return
+            self._ear.set(f"state/{self.rank}", json.dumps(asdict(self._answer())))
+            self.alarmed.set()
+            self._ear.wait(["verdict"], datetime.timedelta(seconds=2 * self.grace + 1))
+            self._verdict = Verdict.from_json(self._ear.get("verdict").decode())
+            self._ear.add("heard", 1)
+            self._ear.wait([f"ended/{self.rank}"], FOR_EVER)
+            why = self._ear.get(f"ended/{self.rank}").decode()
+        except Exception:  # the store is gone: whoever waits will learn it by its own broken operation, or by the timeout
+            return
+        if self._may_exit and not self._quiet and not self._raised:
+            time.sleep(EXIT_GRACE)
+            if not self._quiet:
+                print(f"[rank {self.rank}] ended because {why}", file=sys.stderr, flush=True)
+                os._exit(1)
+
+    # ---- asking ------------------------------------------------------------------------------------------------------------
+
+    def _ask(self) -> Verdict:
+        """Raise the alarm, or join the one that was raised; never longer than about `grace`, whatever the store does."""
+        if self._verdict is not None:
+            return self._verdict
+        answer = _within(1.5 * self.grace + 0.5, self._collect)
+        self._verdict = answer or Verdict({self.rank: self._answer()} | self._presumed_well(), self._store_rank)
+        return self._verdict
+
+    def _presumed_well(self) -> dict[int, State]:
+        """Without a store nobody can be asked: only its holder is known to be gone; the others get the benefit of the doubt."""
+        mine = self._state()
+        return {rank: mine for rank in range(self.world) if rank != self._store_rank}
+
+    def _collect(self) -> Verdict:
+        first = self._store.compare_set("alarm", "", str(self.rank)).decode() == str(self.rank)
+        if not first:
+            with contextlib.suppress(Exception):  # its author may have died since: then ask again, oneself
+                self._store.set(f"state/{self.rank}", json.dumps(asdict(self._answer())))
+                self._store.wait(["verdict"], datetime.timedelta(seconds=self.grace))
+                return Verdict.from_json(self._store.get("verdict").decode())
+        deadline = time.monotonic() + self.grace
+        self._store.set(f"state/{self.rank}", json.dumps(asdict(self._answer())))
+        others = [f"alarm/{rank}" for rank in range(self.world) if rank != self.rank]
+        if others:
+            self._store.multi_set(others, ["alarm"] * len(others))
+        pending = set(range(self.world))
+        fate: dict[int, str] = {}
+        while pending and time.monotonic() < deadline:
+            pending = {rank for rank in pending if not self._store.check([f"state/{rank}"])}
+            fate = {rank: word for rank in pending if (word := self._process_word(rank))}
+            if pending == fate.keys():
+                break  # the kernel says that none of them will ever answer
+            time.sleep(0.02)
+        states = {rank: State(process=word) for rank, word in fate.items()}
+        for rank in set(range(self.world)) - pending:
+            states[rank] = State(**json.loads(self._store.get(f"state/{rank}")))
+        verdict = Verdict(states)
+        self._store.set("verdict", verdict.to_json())
+        return verdict
+
+    def _process_word(self, rank: int) -> str:
+        """What the kernel says of a rank on this host that will never answer: killed or stopped; empty otherwise."""
+        if not self._store.check([f"process/{rank}"]):
+            return ""
+        home, pid, started = self._store.get(f"process/{rank}").decode().split()
+        if home != _process_home():
+            return ""
+        found = _process_state(int(pid))
+        if found is None or found[1] != started or found[0] in "ZX":
+            return f"its process {pid} is dead"
+        return f"its process {pid} is stopped" if found[0] in "Tt" else ""
+
+
+def _process_home() -> str:
+    """Where a process id means something: this kernel and pid namespace."""
+    try:
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return f"unknown/{os.getpid()}"
+
+
+def _process_state(pid: int) -> tuple[str, str] | None:
+    """(state letter, start time) of a process, None if there is none."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    rest = text[text.rindex(")") + 2 :].split()
+    return rest[0], rest[19]
+
+
+def _process_note() -> str:
+    found = _process_state(os.getpid())
+    return f"{_process_home()} {os.getpid()} {found[1] if found else '?'}"
+
+
+# ---- uncaught exceptions ---------------------------------------------------------------------------------------------------
+
+_watches: list[Watch] = []
+
+
+def guard(watch: Watch) -> None:
+    """From now on an uncaught exception of this process is told to all ranks, after its traceback was printed."""
+    if not _watches:
+        _install_hook()
+    _watches.append(watch)
+
+
+def release(watch: Watch) -> None:
+    if watch in _watches:
+        _watches.remove(watch)
+
+
+def _install_hook() -> None:
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
+        echo = isinstance(error, CommunicationError) and any(watch.alarmed.is_set() for watch in _watches)
+        if echo:  # another rank has printed the cause; a traceback from each of 800 ranks would bury it
+            print(f"[rank {_watches[0].rank}] {kind.__name__}: {error}", file=sys.stderr, flush=True)
+        else:
+            previous(kind, error, where)
+            sys.stderr.flush()
+        for watch in list(_watches):
+            watch.raised(error)
+
+    sys.excepthook = hook
+    atexit.register(_stop_all)
+
+
+def _stop_all() -> None:
+    for watch in list(_watches):
+        watch.stop()
+
+
+def _within(seconds: float, ask: Callable[[], T]) -> T | None:
+    """The answer of `ask`, or None if it fails or takes longer: a store whose host is stopped keeps its caller for ever."""
+    answer: list[T] = []
+
+    def run() -> None:
+        with contextlib.suppress(Exception):
+            answer.append(ask())
+
+    asking = threading.Thread(target=run, name="phalanx-ask", daemon=True)
+    asking.start()
+    asking.join(seconds)
+    return answer[0] if answer else None

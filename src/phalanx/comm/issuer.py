@@ -1,0 +1,144 @@
+"""One thread per rank starts every communication, in the order in which it was asked for.
+
+torch wants one global order of operations over all process groups, and gloo's wait() blocks: a thread of its own gives the
+order, and leaves the training thread free to compute, or to notice that a wait has become hopeless. `Pending` is the caller's
+end of it.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from phalanx.comm.failure import CommunicationError, State, Watch
+from phalanx.comm.streams import Lane
+
+LOOK = 0.1  # seconds between two looks at the clock and the alarm while waiting
+
+
+class Operation:
+    """One communication on its way: what it is called, who takes part, the work, and how it ended."""
+
+    def __init__(self, comm: str, number: int, name: str, members: Mapping[int, int], work: Callable[[], Any], lane: Lane) -> None:
+        self.comm, self.number, self.name, self.members = comm, number, name, members
+        self.work, self.lane = work, lane
+        self.finished = threading.Event()
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.alive = time.monotonic()  # when it last got on: started, or finished a step
+
+
+class Pending:
+    """A communication under way. `wait()` returns its result, `done()` tells without waiting."""
+
+    def __init__(self, operation: Operation, issuer: Issuer) -> None:
+        self._operation, self._issuer = operation, issuer
+
+    def done(self) -> bool:
+        return self._operation.finished.is_set() and self._operation.lane.done()
+
+    def wait(self) -> Any:
+        self._issuer.finish(self._operation)
+        self._operation.lane.join()
+        return self._operation.result
+
+
+class Issuer:
+    """The thread, its queue, and the knowledge of what this rank is doing, which answers other ranks' alarms."""
+
+    def __init__(self, timeout: float, watch: Watch | None) -> None:
+        self.patience = timeout - (watch.grace if watch else 0.0)  # the verdict, too, is due within the timeout
+        self._watch = watch
+        self._queue: queue.SimpleQueue[Operation | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._current: Operation | None = None
+        self._last, self._idle_since = "", time.monotonic()
+        self._broken: CommunicationError | None = None
+        if watch is not None:
+            watch.start(self.state)
+
+    def submit(self, operation: Operation) -> Pending:
+        """Queue it behind everything submitted earlier."""
+        if self._broken is not None:
+            raise CommunicationError(
+                f"{operation.name} cannot start: an earlier communication failed ({self._broken})",
+                operation=operation.name,
+                missing=self._broken.missing,
+            )
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._issue, name="phalanx-issuer", daemon=True)
+            self._thread.start()
+        self._queue.put(operation)
+        return Pending(operation, self)
+
+    def got_on(self) -> None:
+        """Called by the work itself after each step: a long transfer that moves is not a hang."""
+        if self._current is not None:
+            self._current.alive = time.monotonic()
+
+    def state(self) -> State:
+        """What this rank is doing now."""
+        current = self._current
+        if current is None:
+            return State(operation=self._last, seconds=time.monotonic() - self._idle_since)
+        return State(current.comm, current.number, current.name, time.monotonic() - current.alive)
+
+    def finish(self, operation: Operation) -> None:
+        """Wait until the operation is over; raise if it failed, or as soon as it is known that it cannot succeed."""
+        while not operation.finished.wait(LOOK):
+            if self._watch is None:
+                continue
+            current = self._current
+            since = max(operation.alive, current.alive if current else 0.0)
+            if self._watch.alarmed.is_set():
+                raise self._fail(operation, "")
+            if time.monotonic() - since > self.patience:
+                raise self._fail(operation, f"no progress for {self.patience:.1f} s")
+        error = operation.error
+        if error is not None and not _is_transport_failure(error):
+            raise error  # a mistake in the call, not in the communication
+        if error is not None:
+            raise self._fail(operation, str(error).strip().split("\n")[0]) from error
+
+    def _fail(self, operation: Operation, cause: str) -> CommunicationError:
+        if self._broken is None:
+            if self._watch is None:
+                self._broken = CommunicationError(f"{operation.name} failed: {cause}", operation=operation.name)
+            else:
+                current = self._current or operation  # what holds the queue up may be an earlier operation
+                mine = State(current.comm, current.number, current.name)
+                self._broken = self._watch.fail(mine, current.members, cause)
+        return self._broken
+
+    def _issue(self) -> None:
+        while (operation := self._queue.get()) is not None:
+            operation.alive = time.monotonic()
+            self._current = operation
+            try:
+                with operation.lane:
+                    operation.result = operation.work()
+            except BaseException as error:  # noqa: BLE001  whatever it is, the waiting thread has to know
+                operation.error = error
+                if _is_transport_failure(error):
+                    operation.finished.set()
+                    return  # `_current` stays: it is this rank's answer to alarms
+            self._last, self._idle_since = operation.name, time.monotonic()
+            self._current = None
+            operation.finished.set()
+
+    def stop(self) -> None:
+        """Finish what is queued, then end the thread; a broken one is left to its fate."""
+        if self._thread is not None and self._broken is None:
+            self._queue.put(None)
+            self._thread.join(1.0)
+
+
+def _is_transport_failure(error: BaseException) -> bool:
+    """torch's transports raise RuntimeError (and its DistError family); a wrong argument is a TypeError or ValueError.
+
+    A CommunicationError out of the work itself means that ranks disagreed before anything was sent: nothing is broken.
+    """
+    return isinstance(error, RuntimeError | OSError) and not isinstance(error, CommunicationError)

@@ -1,0 +1,211 @@
+"""Who am I: rank, world and meeting point, read from what torchrun, mpirun or srun left in the environment.
+
+`discover(environ)` is a pure function to a frozen `Launch`. The meeting point is where rank 0 opens torch's key-value store;
+the launchers differ in how much of it they tell:
+
+    torchrun, or by hand   RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT: all of it
+    srun                   the list of nodes: its first one, and a port derived from the job and step
+    mpirun on one host     nothing: rank 0 takes a free port of the loopback device and leaves a note for its siblings
+    mpirun on several      MASTER_ADDR if the user exports it, otherwise mpi4py carries the address
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import stat
+import tempfile
+import time
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+DEFAULT_PORT = 29400  # of a MASTER_ADDR that comes without a MASTER_PORT
+LAUNCHERS = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "hydra_pmi_proxy", "orterun", "orted", "prterun", "prted", "prun"})
+
+
+class LaunchError(RuntimeError):
+    """The environment speaks of several ranks but does not say how they find each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """This process among its siblings. Without `address` the ranks meet by a note on this host, or through mpi4py."""
+
+    how: str
+    rank: int
+    world: int
+    local_rank: int = 0
+    local_world: int = 1
+    address: str | None = None
+    port: int = 0
+    agent_store: bool = False  # torchrun's agent already holds the store at that address
+    attempt: int = 0  # of an elastic torchrun: keys of an earlier attempt are not ours
+
+
+ALONE = Launch(how="alone", rank=0, world=1)
+
+
+def discover(environ: Mapping[str, str] = os.environ) -> Launch:
+    """Read the launcher's variables; an inner launcher (torchrun under srun, mpirun under srun) goes before the outer."""
+    if "RANK" in environ and "WORLD_SIZE" in environ:
+        return _torchrun(environ)
+    if "OMPI_COMM_WORLD_RANK" in environ:
+        return _mpirun(environ, "mpirun (Open MPI)", *(f"OMPI_COMM_WORLD_{key}" for key in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")))
+    if "PMI_RANK" in environ and "PMI_SIZE" in environ and "SLURM_STEP_NUM_TASKS" not in environ:
+        return _mpirun(environ, "mpirun (MPICH)", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+    # SLURM_NTASKS is also set in a batch script that never called srun: there is one process then, not SLURM_NTASKS
+    if "SLURM_PROCID" in environ and "SLURM_STEP_NUM_TASKS" in environ:
+        return _srun(environ)
+    return ALONE
+
+
+def _torchrun(environ: Mapping[str, str]) -> Launch:
+    launch = Launch(
+        how="torchrun" if "TORCHELASTIC_RUN_ID" in environ else "environment",
+        rank=_number(environ, "RANK"),
+        world=_number(environ, "WORLD_SIZE"),
+        local_rank=_number(environ, "LOCAL_RANK", 0),
+        local_world=_number(environ, "LOCAL_WORLD_SIZE", 1),
+        address=environ.get("MASTER_ADDR"),
+        port=_number(environ, "MASTER_PORT", DEFAULT_PORT),
+        agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        attempt=_number(environ, "TORCHELASTIC_RESTART_COUNT", 0),
+    )
+    if launch.world > 1 and not launch.address:
+        raise LaunchError(f"WORLD_SIZE={launch.world} but no MASTER_ADDR: export the host of rank 0, or start with torchrun")
+    return _checked(launch)
+
+
+def _mpirun(environ: Mapping[str, str], how: str, rank: str, size: str, local_rank: str, local_size: str) -> Launch:
+    world = _number(environ, size)
+    return _checked(
+        Launch(
+            how=how,
+            rank=_number(environ, rank),
+            world=world,
+            local_rank=_number(environ, local_rank, 0),
+            local_world=_number(environ, local_size, world),
+            address=environ.get("MASTER_ADDR"),
+            port=_number(environ, "MASTER_PORT", DEFAULT_PORT),
+        )
+    )
+
+
+def _srun(environ: Mapping[str, str]) -> Launch:
+    nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_NODELIST", "")
+    address = environ.get("MASTER_ADDR") or first_host(nodes)
+    if not address:
+        raise LaunchError("srun gave no SLURM_STEP_NODELIST: export MASTER_ADDR, the host of rank 0")
+    # every rank computes the same port without a message; jobs that share a node differ in it
+    step = f"{environ.get('SLURM_JOB_ID', '')}.{environ.get('SLURM_STEP_ID', '')}"
+    return _checked(
+        Launch(
+            how="srun",
+            rank=_number(environ, "SLURM_PROCID"),
+            world=_number(environ, "SLURM_STEP_NUM_TASKS"),
+            local_rank=_number(environ, "SLURM_LOCALID", 0),
+            address=address,
+            port=_number(environ, "MASTER_PORT", 20000 + zlib.crc32(step.encode()) % 10000),
+        )
+    )
+
+
+def _number(environ: Mapping[str, str], key: str, default: int | None = None) -> int:
+    text = environ.get(key)
+    if text is None:
+        if default is None:
+            raise LaunchError(f"{key} is not set, though its companions are: unset them all, or start with one launcher")
+        return default
+    try:
+        return int(text)
+    except ValueError:
+        raise LaunchError(f"{key}={text!r} is not a number") from None
+
+
+def _checked(launch: Launch) -> Launch:
+    if not 0 <= launch.rank < launch.world:
+        raise LaunchError(f"{launch.how} says rank {launch.rank} of {launch.world}: ranks run from 0 to {launch.world - 1}")
+    return launch
+
+
+def first_host(nodes: str) -> str:
+    """The first name of Slurm's compressed list: `gpu[007-012,20],cpu1` begins with gpu007."""
+    found = re.match(r"([^\[,]*)(?:\[(\d+)[^\]]*\]([^,\[]*))?", nodes)
+    return "".join(part or "" for part in found.groups()) if found else ""
+
+
+# ---- mpirun tells no meeting point ------------------------------------------------------------------------------------------
+
+
+def address_through_mpi4py() -> str:
+    """The host of rank 0, told to all by MPI itself; called by all ranks."""
+    try:
+        from mpi4py import MPI  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:
+        raise LaunchError(
+            "mpirun started ranks on several hosts and did not say where rank 0 is: "
+            "export it (mpirun -x MASTER_ADDR=host0 ..., MPICH: -genv MASTER_ADDR host0) or pip install mpi4py"
+        ) from None
+    name = bytearray(socket.gethostname().encode().ljust(256, b"\0"))
+    MPI.COMM_WORLD.Bcast(name)  # as bytes: the lower-case bcast would pickle
+    return name.rstrip(b"\0").decode()
+
+
+class Note:
+    """A file on this host by which rank 0 tells its siblings under one mpirun the port of its store.
+
+    Its name is that of the job: the launcher process that all of them descend from, with its start time, because process
+    ids come round again. The folder belongs to this user alone.
+    """
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        self.path = _private_folder() / f"{environ.get('PMIX_NAMESPACE', '').replace('/', '_')}{_launcher_process()}"
+
+    def leave(self, text: str) -> None:
+        part = self.path.with_name(f"{self.path.name}.{os.getpid()}")
+        part.write_text(text)
+        part.rename(self.path)  # readers see all of it or nothing
+
+    def read(self, deadline: float) -> str | None:
+        while time.monotonic() < deadline:
+            if self.path.exists():
+                return self.path.read_text()
+            time.sleep(0.02)
+        return None
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+
+def _private_folder() -> Path:
+    folder = Path(tempfile.gettempdir()) / f"phalanx-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise LaunchError(f"{folder} is not a private folder of this user: remove it, or set TMPDIR")
+    return folder
+
+
+def _launcher_process() -> str:
+    """`pid-starttime` of the nearest ancestor that is an MPI launcher, else of the parent."""
+    parent = pid = os.getppid()
+    while pid > 1:
+        name, above, _ = _stat(pid)
+        if name in LAUNCHERS:
+            parent = pid
+            break
+        pid = above
+    return f"{parent}-{_stat(parent)[2]}"
+
+
+def _stat(pid: int) -> tuple[str, int, str]:
+    """Name, parent and start time of a process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return "", 0, ""
+    name, rest = text[text.index("(") + 1 : text.rindex(")")], text[text.rindex(")") + 2 :].split()
+    return name, int(rest[1]), rest[19]

@@ -1,0 +1,42 @@
+"""What carries bytes between ranks: the seam below which torch.distributed, threads and shared memory differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+
+from phalanx.schedule import Collective, Schedule
+
+
+class Message(NamedTuple):
+    """A contiguous tensor and the rank it goes to or comes from."""
+
+    peer: int
+    tensor: torch.Tensor
+
+
+class Transport(Protocol):
+    """Point-to-point messages, and library collectives where the engine prefers them."""
+
+    def exchange(self, sends: Sequence[Message], receives: Sequence[Message], tag: int) -> None:
+        """Send and receive all of these together; blocks (on a GPU: orders the stream). Empty messages are not sent.
+
+        Messages of one pair and tag keep their order. A message meets a receive of the same tag, and of no other.
+        """
+
+    def prepare(self, schedule: Schedule, ranks: Sequence[int]) -> None:
+        """Make what `collective` will need for this schedule; called by all of `ranks`, in one order."""
+
+    def prefers_collectives(self, x: torch.Tensor) -> bool:
+        """Whether a schedule on `x` should run as Collectives (NCCL) rather than as Moves."""
+
+    def collective(self, call: Collective, x: torch.Tensor, op: str, ranks: Sequence[int]) -> None:
+        """One library call by the group, in place on `x`, the group's chunks."""
+
+    def can_carry(self, x: torch.Tensor) -> bool:
+        """Whether tensors on the device of `x` travel directly; others go through host memory."""
+
+    def close(self) -> None:
+        """Give back what was taken; idempotent."""

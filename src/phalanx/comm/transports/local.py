@@ -1,0 +1,80 @@
+"""Ranks as threads of one process: for tests, for a notebook, and for a world of one.
+
+    phalanx.run_local(4, lambda comm: comm.all_reduce(torch.ones(3)))
+
+runs the same communicator, schedules and failure reports as a real job; only the bytes take a short way.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+
+from phalanx.comm.transports import Message
+from phalanx.schedule import Collective, Schedule
+
+
+class LocalWorld:
+    """The post office that the threads share: a queue per (sender, receiver, tag)."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._boxes: dict[tuple[int, int, int], deque[torch.Tensor]] = {}
+        self._news = threading.Condition()
+        self._closed = False
+
+    def put(self, source: int, dest: int, tag: int, x: torch.Tensor) -> None:
+        with self._news:
+            self._boxes.setdefault((source, dest, tag), deque()).append(x.clone())
+            self._news.notify_all()
+
+    def take(self, source: int, dest: int, tag: int) -> torch.Tensor:
+        key = (source, dest, tag)
+        with self._news:
+            while not self._boxes.get(key):
+                if self._closed:
+                    raise RuntimeError("the local world was closed")
+                self._news.wait()
+            x = self._boxes[key].popleft()
+            if not self._boxes[key]:
+                del self._boxes[key]
+            return x
+
+    def close(self) -> None:
+        """Wake whoever still waits for a message that will not come."""
+        with self._news:
+            self._closed = True
+            self._news.notify_all()
+
+
+class LocalTransport:
+    """One thread's access to the post office."""
+
+    def __init__(self, world: LocalWorld, rank: int) -> None:
+        self.world, self.rank = world, rank
+
+    def exchange(self, sends: Sequence[Message], receives: Sequence[Message], tag: int) -> None:
+        for peer, x in sends:
+            if x.numel():
+                self.world.put(self.rank, peer, tag, x)
+        for peer, x in receives:
+            if x.numel():
+                x.copy_(self.world.take(peer, self.rank, tag))
+
+    def prepare(self, schedule: Schedule, ranks: Sequence[int]) -> None:
+        pass
+
+    def prefers_collectives(self, x: torch.Tensor) -> bool:
+        return False
+
+    def collective(self, call: Collective, x: torch.Tensor, op: str, ranks: Sequence[int]) -> None:
+        raise NotImplementedError("threads exchange messages; lower the schedule first")
+
+    def can_carry(self, x: torch.Tensor) -> bool:
+        return True
+
+    def close(self) -> None:
+        pass

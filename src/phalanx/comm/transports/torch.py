@@ -1,0 +1,270 @@
+"""torch.distributed as a transport: gloo on the CPU, NCCL on the GPU. The only file that names its collective functions.
+
+On gloo a schedule runs as Moves: gloo's reduce_scatter is an all-reduce inside and would move twice the bytes. On NCCL it runs
+as Collectives. Sends and receives carry a tag, so that ranks which disagree on the operation wait, and can be told why, instead
+of writing past a buffer (gloo aborts the process from a C++ thread then).
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from phalanx.comm.failure import CommunicationError, Store
+from phalanx.comm.launch import Launch, Note, address_through_mpi4py
+from phalanx.comm.transports import Message
+from phalanx.schedule import Collective, Schedule
+
+PIECE = 256 << 20  # bytes per message at most: several engines count in 32 bits, and each piece is a sign of life
+
+_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+
+# torch 2.13 renamed them and deprecates the old names
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+def already_initialized() -> bool:
+    """Whether somebody called init_process_group in this process."""
+    return dist.is_available() and dist.is_initialized()
+
+
+_lent = 0  # transports that use a default group which Phalanx initialised; the last one to close destroys it
+
+
+class TorchTransport:
+    """The default process group as a transport, initialised here or by the user."""
+
+    def __init__(self, store: dist.Store, *, timeout: float, collectives: bool | None = None) -> None:
+        self.store = store
+        self._borrows = _lent > 0
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        # the watch ends a hopeless wait after `timeout`; the engine's own limit is only the last resort
+        self._limit = datetime.timedelta(seconds=2 * timeout + 30)
+        self._collectives = collectives
+        self._groups: dict[tuple[int, ...], Any] = {}
+        backends = _backends()
+        self._cpu = "gloo" in backends.get("cpu", "")
+        self._cuda = "nccl" in backends.get("cuda", "")
+        self._cpu_group = None if self._cpu else dist.new_group(backend="gloo")
+
+    @staticmethod
+    def join(launch: Launch, backend: str | None, timeout: float) -> TorchTransport:
+        """Meet the other ranks and initialise torch.distributed."""
+        store = meet(launch, timeout)
+        if backend is None:
+            backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        if torch.cuda.is_available():
+            torch.cuda.set_device(launch.local_rank % torch.cuda.device_count())
+        restore = _point_gloo_at(launch)
+        try:
+            dist.init_process_group(
+                backend, store=store, rank=launch.rank, world_size=launch.world, timeout=datetime.timedelta(seconds=2 * timeout + 30)
+            )
+        finally:
+            restore()
+        global _lent
+        _lent = 1
+        return TorchTransport(store, timeout=timeout)
+
+    @staticmethod
+    def adopt(timeout: float) -> TorchTransport:
+        """Use what the user, or an earlier communicator, initialised."""
+        global _lent
+        _lent += _lent > 0
+        return TorchTransport(dist.distributed_c10d._get_default_store(), timeout=timeout)
+
+    def exchange(self, sends: Sequence[Message], receives: Sequence[Message], tag: int) -> None:
+        # receives first: on one gloo pair a send that is posted first makes the exchange half-duplex
+        incoming = [(dist.irecv, piece, m.peer) for m in receives for piece in _pieces(m.tensor)]
+        outgoing = [(dist.isend, piece, m.peer) for m in sends for piece in _pieces(m.tensor)]
+        if not incoming and not outgoing:
+            return
+        if (incoming or outgoing)[0][1].is_cuda:
+            for work in dist.batch_isend_irecv([dist.P2POp(kind, x, peer) for kind, x, peer in outgoing + incoming]):
+                work.wait()  # orders the stream, does not block the host
+            return
+        works = [kind(x, peer, group=self._cpu_group, tag=tag) for kind, x, peer in incoming + outgoing]
+        for work in works:
+            if work is not None:
+                work.wait(self._limit)
+
+    def prepare(self, schedule: Schedule, ranks: Sequence[int]) -> None:
+        if not (self._collectives or (self._collectives is None and self._cuda)):
+            return
+        groups = {tuple(ranks[r] for r in op.group) for op in schedule.ops() if isinstance(op, Collective)}
+        for group in sorted(groups - self._groups.keys()):  # one order on all ranks
+            if self.rank in group:
+                made = dist.new_group(list(group), use_local_synchronization=True, sort_ranks=False) if len(group) < self.size else None
+                self._groups[group] = made
+                if self._cuda:  # NCCL builds its rings at the first call: now rather than in the first step
+                    dist.all_reduce(torch.zeros(1, device="cuda"), group=made)
+
+    def prefers_collectives(self, x: torch.Tensor) -> bool:
+        return (x.is_cuda and self._cuda) if self._collectives is None else self._collectives
+
+    def collective(self, call: Collective, x: torch.Tensor, op: str, ranks: Sequence[int]) -> None:
+        members = tuple(ranks[r] for r in call.group)
+        group = self._groups[members]
+        part = x.numel() // len(members)
+        mine = x[members.index(self.rank) * part :][:part]
+        if call.kind == "all_reduce":
+            dist.all_reduce(x, _OPS[op], group=group)
+        elif call.kind == "reduce_scatter":
+            if x.is_cuda:
+                _reduce_scatter(mine, x, _OPS[op], group=group)  # in place, as NCCL allows when `mine` lies at its own part
+            else:
+                mine.copy_(_reduced_part(torch.empty_like(mine), x, _OPS[op], group))
+        elif call.kind == "all_gather":
+            _all_gather(x, mine if x.is_cuda else mine.clone(), group=group)
+        elif call.kind == "reduce":
+            dist.reduce(x, members[0], _OPS[op], group=group)
+        else:
+            dist.broadcast(x, members[0], group=group)
+
+    def can_carry(self, x: torch.Tensor) -> bool:
+        return not x.is_cuda or self._cuda
+
+    def close(self) -> None:
+        global _lent
+        if self._borrows:
+            self._borrows = False
+            _lent -= 1
+            if _lent == 0 and dist.is_initialized():
+                dist.destroy_process_group()
+
+
+def _reduced_part(out: torch.Tensor, x: torch.Tensor, op: Any, group: Any) -> torch.Tensor:
+    _reduce_scatter(out, x, op, group=group)
+    return out
+
+
+def _pieces(x: torch.Tensor) -> Sequence[torch.Tensor]:
+    if x.numel() == 0:
+        return ()
+    return (x,) if x.nbytes <= PIECE else x.view(-1).split(PIECE // x.element_size())
+
+
+def _backends() -> dict[str, str]:
+    """Engine by device type of the default group: {'cpu': 'gloo', 'cuda': 'nccl'}."""
+    text = dist.get_backend_config()
+    pairs = [pair.split(":") for pair in text.split(",")]
+    return {device: engine for device, engine in (pair if len(pair) == 2 else ("cpu", pair[0]) for pair in pairs)}
+
+
+# ---- meeting -----------------------------------------------------------------------------------------------------------------
+
+
+def meet(launch: Launch, timeout: float) -> dist.Store:
+    """The job's store, after every rank has come; an error names those that did not."""
+    deadline = time.monotonic() + timeout
+    try:
+        store = _open_store(launch, timeout)
+    except RuntimeError as error:
+        where = f"{launch.address}:{launch.port}" if launch.address else "its host"
+        raise CommunicationError(
+            f"create_communicator on rank {launch.rank}: rank 0 does not answer at {where} within {timeout:g} s: did it start, "
+            f"and does that address lead to its host? [{str(error).splitlines()[0]}]",
+            operation="create_communicator",
+            missing=[0],
+        ) from error
+    store.set(f"here/{launch.rank}", "")
+    everybody = [f"here/{rank}" for rank in range(launch.world)]
+    try:
+        store.wait(everybody, datetime.timedelta(seconds=max(0.1, deadline - time.monotonic())))
+    except RuntimeError:
+        missing = [rank for rank, key in enumerate(everybody) if not store.check([key])]
+        raise CommunicationError(
+            f"create_communicator on rank {launch.rank}: rank(s) {', '.join(map(str, missing))} of {launch.world} did not come "
+            f"within {timeout:g} s",
+            operation="create_communicator",
+            missing=missing,
+        ) from None
+    return store
+
+
+def _open_store(launch: Launch, timeout: float) -> dist.Store:
+    limit = datetime.timedelta(seconds=timeout)
+    if launch.address is None and launch.local_world == launch.world:
+        return _store_by_note(launch, timeout)
+    address = launch.address or address_through_mpi4py()
+    holds = launch.rank == 0 and not launch.agent_store
+    store = dist.TCPStore(address, launch.port, launch.world, holds, limit, wait_for_workers=False)
+    return dist.PrefixStore(f"phalanx/{launch.attempt}", store)  # an elastic job's earlier attempts used the same store
+
+
+def _store_by_note(launch: Launch, timeout: float) -> dist.Store:
+    """All ranks on this host, and no meeting point given: a free loopback port, told by a note."""
+    limit = datetime.timedelta(seconds=timeout)
+    note = Note()
+    if launch.rank == 0:
+        listener = socket.socket()
+        listener.bind(("127.0.0.1", 0))  # not the wildcard address that TCPStore would take: nobody else has business here
+        listener.listen(launch.world)
+        port = listener.getsockname()[1]
+        store = dist.TCPStore("127.0.0.1", port, launch.world, True, limit, wait_for_workers=False, master_listen_fd=listener.detach())
+        note.leave(str(port))
+        try:
+            store.wait([f"found/{rank}" for rank in range(1, launch.world)], limit)
+        except RuntimeError:
+            pass  # `meet` names the ranks that did not come
+        finally:
+            note.remove()
+        return store
+    port_text = note.read(time.monotonic() + timeout)
+    if port_text is None:
+        raise RuntimeError("no note from rank 0 on this host")
+    store = dist.TCPStore("127.0.0.1", int(port_text), launch.world, False, limit, wait_for_workers=False)
+    store.set(f"found/{launch.rank}", "")
+    return store
+
+
+def watch_stores(store: dist.Store, prefix: str) -> tuple[Store, Store, bool]:
+    """The store twice, under `prefix`: one client serves one thread at a time, and a watch sleeps on its own.
+
+    Also whether the store is one that a rank's process holds.
+    """
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    held = isinstance(store, dist.TCPStore)
+    other = dist.TCPStore(store.host, store.port, None, False, store.timeout, wait_for_workers=False) if held else store
+    return dist.PrefixStore(prefix, store), dist.PrefixStore(prefix, other), held  # type: ignore[return-value]
+
+
+def _point_gloo_at(launch: Launch) -> Any:
+    """Let gloo listen on the interface that leads to rank 0; host names often resolve to a useless address (127.0.1.1)."""
+    if "GLOO_SOCKET_IFNAME" in os.environ or launch.world == 1:
+        return lambda: None
+    name = interface_towards(launch.address or "127.0.0.1", launch.port or 9)
+    if name is None:
+        return lambda: None
+    os.environ["GLOO_SOCKET_IFNAME"] = name
+    return lambda: os.environ.pop("GLOO_SOCKET_IFNAME", None)
+
+
+def interface_towards(address: str, port: int) -> str | None:
+    """The interface whose address this host would use to talk to `address`; None where that cannot be told."""
+    try:
+        import fcntl
+
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, port))  # sends nothing: a datagram socket only chooses its route
+            mine = socket.inet_aton(probe.getsockname()[0])
+            for _, name in socket.if_nameindex():
+                request = struct.pack("256s", name.encode()[:15])
+                try:
+                    if fcntl.ioctl(probe.fileno(), 0x8915, request)[20:24] == mine:  # SIOCGIFADDR
+                        return name
+                except OSError:
+                    continue  # an interface without an IPv4 address
+    except (OSError, ImportError):
+        pass
+    return None

@@ -1,0 +1,54 @@
+"""Collective algorithms as values: write one, lower it, verify it, look at it."""
+
+from .broadcast import binomial, scatter_gather
+from .compose import chain, relabel
+from .gossip import Topology, gossip, gossip_partners, gossip_period
+from .halving_doubling import halving_doubling
+from .hierarchical import hierarchical
+from .jsonform import from_json, to_json
+from .lower import lower
+from .ops import Collective, Goal, Kind, Move, Op, Scale, Schedule, ScheduleError, Step
+from .recursive_doubling import recursive_doubling
+from .ring import ring
+from .show import show, trace
+from .text import from_text, to_text
+from .torus import torus
+from .traffic import latency_steps, sent
+from .tree import tree
+from .verify import verify
+
+__all__ = [
+    "Collective",
+    "Goal",
+    "Kind",
+    "Move",
+    "Op",
+    "Scale",
+    "Schedule",
+    "ScheduleError",
+    "Step",
+    "Topology",
+    "binomial",
+    "chain",
+    "from_json",
+    "from_text",
+    "gossip",
+    "gossip_partners",
+    "gossip_period",
+    "halving_doubling",
+    "hierarchical",
+    "latency_steps",
+    "lower",
+    "recursive_doubling",
+    "relabel",
+    "ring",
+    "scatter_gather",
+    "sent",
+    "show",
+    "to_json",
+    "to_text",
+    "torus",
+    "trace",
+    "tree",
+    "verify",
+]

@@ -1,0 +1,54 @@
+"""Schedules made of schedules: one after the other, or with the roles handed to other ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain as concatenate
+from math import lcm
+
+from .ops import Collective, Goal, Move, Op, Schedule, Step
+from .runs import runs
+
+
+def chain(schedules: Sequence[Schedule], *, goal: Goal, name: str | None = None) -> Schedule:
+    """`schedules` one after the other on the same world, with a claim about the whole; chunks are cut as finely as needed."""
+    if not schedules:
+        raise ValueError("chain([]): nothing to chain; give at least 1 schedule")
+    first = schedules[0]
+    for s in schedules:
+        if s.world != first.world:
+            raise ValueError(
+                f"chain: {first.name} has {first.world} ranks and {s.name} has {s.world}; give schedules of one world size"
+            )
+    chunks = lcm(*(s.chunks for s in schedules))
+    steps = tuple(concatenate.from_iterable(_with_chunks(s, chunks).steps for s in schedules))
+    return Schedule(name or " + ".join(s.name for s in schedules), first.world, chunks, steps, goal, first.root)
+
+
+def relabel(s: Schedule, ranks: Sequence[int]) -> Schedule:
+    """`s` with the part of rank i played by `ranks[i]`."""
+    if sorted(ranks) != list(range(s.world)):
+        raise ValueError(f"relabel: {list(ranks)} is not a permutation of the ranks 0 to {s.world - 1} of {s.name}")
+
+    def played(op: Op) -> tuple[Op, ...]:
+        if isinstance(op, Move):
+            return (replace(op, src=ranks[op.src], dst=ranks[op.dst]),)
+        if isinstance(op, Collective):
+            return (replace(op, group=tuple(ranks[rank] for rank in op.group)),)
+        return tuple(replace(op, ranks=run) for run in runs(ranks[rank] for rank in op.ranks))
+
+    steps = tuple(Step(tuple(concatenate.from_iterable(map(played, step.ops))), step.label) for step in s.steps)
+    return replace(s, steps=steps, root=ranks[s.root])
+
+
+def _with_chunks(s: Schedule, chunks: int) -> Schedule:
+    """The same schedule with every chunk cut into chunks / s.chunks."""
+    factor = chunks // s.chunks
+    if factor == 1:
+        return s
+
+    def finer(op: Op) -> Op:
+        return replace(op, chunks=range(op.chunks.start * factor, op.chunks.stop * factor))
+
+    return replace(s, chunks=chunks, steps=tuple(Step(tuple(map(finer, step.ops)), step.label) for step in s.steps))

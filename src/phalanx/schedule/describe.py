@@ -1,0 +1,27 @@
+"""Ops in a few words, for error messages and pictures."""
+
+from __future__ import annotations
+
+from .ops import Collective, Move, Op
+
+
+def describe(op: Op) -> str:
+    """One op in a few words, for messages: `Move(0 -> 1, 4)`, `Collective(all_reduce of 0 1 2, 0-5)`."""
+    if isinstance(op, Move):
+        return f"Move({op.src} -> {op.dst}, {span(op.chunks)}{', reduce' if op.reduce else ''})"
+    if isinstance(op, Collective):
+        return f"Collective({op.kind} of {members(op.group)}, {span(op.chunks)})"
+    return f"Scale({span(op.ranks)}, {span(op.chunks)}, {op.factor})"
+
+
+def span(part: range) -> str:
+    """A run of numbers for people: `4`, `0-5`."""
+    if part.step != 1 or len(part) == 0:
+        return str(part)
+    return str(part.start) if len(part) == 1 else f"{part.start}-{part[-1]}"
+
+
+def members(group: tuple[int, ...], limit: int = 8) -> str:
+    """The ranks of a group for people, the middle of a long one left out."""
+    shown = [str(rank) for rank in group]
+    return " ".join(shown if len(shown) <= limit else [*shown[: limit - 2], "..", shown[-1]])

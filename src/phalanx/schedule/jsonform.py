@@ -1,0 +1,97 @@
+"""Schedules as JSON, for other programs. `from_json(to_json(s)) == s`; `text` is the form for people."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from typing import Any, cast
+
+from .ops import Collective, Goal, Kind, Move, Op, Scale, Schedule, ScheduleError, Step
+from .wellformed import GOALS, KINDS
+
+
+def to_json(s: Schedule) -> str:
+    """`s` as JSON, one line per step; runs are [start, stop]."""
+    steps = ",\n".join(json.dumps({"label": step.label, "ops": [_op_to_json(op) for op in step.ops]}) for step in s.steps)
+    head = {"schedule": s.name, "world": s.world, "chunks": s.chunks, "goal": s.goal, "root": s.root}
+    return f'{json.dumps(head)[:-1]}, "steps": [\n{steps}\n]}}\n'
+
+
+def from_json(text: str) -> Schedule:
+    """The schedule that `to_json` wrote; `ScheduleError` names the line, or the step and op, that makes no sense."""
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ScheduleError(f"line {error.lineno}: {error.msg}") from None
+    except (ValueError, RecursionError) as error:  # a number or a nesting that no schedule has
+        raise ScheduleError(f"not a schedule: {error}") from None
+    name, world, chunks, goal, root, steps = _fields(data, "the schedule", "schedule", "world", "chunks", "goal", "root", "steps")
+    if goal not in GOALS:
+        raise ScheduleError(f"the schedule: goal {goal!r} is none of {', '.join(GOALS)}")
+    return Schedule(
+        _typed(str, name, "the schedule's name"),
+        _typed(int, world, "world"),
+        _typed(int, chunks, "chunks"),
+        tuple(_step(step, number) for number, step in enumerate(_typed(list, steps, "steps"), start=1)),
+        cast("Goal", goal),
+        _typed(int, root, "root"),
+    )
+
+
+def _step(data: Any, number: int) -> Step:
+    label, ops = _fields(data, f"step {number}", "label", "ops")
+    numbered = enumerate(_typed(list, ops, f"the ops of step {number}"), start=1)
+    return Step(
+        tuple(_op_from_json(op, f"step {number}, op {i}") for i, op in numbered),
+        _typed(str, label, f"the label of step {number}"),
+    )
+
+
+def _op_to_json(op: Op) -> dict[str, Any]:
+    if isinstance(op, Move):
+        return {"op": "add" if op.reduce else "copy", "src": op.src, "dst": op.dst, "chunks": _run_to_json(op.chunks)}
+    if isinstance(op, Collective):
+        return {"op": op.kind, "group": op.group, "chunks": _run_to_json(op.chunks)}
+    return {"op": "scale", "ranks": _run_to_json(op.ranks), "chunks": _run_to_json(op.chunks), "factor": str(op.factor)}
+
+
+def _op_from_json(data: Any, where: str) -> Op:
+    kind, chunks = _fields(data, where, "op", "chunks")
+    run = _run_from_json(chunks, f"{where}: chunks")
+    if kind in ("copy", "add"):
+        src, dst = _fields(data, where, "src", "dst")
+        return Move(_typed(int, src, f"{where}: src"), _typed(int, dst, f"{where}: dst"), run, kind == "add")
+    if kind in KINDS:
+        (group,) = _fields(data, where, "group")
+        ranks = tuple(_typed(int, rank, f"{where}: a rank") for rank in _typed(list, group, f"{where}: group"))
+        return Collective(cast("Kind", kind), ranks, run)
+    if kind == "scale":
+        scaled, factor = _fields(data, where, "ranks", "factor")
+        try:
+            return Scale(_run_from_json(scaled, f"{where}: ranks"), run, Fraction(_typed(str, factor, f"{where}: factor")))
+        except (ValueError, ZeroDivisionError) as error:
+            raise error if isinstance(error, ScheduleError) else ScheduleError(f"{where}: factor {factor!r}: {error}") from None
+    raise ScheduleError(f"{where}: {kind!r} is none of copy, add, scale, {', '.join(KINDS)}")
+
+
+def _run_to_json(run: range) -> list[int]:
+    return [run.start, run.stop] if run.step == 1 else [run.start, run.stop, run.step]
+
+
+def _run_from_json(data: Any, where: str) -> range:
+    numbers = [_typed(int, number, where) for number in _typed(list, data, where)]
+    if len(numbers) not in (2, 3) or numbers[2:] == [0]:
+        raise ScheduleError(f"{where} {data!r} is not a run [start, stop]")
+    return range(*numbers)
+
+
+def _fields(data: Any, where: str, *names: str) -> list[Any]:
+    if not isinstance(data, dict) or not set(names) <= data.keys():
+        raise ScheduleError(f"{where} is not an object with {', '.join(names)}")
+    return [data[name] for name in names]
+
+
+def _typed(kind: type[Any], value: Any, where: str) -> Any:
+    if type(value) is not kind:  # a bool is no int here
+        raise ScheduleError(f"{where}: {value!r} is not {'an' if kind is int else 'a'} {kind.__name__}")
+    return value

@@ -1,0 +1,78 @@
+"""Lowering: every `Collective` as the `Move`s of a ring or, for reduce and broadcast, of a chain.
+
+A group of g ranks takes g-1 steps, and 2(g-1) for an all_reduce. Collectives of one step
+are on disjoint groups and advance together: the t-th moves of all of them form one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import chain, repeat, zip_longest
+
+from .ops import Collective, Move, Op, Schedule, ScheduleError, Step
+
+
+def lower(s: Schedule) -> Schedule:
+    """`s` with only `Move` and `Scale` left; what is already lowered stays as it is."""
+    if s.lowered:
+        return s
+    cut = _Cutter(s.name)
+    return replace(s, steps=tuple(chain.from_iterable(_lower_step(step, cut) for step in s.steps)))
+
+
+def _lower_step(step: Step, cut: _Cutter) -> Iterator[Step]:
+    collectives = [op for op in step.ops if isinstance(op, Collective)]
+    if not collectives:
+        yield step
+        return
+    plain = [op for op in step.ops if not isinstance(op, Collective)]
+    rounds = [tuple(chain.from_iterable(moves)) for moves in zip_longest(*(_rounds(c, cut) for c in collectives), fillvalue=())]
+    # the other ops of the step read the state before it, so they go with the first round; they may not write what the
+    # collectives touch, so the later rounds do not miss them
+    if plain:
+        rounds[:1] = [(*plain, *(rounds[0] if rounds else ()))]
+    for t, ops in enumerate(rounds, start=1):
+        yield Step(ops, f"{step.label} {t}/{len(rounds)}".lstrip() if len(rounds) > 1 else step.label)
+
+
+def _rounds(c: Collective, cut: _Cutter) -> Iterator[Iterable[Op]]:
+    """The moves of one collective, round by round."""
+    group, size = c.group, len(c.group)
+    following = group[1:] + group[:1]
+    if c.kind in ("all_reduce", "reduce_scatter"):
+        parts = cut(c)
+        for t in range(size - 1):  # rank i sends part i-t-1; the last part it receives is its own
+            turn = size - t - 1
+            yield map(Move, group, following, parts[turn:] + parts[:turn], repeat(True))
+    if c.kind in ("all_reduce", "all_gather"):
+        parts = cut(c)
+        for t in range(size - 1):  # rank i sends part i-t: first its own, then what it has just received
+            turn = (size - t) % size
+            yield map(Move, group, following, parts[turn:] + parts[:turn])
+    if c.kind == "reduce":
+        for i in reversed(range(1, size)):
+            yield (Move(group[i], group[i - 1], c.chunks, reduce=True),)
+    if c.kind == "broadcast":
+        for i in range(1, size):
+            yield (Move(group[i - 1], group[i], c.chunks),)
+
+
+class _Cutter:
+    """Cuts the chunks of a collective into one part per rank; equal parts are one object, which saves memory by the million."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.parts: dict[tuple[range, int], tuple[range, ...]] = {}
+
+    def __call__(self, c: Collective) -> tuple[range, ...]:
+        size = len(c.group)
+        if (c.chunks, size) not in self.parts:
+            length, rest = divmod(len(c.chunks), size)
+            if rest:
+                raise ScheduleError(
+                    f"{self.name}: {c.kind} of {len(c.chunks)} chunks by {size} ranks cannot be cut into equal parts;"
+                    f" give the schedule a multiple of {size} chunks there"
+                )
+            self.parts[c.chunks, size] = tuple(c.chunks[i * length : (i + 1) * length] for i in range(size))
+        return self.parts[c.chunks, size]

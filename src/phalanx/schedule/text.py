@@ -1,0 +1,138 @@
+"""Schedules as text: one line per op, for people, files and diffs. `from_text(to_text(s)) == s`.
+
+    schedule "ring(2), by hand"
+    world 2
+    chunks 2
+    goal sum
+    root 0
+    step "reduce-scatter"
+      add 0 -> 1 [1]
+      add 1 -> 0 [0]
+    step "all-gather"
+      copy 0 -> 1 [0]
+      copy 1 -> 0 [1]
+
+The other ops are `all_reduce 0 1 2 [0:6]` (likewise reduce_scatter, all_gather, reduce, broadcast) and `scale 0:4 [0] by 1/2`. Runs
+are half-open, as in Python: `[0:6]` are the chunks 0 to 5, `[4]` is chunk 4. Lines that begin with # are comments.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import cast
+
+from .ops import Collective, Goal, Kind, Move, Op, Scale, Schedule, ScheduleError, Step
+from .wellformed import GOALS, KINDS
+
+HEADER = ("schedule", "world", "chunks", "goal", "root")
+RUN = r"(-?\d+(?::-?\d+){0,2})"
+MOVE = re.compile(rf"(copy|add) (-?\d+) -> (-?\d+) \[{RUN}\]")
+COLLECTIVE = re.compile(rf"({'|'.join(KINDS)})((?: -?\d+)*) \[{RUN}\]")
+SCALE = re.compile(rf"scale {RUN} \[{RUN}\] by (-?\d+(?:/\d+)?)")
+
+
+def to_text(s: Schedule) -> str:
+    """`s`, one line per op."""
+    lines = [f"schedule {json.dumps(s.name)}", f"world {s.world}", f"chunks {s.chunks}", f"goal {s.goal}", f"root {s.root}"]
+    for step in s.steps:
+        lines.append(f"step {json.dumps(step.label)}")
+        lines += [f"  {_op_to_text(op)}" for op in step.ops]
+    return "\n".join(lines) + "\n"
+
+
+def from_text(text: str) -> Schedule:
+    """The schedule that `to_text` wrote; `ScheduleError` names the line that makes no sense. Whether it is right: `verify`."""
+    lines = [(number, line.strip()) for number, line in enumerate(text.split("\n"), start=1)]
+    lines = [(number, line) for number, line in lines if line and not line.startswith("#")]
+    header: list[str] = []
+    for place, keyword in enumerate(HEADER):
+        number, line = lines[place] if place < len(lines) else (text.count("\n") + 1, "")
+        found, _, value = line.partition(" ")
+        if found != keyword:
+            raise ScheduleError(f"line {number}: {line!r} where '{keyword} ...' was expected")
+        header.append(value)
+    at = {keyword: lines[place][0] for place, keyword in enumerate(HEADER)}
+    name, world, chunks, goal, root = header
+    if goal not in GOALS:
+        raise ScheduleError(f"line {at['goal']}: goal {goal!r} is none of {', '.join(GOALS)}")
+    return Schedule(
+        _string(name, at["schedule"]),
+        _integer(world, at["world"]),
+        _integer(chunks, at["chunks"]),
+        tuple(_steps(lines[len(HEADER) :])),
+        cast("Goal", goal),
+        _integer(root, at["root"]),
+    )
+
+
+def _steps(lines: list[tuple[int, str]]) -> Iterator[Step]:
+    label: str | None = None
+    ops: list[Op] = []
+    for number, line in lines:
+        if line.startswith("step "):
+            if label is not None:
+                yield Step(tuple(ops), label)
+            label, ops = _string(line.removeprefix("step "), number), []
+        elif label is None:
+            raise ScheduleError(f"line {number}: {line!r} where 'step ...' was expected")
+        else:
+            ops.append(_op_from_text(line, number))
+    if label is not None:
+        yield Step(tuple(ops), label)
+
+
+def _op_to_text(op: Op) -> str:
+    if isinstance(op, Move):
+        return f"{'add' if op.reduce else 'copy'} {op.src} -> {op.dst} [{_run_to_text(op.chunks)}]"
+    if isinstance(op, Collective):
+        return " ".join([op.kind, *map(str, op.group), f"[{_run_to_text(op.chunks)}]"])
+    return f"scale {_run_to_text(op.ranks)} [{_run_to_text(op.chunks)}] by {op.factor}"
+
+
+def _op_from_text(line: str, number: int) -> Op:
+    try:
+        if found := MOVE.fullmatch(line):
+            verb, src, dst, chunks = found.groups()
+            return Move(int(src), int(dst), _run_from_text(chunks), verb == "add")
+        if found := COLLECTIVE.fullmatch(line):
+            kind, group, chunks = found.groups()
+            return Collective(cast("Kind", kind), tuple(map(int, group.split())), _run_from_text(chunks))
+        if found := SCALE.fullmatch(line):
+            ranks, chunks, factor = found.groups()
+            return Scale(_run_from_text(ranks), _run_from_text(chunks), Fraction(factor))
+    except (ValueError, ZeroDivisionError) as error:
+        raise ScheduleError(f"line {number}: {line!r}: {error}") from None
+    raise ScheduleError(
+        f"line {number}: {line!r} is none of 'step \"...\"', 'copy 0 -> 1 [4]', 'add 0 -> 1 [4:6]', 'all_reduce 0 1 [0:2]',"
+        " 'scale 0:2 [0] by 1/2'"
+    )
+
+
+def _run_to_text(run: range) -> str:
+    if run.step != 1:
+        return f"{run.start}:{run.stop}:{run.step}"
+    return str(run.start) if len(run) == 1 else f"{run.start}:{run.stop}"
+
+
+def _run_from_text(text: str) -> range:
+    numbers = [int(number) for number in text.split(":")]
+    return range(numbers[0], numbers[0] + 1) if len(numbers) == 1 else range(*numbers)
+
+
+def _string(text: str, number: int) -> str:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError:
+        value = None
+    if not isinstance(value, str):
+        raise ScheduleError(f'line {number}: {text!r} is not a text in double quotes, such as "all-gather"')
+    return value
+
+
+def _integer(text: str, number: int) -> int:
+    if not re.fullmatch(r"-?\d{1,18}", text):
+        raise ScheduleError(f"line {number}: {text!r} is not a whole number")
+    return int(text)

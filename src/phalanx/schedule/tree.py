@@ -1,0 +1,62 @@
+"""The double binary tree: two complementary trees, each reducing half of the buffer upwards and broadcasting it downwards.
+
+Papers: Sanders, Speck, Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", Parallel Computing 2009;
+brought to training by NCCL 2.4. A leaf of one tree is an interior rank of the other, so all ranks share the work. Latency grows
+with log n: 2 * height + pipeline - 1 steps.
+
+Differences from the papers: no edge colouring, so a rank may receive from both children of a tree in one step, as in NCCL. The
+broadcast of a chunk starts as soon as the root has it, while later chunks still go up. The second tree mirrors the first in even
+worlds and is shifted by one rank in odd ones, again as in NCCL.
+"""
+
+from __future__ import annotations
+
+from .ops import Move, Op, Schedule, Step
+
+
+def tree(n: int, *, pipeline: int | None = None) -> Schedule:
+    """All-reduce of `n` ranks along two trees, each with its half of the buffer cut into `pipeline` chunks.
+
+    The default, twice the height, makes the pipeline as long as the way up and down: half of the steps run full.
+    """
+    name = f"tree({n})" if pipeline is None else f"tree({n}, pipeline={pipeline})"
+    if n < 1:
+        raise ValueError(f"{name}: a world has at least 1 rank; give n >= 1")
+    if pipeline is not None and pipeline < 1:
+        raise ValueError(f"{name}: a pipeline has at least 1 chunk per tree; give pipeline >= 1, or leave it out")
+    height = (n - 1).bit_length()
+    length = pipeline or max(1, 2 * height)
+    ups: list[list[Op]] = [[] for _ in range(2 * height + length - 1)] if n > 1 else []
+    downs: list[list[Op]] = [[] for _ in ups]
+    second = [(n - 1 - r) if n % 2 == 0 else (r + 1) % n for r in range(n)]  # the rank at each place of the second tree
+    for half, ranks in enumerate((range(n), second)):
+        for place in range(1, n):
+            rank, parent = ranks[place], ranks[_parent(place, n)]
+            for c in range(length):
+                chunk = range(half * length + c, half * length + c + 1)
+                ups[_height(place) + c].append(Move(rank, parent, chunk, reduce=True))
+                downs[height + _depth(place, n) - 1 + c].append(Move(parent, rank, chunk))
+    steps = tuple(Step((*up, *down), _label(up, down)) for up, down in zip(ups, downs, strict=True))
+    return Schedule(name, n, 2 * length, steps)
+
+
+def _parent(place: int, n: int) -> int:
+    """In-order binary tree with place 0 above it: odd places are leaves, and a place with k trailing zeros has height k."""
+    bit = place & -place
+    above = (place ^ bit) | (bit << 1)
+    return above if above < n else place ^ bit
+
+
+def _height(place: int) -> int:
+    return (place & -place).bit_length() - 1
+
+
+def _depth(place: int, n: int) -> int:
+    depth = 0
+    while place:
+        place, depth = _parent(place, n), depth + 1
+    return depth
+
+
+def _label(up: list[Op], down: list[Op]) -> str:
+    return "reduce up, broadcast down" if up and down else "reduce up" if up else "broadcast down"

@@ -1,0 +1,135 @@
+"""Well-formedness: what must hold of every step before asking what it computes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from fractions import Fraction
+from operator import eq
+from typing import NoReturn, cast
+
+from .describe import describe
+from .ops import Collective, Move, Op, Schedule, ScheduleError, Step
+
+KINDS = ("all_reduce", "reduce_scatter", "all_gather", "reduce", "broadcast")
+GOALS = ("sum", "mean", "mixing", "copy")
+
+
+def check(s: Schedule) -> None:
+    """Raise `ScheduleError` where an op names what does not exist, or where two ops of a step get in each other's way."""
+    if s.world < 1 or s.chunks < 1:
+        raise ScheduleError(f"{s.name}: world {s.world} and chunks {s.chunks} must both be at least 1")
+    if s.goal not in GOALS:
+        raise ScheduleError(f"{s.name}: goal {s.goal!r} is none of {', '.join(GOALS)}")
+    if not 0 <= s.root < s.world:
+        raise ScheduleError(f"{s.name}: root {s.root} is not a rank of a world of {s.world}")
+    known: dict[int, range] = {}
+    for number, step in enumerate(s.steps, start=1):
+        if set(map(type, step.ops)) == {Move}:
+            _check_moves(s, number, cast("tuple[Move, ...]", step.ops), known)
+        else:
+            for op in step.ops:
+                _check_op(s, number, op)
+            _check_writers(s, number, step)
+
+
+def _check_moves(s: Schedule, number: int, moves: tuple[Move, ...], known: dict[int, range]) -> None:
+    """The same as `_check_op` and `_check_writers`, at full speed for a step of moves without fault."""
+    sources, targets = [m.src for m in moves], [m.dst for m in moves]
+    parts = {id(m.chunks): m.chunks for m in moves}  # by identity: lowered schedules share their ranges
+    fresh = [part for key, part in parts.items() if key not in known]
+    sound = (
+        min(sources) >= 0
+        and min(targets) >= 0
+        and max(sources) < s.world
+        and max(targets) < s.world
+        and not any(map(eq, sources, targets))
+        and all(_inside(part, s.chunks) for part in fresh)
+    )
+    if not sound:
+        for move in moves:
+            _check_op(s, number, move)
+    known.update((id(part), part) for part in fresh)
+    if len(set(targets)) < len(moves):
+        _check_writers(s, number, s.steps[number - 1])
+
+
+def _check_op(s: Schedule, number: int, op: Op) -> None:
+    def fail(fact: str) -> NoReturn:
+        raise ScheduleError(f"{s.name}: {fact} (step {number}: {describe(op)})")
+
+    if isinstance(op, Move):
+        ranks: Iterable[int] = (op.src, op.dst)
+        if op.src == op.dst:
+            fail(f"rank {op.src} sends to itself")
+    elif isinstance(op, Collective):
+        ranks = op.group
+        if op.kind not in KINDS:
+            fail(f"kind {op.kind!r} is none of {', '.join(KINDS)}")
+        if not op.group:
+            fail("the group is empty")
+        if len(set(op.group)) < len(op.group):
+            twice = next(rank for rank in op.group if op.group.count(rank) > 1)
+            fail(f"rank {twice} is in the group twice")
+        if op.kind in ("reduce_scatter", "all_gather") and len(op.chunks) % len(op.group):
+            fail(f"{len(op.chunks)} chunks cannot be cut into {len(op.group)} equal parts")
+    else:
+        ranks = op.ranks
+        if not op.ranks:
+            fail("it names no rank")
+        if not isinstance(cast(object, op.factor), Fraction):
+            fail(f"the factor {op.factor!r} is not a Fraction")
+        if op.factor < 0:
+            fail(f"the factor {op.factor} is negative")
+    for rank in ranks:
+        if not 0 <= rank < s.world:
+            fail(f"rank {rank} is not in a world of {s.world}")
+    if not _inside(op.chunks, s.chunks):
+        fail(f"chunks {op.chunks} are not a non-empty run of the {s.chunks} chunks")
+
+
+def _inside(part: range, chunks: int) -> bool:
+    return part.step == 1 and 0 <= part.start < part.stop <= chunks
+
+
+def _check_writers(s: Schedule, number: int, step: Step) -> None:
+    """A slot has one writer per step, or several that all add; a rank is in one collective, which has its slots for itself."""
+    member: dict[int, Collective] = {}
+    writes: dict[int, list[tuple[int, int, bool, Op]]] = defaultdict(list)  # rank -> (start, stop, adds, op)
+    for op in step.ops:
+        if isinstance(op, Move):
+            writes[op.dst].append((op.chunks.start, op.chunks.stop, op.reduce, op))
+        elif isinstance(op, Collective):
+            for rank in op.group:
+                if rank in member:
+                    raise ScheduleError(
+                        f"{s.name}: rank {rank} is in two collectives of one step"
+                        f" (step {number}: {describe(member[rank])} and {describe(op)})"
+                    )
+                member[rank] = op
+                writes[rank].append((op.chunks.start, op.chunks.stop, False, op))
+        else:
+            for rank in op.ranks:
+                writes[rank].append((op.chunks.start, op.chunks.stop, False, op))
+    for rank, entries in writes.items():
+        if len(entries) > 1:
+            _check_overlaps(s, number, rank, entries)
+
+
+def _check_overlaps(s: Schedule, number: int, rank: int, entries: list[tuple[int, int, bool, Op]]) -> None:
+    entries.sort(key=lambda entry: entry[:3])
+    # the farthest end so far of an op that overwrites, and of one that adds
+    plain_stop, adding_stop = 0, 0
+    plain: Op | None = None
+    adding: Op | None = None
+    for start, stop, adds, op in entries:
+        other = plain if start < plain_stop else adding if start < adding_stop and not adds else None
+        if other is not None:
+            raise ScheduleError(
+                f"{s.name}: chunk {start} of rank {rank} is written twice in one step"
+                f" (step {number}: {describe(other)} and {describe(op)})"
+            )
+        if adds and stop > adding_stop:
+            adding_stop, adding = stop, op
+        if not adds and stop > plain_stop:
+            plain_stop, plain = stop, op

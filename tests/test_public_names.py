@@ -1,0 +1,104 @@
+"""The public names, written out, and what `import phalanx` costs: little time, no torch, no thread, no socket, no word."""
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+import phalanx
+
+NAMES = {
+    # the running side
+    "create_communicator", "Communicator", "Pending", "CommunicationError", "run_local",
+    # the value
+    "Schedule", "ScheduleError", "ring", "torus", "hierarchical", "halving_doubling", "tree",
+    # rooms that are part of the surface
+    "schedule",
+}  # fmt: skip
+
+IMPORT_SECONDS = 0.3  # beyond `import torch`, all names touched
+
+
+def fresh(program: str) -> str:
+    """Standard output of `program` in a new interpreter, which must have nothing to say on standard error."""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_names_are_exactly_these():
+    assert sorted(phalanx.__all__) == sorted(NAMES)
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_name_resolves_and_is_listed(name):
+    assert getattr(phalanx, name) is not None
+    assert name in dir(phalanx)
+
+
+def test_unknown_names_raise():
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = phalanx.no_such_name
+
+
+@pytest.mark.parametrize("name", ["gossip", "lower", "verify", "show"])
+def test_schedule_has_its_functions(name):
+    assert callable(getattr(importlib.import_module("phalanx.schedule"), name))
+
+
+def test_version_is_a_string_of_numbers():
+    assert [part.isdigit() for part in phalanx.__version__.split(".")[:2]] == [True, True]
+
+
+def test_import_is_quick():
+    program = """
+import time, torch
+begun = time.perf_counter()
+import phalanx
+for name in phalanx.__all__:
+    getattr(phalanx, name)
+print(time.perf_counter() - begun)
+"""
+    assert min(float(fresh(program)) for _ in range(3)) < IMPORT_SECONDS
+
+
+def test_schedules_need_no_torch():
+    program = """
+import sys
+import phalanx
+for name in ("Schedule", "ScheduleError", "ring", "torus", "hierarchical", "halving_doubling", "tree", "schedule"):
+    getattr(phalanx, name)
+print("torch" in sys.modules, "numpy" in sys.modules)
+"""
+    assert fresh(program) == "False False\n"
+
+
+def test_import_has_no_side_effects():
+    program = """
+import os, signal, sys, threading, torch, torch.distributed
+
+def state():
+    threads = threading.active_count(), len(os.listdir("/proc/self/task"))
+    return threads, dict(os.environ), sys.excepthook, threading.excepthook, signal.getsignal(signal.SIGTERM)
+
+before, touched = state(), []
+sys.addaudithook(lambda event, args: event.startswith(("socket.", "subprocess.", "os.fork")) and touched.append(event))
+import phalanx
+for name in phalanx.__all__:
+    getattr(phalanx, name)
+assert touched == [], touched
+assert state() == before, (before, state())
+"""
+    assert fresh(program) == ""
+
+
+def test_the_side_effect_detector_detects():
+    program = """
+import sys, socket
+touched = []
+sys.addaudithook(lambda event, args: event.startswith("socket.") and touched.append(event))
+socket.socket().close()
+print(bool(touched))
+"""
+    assert fresh(program) == "True\n"
