@@ -55,16 +55,20 @@ ifneq ($(HOME_OF_VENV),$(CURDIR))
 $(READY): FORCE
 endif
 
-# $(BEGUN) exists only while a set-up runs. One that is found was interrupted, maybe half-way through a package: start again.
-# pip talks a lot when all is well, so its words go to a log, which is shown when it fails.
+# $(BEGUN) exists only while a set-up runs and holds its process. If that is alive we wait for it; if not it was interrupted,
+# maybe half-way through a package, and we start again. pip talks a lot when all is well: its words go to a log, shown on failure.
 $(READY): pyproject.toml constraints.txt Makefile
 	@set -e; log=.venv/setup.log; \
 	run() { "$$@" >>$$log 2>&1 || { status=$$?; tail -n 40 $$log >&2; echo "set-up failed: $$*" >&2; exit $$status; }; }; \
+	other() { kill -0 "$$(cat $(BEGUN) 2>/dev/null)" 2>/dev/null; }; \
+	if other; then echo "set-up: waiting for process $$(cat $(BEGUN)), which is at it"; while other; do sleep 1; done; \
+		if [ -e $(READY) ]; then exit 0; fi; fi; \
 	if [ -e $(BEGUN) ]; then echo "set-up: the last one did not finish, starting again"; rm -rf .venv; \
-	elif [ -n "$(HOME_OF_VENV)" ] && [ "$(HOME_OF_VENV)" != "$(CURDIR)" ]; then echo "set-up: .venv was made elsewhere, starting again"; rm -rf .venv; \
+	elif [ -n "$(HOME_OF_VENV)" ] && [ "$(HOME_OF_VENV)" != "$(CURDIR)" ]; then \
+		echo "set-up: .venv was made elsewhere, starting again"; rm -rf .venv; \
 	elif ! $(BIN)/python -m pip --version >/dev/null 2>&1; then rm -rf .venv; fi; \
 	echo "set-up: .venv as constraints.txt has it (once, a minute or two) ..."; \
-	mkdir -p .venv; touch $(BEGUN); rm -f $(READY); : >$$log; \
+	mkdir -p .venv; echo $$$$ >$(BEGUN); rm -f $(READY); : >$$log; \
 	[ -e $(BIN)/python ] || run $(PYTHON) -m venv .venv; \
 	run $(BIN)/python -m pip install -c constraints.txt setuptools; \
 	run $(BIN)/python -m pip install -c constraints.txt --no-build-isolation -e '.[dev]'; \

@@ -15,8 +15,9 @@ from typing import Any, Literal
 
 import torch
 
-from phalanx.comm import codec
-from phalanx.comm.choose import SMALL, for_small, for_world
+from phalanx.comm.arguments import check_list, check_op, check_peer, check_rank, check_reduction, check_tensor, text_of
+from phalanx.comm.choose import for_small, for_world, small_limit
+from phalanx.comm.envelope import HEADER, announced, describes, header_of, pack, unpack
 from phalanx.comm.failure import CommunicationError, Watch, release
 from phalanx.comm.hosts import Hosts
 from phalanx.comm.issuer import Issuer, Operation, Pending
@@ -27,11 +28,6 @@ from phalanx.schedule import Collective, Schedule, Step, binomial, lower, scatte
 
 ReduceOp = Literal["sum", "mean", "max", "min"]
 
-DTYPES = (
-    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
-    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128,
-)  # fmt: skip  # their order is the wire's numbering
-HEADER = 72  # int64s: dtype, device, dimensions, shape; torch allows 64 dimensions
 WINDOW = 32  # peers with whom a rank exchanges at a time where it must talk to all
 KEEP = 64 << 20  # bytes of scratch kept between operations
 DEBUG_TEXT = 240  # bytes of an operation's name that ranks compare under PHALANX_DEBUG
@@ -51,7 +47,9 @@ class Communicator:
         watch: Watch | None,
         keys: Sequence[str],
         algorithm: Schedule | None,
+        *,
         parent: Communicator | None = None,
+        collectives: bool = True,
     ) -> None:
         self._name, self._ranks, self._rank = name, tuple(ranks), me
         self._transport, self._issuer, self._watch, self._parent = transport, issuer, watch, parent
@@ -60,7 +58,8 @@ class Communicator:
         self._inter_rank, self._intra_rank = self._hosts.place(me)
         self._algorithm = algorithm
         self._schedule = algorithm or for_world(self._hosts)
-        self._small = for_small(self.size)
+        self._collectives = collectives  # whether the transport was prepared to run it as library calls
+        self._small, self._small_limit = for_small(self.size), small_limit(self._hosts)
         self._number = 0
         self._splits = 0
         self._closed = False
@@ -69,8 +68,6 @@ class Communicator:
         self._broadcasts: dict[tuple[str, int], Schedule] = {}
         self._projections: dict[tuple[int, bool], tuple[Schedule, tuple[Part, ...]]] = {}
         self._room: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
-        for needed in (self._schedule, self._scattering):
-            transport.prepare(needed, self._ranks)
 
     # ---- who ---------------------------------------------------------------------------------------------------------------
 
@@ -119,18 +116,18 @@ class Communicator:
 
     def all_reduce_async(self, x: torch.Tensor, op: ReduceOp = "sum") -> Pending:
         """Start an all-reduce; leave `x` alone until `wait()`, which returns it."""
-        _check_reduction(x, op)
-        schedule = self._small if x.nbytes <= SMALL else self._schedule
+        check_reduction(x, op)
+        schedule = self._small if x.nbytes <= self._small_limit else self._schedule
 
         def work(tag: int) -> torch.Tensor:
             self._reduce(x.detach(), op, schedule, tag)
             return x
 
-        return self._start(f"all_reduce({_text(x)}, {op})", work, [x])
+        return self._start(f"all_reduce({text_of(x)}, {op})", work, [x])
 
     def reduce_scatter(self, x: torch.Tensor, op: ReduceOp = "sum") -> torch.Tensor:
         """Reduce `x`, cut along dim 0 into `size` parts, and return this rank's part; `x` itself is not changed."""
-        _check_reduction(x, op)
+        check_reduction(x, op)
         if x.dim() == 0 or x.shape[0] % self.size:
             raise ValueError(f"reduce_scatter cuts dim 0 into {self.size} equal parts, but the shape is {tuple(x.shape)}: pad it")
 
@@ -139,7 +136,7 @@ class Communicator:
             self._reduce(whole, op, self._scattering, tag)
             return whole.chunk(self.size)[self.rank].clone() if whole.numel() else whole[: x.shape[0] // self.size]
 
-        return self._start(f"reduce_scatter({_text(x)}, {op})", work, [x]).wait()
+        return self._start(f"reduce_scatter({text_of(x)}, {op})", work, [x]).wait()
 
     def barrier(self) -> None:
         """Return when all ranks have called it."""
@@ -162,7 +159,7 @@ class Communicator:
             flat.div_(self.size)
 
     def _run(self, schedule: Schedule, flat: torch.Tensor, op: str, tag: int) -> None:
-        collectives = self._transport.prefers_collectives(flat) and not schedule.lowered
+        collectives = self._collectives and not schedule.lowered and self._transport.prefers_collectives(flat)
         if collectives and flat.numel() % schedule.chunks:
             # library calls want equal parts; Moves do not. Gradients never come here: their arena is padded once
             padded = flat.new_zeros(-(-flat.numel() // schedule.chunks) * schedule.chunks)
@@ -203,32 +200,37 @@ class Communicator:
 
     def bcast(self, x: torch.Tensor | None, root: int = 0) -> torch.Tensor:
         """The tensor of `root`, on all ranks. Receivers pass None, or a tensor of its shape and dtype to be filled."""
-        self._check_rank(root, "root")
+        check_rank(root, "root", self.size)
         if self.rank == root or x is not None:
-            _check_tensor(x)
+            check_tensor(x)
 
         def work(tag: int) -> torch.Tensor:
             tree = self._broadcasting(binomial, root)
-            header = _header(x) if self.rank == root and x is not None else torch.empty(HEADER, dtype=torch.int64)
+            header = header_of(x) if self.rank == root and x is not None else torch.empty(HEADER, dtype=torch.int64)
             self._run(tree, header, "sum", tag)
-            out = x.detach() if x is not None and _describes(header, x) else _empty(header)
+            out = x.detach() if x is not None and describes(header, x) else announced(header)
             flat = out if self._transport.can_carry(out) else out.cpu()
             flat = flat.contiguous().view(-1)
-            self._run(tree if flat.nbytes <= BCAST_TREE else self._broadcasting(scatter_gather, root), _bytes(flat), "sum", tag)
+            self._run(
+                tree if flat.nbytes <= BCAST_TREE else self._broadcasting(scatter_gather, root),
+                flat.view(torch.uint8),
+                "sum",
+                tag,
+            )
             if flat.data_ptr() != out.data_ptr():
                 out.copy_(flat.view(out.shape))
             if x is None:
                 return out
-            if not _describes(header, x):  # only now: the others were waiting for this rank's part
-                raise ValueError(f"bcast: rank {self.rank} offered {_text(x)} to fill, but root {root} sent {_text(out)}")
+            if not describes(header, x):  # only now: the others were waiting for this rank's part
+                raise ValueError(f"bcast: rank {self.rank} offered {text_of(x)} to fill, but root {root} sent {text_of(out)}")
             return x
 
         return self._start(f"bcast(root {root})", work, [] if x is None else [x]).wait()
 
     def gather(self, x: torch.Tensor, root: int = 0) -> list[torch.Tensor] | None:
         """The tensors of all ranks as a list at `root`, None elsewhere. Shapes may differ."""
-        self._check_rank(root, "root")
-        _check_tensor(x)
+        check_rank(root, "root", self.size)
+        check_tensor(x)
         others = self._others()
 
         def work(tag: int) -> list[torch.Tensor] | None:
@@ -241,7 +243,7 @@ class Communicator:
 
     def allgather(self, x: torch.Tensor) -> list[torch.Tensor]:
         """The tensors of all ranks as a list, on all ranks. Shapes may differ."""
-        _check_tensor(x)
+        check_tensor(x)
         others = self._others()
         return self._start(
             "allgather()", lambda tag: self._in_order(x, self._swap(dict.fromkeys(others, x), others, tag)), [x]
@@ -249,9 +251,9 @@ class Communicator:
 
     def scatter(self, xs: Sequence[torch.Tensor] | None, root: int = 0) -> torch.Tensor:
         """Rank i gets xs[i] of `root`. Others pass None. Shapes may differ."""
-        self._check_rank(root, "root")
+        check_rank(root, "root", self.size)
         if self.rank == root:
-            self._check_list(xs, "scatter", "the root passes")
+            check_list(xs, "scatter", "the root passes", self.size)
         elif xs is not None:
             raise ValueError(f"scatter: rank {self.rank} passes None, because root is {root}")
 
@@ -265,7 +267,7 @@ class Communicator:
 
     def alltoall(self, xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Rank i sends xs[j] to rank j and gets a list whose element j came from rank j. Shapes may differ."""
-        self._check_list(xs, "alltoall", "every rank passes")
+        check_list(xs, "alltoall", "every rank passes", self.size)
         others = self._others()
         return self._start(
             "alltoall()", lambda tag: self._in_order(xs[self.rank], self._swap({i: xs[i] for i in others}, others, tag)), xs
@@ -273,14 +275,14 @@ class Communicator:
 
     def send(self, x: torch.Tensor, dest: int, tag: int = 0) -> None:
         """Send `x`; returns when `dest` has begun to receive it. Messages of one pair and tag arrive in order."""
-        _check_tensor(x)
-        self._check_peer(dest, "dest")
+        check_tensor(x)
+        check_peer(dest, "dest", self.size, self.rank)
         work = lambda wire_tag: self._swap({dest: x}, [], wire_tag)  # noqa: E731
         self._start(f"send(to {dest}, tag {tag})", work, [x], pair=(self.rank, dest, tag)).wait()
 
     def recv(self, source: int, tag: int = 0) -> torch.Tensor:
         """The next tensor from `source`, with the shape and dtype it had there."""
-        self._check_peer(source, "source")
+        check_peer(source, "source", self.size, self.rank)
         work = lambda wire_tag: self._swap({}, [source], wire_tag)[source]  # noqa: E731
         return self._start(f"recv(from {source}, tag {tag})", work, pair=(source, self.rank, tag)).wait()
 
@@ -296,8 +298,8 @@ class Communicator:
             to = [peer for k in distances if (peer := (self.rank + k) % self.size) in outgoing]
             source = [peer for k in distances if (peer := (self.rank - k) % self.size) in incoming]
             headers = {peer: torch.empty(HEADER, dtype=torch.int64) for peer in source}
-            self._exchange({peer: _header(outgoing[peer]) for peer in to}, headers, tag)
-            landing = {peer: _empty(header) for peer, header in headers.items()}
+            self._exchange({peer: header_of(outgoing[peer]) for peer in to}, headers, tag)
+            landing = {peer: announced(header) for peer, header in headers.items()}
             self._exchange({peer: outgoing[peer].detach().contiguous().view(-1) for peer in to}, landing, tag)
             received |= landing
         return received
@@ -321,28 +323,28 @@ class Communicator:
 
     def bcast_obj(self, obj: Any, root: int = 0) -> Any:
         """The object of `root`, on all ranks."""
-        self._check_rank(root, "root")
-        return _unpack(self.bcast(_pack(obj) if self.rank == root else None, root))
+        check_rank(root, "root", self.size)
+        return unpack(self.bcast(pack(obj) if self.rank == root else None, root))
 
     def gather_obj(self, obj: Any, root: int = 0) -> list[Any] | None:
         """The objects of all ranks as a list at `root`, None elsewhere."""
-        packed = self.gather(_pack(obj), root)
-        return None if packed is None else [_unpack(x) for x in packed]
+        packed = self.gather(pack(obj), root)
+        return None if packed is None else [unpack(x) for x in packed]
 
     def allgather_obj(self, obj: Any) -> list[Any]:
         """The objects of all ranks as a list, on all ranks."""
-        return [_unpack(x) for x in self.allgather(_pack(obj))]
+        return [unpack(x) for x in self.allgather(pack(obj))]
 
     def scatter_obj(self, objs: Sequence[Any] | None, root: int = 0) -> Any:
         """Rank i gets objs[i] of `root`."""
-        self._check_rank(root, "root")
+        check_rank(root, "root", self.size)
         if self.rank == root and (objs is None or len(objs) != self.size):
             raise ValueError(f"scatter_obj: the root passes a list of {self.size} objects, one per rank")
-        return _unpack(self.scatter([_pack(obj) for obj in objs] if self.rank == root and objs is not None else None, root))
+        return unpack(self.scatter([pack(obj) for obj in objs] if self.rank == root and objs is not None else None, root))
 
     def allreduce_obj(self, obj: Any, op: ReduceOp = "sum") -> Any:
         """Python's `+` (or max, min, mean) over the objects in rank order, on all ranks."""
-        _check_op(op)
+        check_op(op)
         objs = self.allgather_obj(obj)
         if op in ("max", "min"):
             return max(objs) if op == "max" else min(objs)
@@ -352,10 +354,10 @@ class Communicator:
         return total / self.size if op == "mean" else total
 
     def send_obj(self, obj: Any, dest: int, tag: int = 0) -> None:
-        self.send(_pack(obj), dest, tag)
+        self.send(pack(obj), dest, tag)
 
     def recv_obj(self, source: int, tag: int = 0) -> Any:
-        return _unpack(self.recv(source, tag))
+        return unpack(self.recv(source, tag))
 
     # ---- groups and life -----------------------------------------------------------------------------------------------------
 
@@ -364,19 +366,29 @@ class Communicator:
         if not isinstance(color, int) or not isinstance(key, int):
             raise TypeError(f"split wants ints, got color {color!r} and key {key!r}")
         table = self.allgather_obj((color, key))
-        members = sorted((rank for rank in range(self.size) if table[rank][0] == color), key=lambda rank: (table[rank][1], rank))
         self._splits += 1
-        same = len(members) == self.size
+        members = {
+            other: sorted((rank for rank in range(self.size) if table[rank][0] == other), key=lambda rank: (table[rank][1], rank))
+            for other in sorted({other for other, _ in table})
+        }
+        ranks = {other: [self._ranks[rank] for rank in own] for other, own in members.items()}
+        keys = {other: [self._keys[rank] for rank in own] for other, own in members.items()}
+        algorithm = self._algorithm if len(members) == 1 else None  # a schedule is for one world size
+        whole = self._parent is None  # torch makes groups only where all ranks of the world take part
+        if whole:
+            for other in members:
+                prepare(self._transport, ranks[other], algorithm or for_world(Hosts.of(keys[other])))
         return Communicator(
             f"{self._name}.{self._splits}.{color}",
-            [self._ranks[rank] for rank in members],
-            members.index(self.rank),
+            ranks[color],
+            members[color].index(self.rank),
             self._transport,
             self._issuer,
             self._watch,
-            [self._keys[rank] for rank in members],
-            self._algorithm if same else None,  # a schedule is for one world size
+            keys[color],
+            algorithm,
             parent=self,
+            collectives=whole,
         )
 
     def close(self) -> None:
@@ -443,7 +455,9 @@ class Communicator:
         if len(calls) > 1:
             usual = max(calls.values(), key=len)  # the first of several equally large parties counts as the usual one
             odd = sorted(rank for ranks in calls.values() if ranks is not usual for rank in ranks)
-            told = "; ".join(f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}: {text}" for text, ranks in calls.items())
+            told = "; ".join(
+                f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}: {text}" for text, ranks in calls.items()
+            )
             raise CommunicationError(f"ranks disagree on operation number {number}: {told}", operation=name, missing=odd)
 
     def _others(self) -> list[int]:
@@ -455,23 +469,11 @@ class Communicator:
             self._broadcasts[key] = make(self.size, root)
         return self._broadcasts[key]
 
-    # ---- arguments -----------------------------------------------------------------------------------------------------------
 
-    def _check_rank(self, rank: int, name: str) -> None:
-        if not isinstance(rank, int) or not 0 <= rank < self.size:
-            raise ValueError(f"{name}={rank!r} is not a rank of this communicator: 0 to {self.size - 1}")
-
-    def _check_peer(self, rank: int, name: str) -> None:
-        self._check_rank(rank, name)
-        if rank == self.rank:
-            raise ValueError(f"{name}={rank} is this rank itself: a send waits for its receiver, so it would wait for ever")
-
-    def _check_list(self, xs: Sequence[torch.Tensor] | None, verb: str, who: str) -> None:
-        if not isinstance(xs, list | tuple) or len(xs) != self.size:
-            got = f"{len(xs)} elements" if isinstance(xs, list | tuple) else type(xs).__name__
-            raise ValueError(f"{verb}: {who} a list of {self.size} tensors, one per rank; got {got}")
-        for x in xs:
-            _check_tensor(x)
+def prepare(transport: Transport, ranks: Sequence[int], schedule: Schedule) -> None:
+    """Ready the transport for a communicator of `ranks`; all ranks of the world call it, members or not."""
+    for needed in (schedule, _scattering(len(ranks))):
+        transport.prepare(needed, ranks)
 
 
 def _scattering(size: int) -> Schedule:
@@ -480,60 +482,6 @@ def _scattering(size: int) -> Schedule:
     return Schedule(f"reduce_scatter({size})", size, size, (Step((call,)),) if size > 1 else ())
 
 
-def _check_tensor(x: Any) -> None:
-    if not isinstance(x, torch.Tensor):
-        raise TypeError(f"a torch.Tensor is wanted, got {type(x).__name__}: plain objects travel with the methods that end in _obj")
-    if x.layout is not torch.strided:
-        raise TypeError(f"a {x.layout} tensor cannot travel: call .to_dense() first")
-    if x.dtype not in DTYPES:
-        raise TypeError(f"{x.dtype} cannot travel: use one of {', '.join(str(d).removeprefix('torch.') for d in DTYPES)}")
-
-
-def _check_op(op: str) -> None:
-    if op not in ("sum", "mean", "max", "min"):
-        raise ValueError(f"op={op!r}: use sum, mean, max or min")
-
-
-def _check_reduction(x: torch.Tensor, op: str) -> None:
-    _check_tensor(x)
-    _check_op(op)
-    if op == "mean" and not (x.is_floating_point() or x.is_complex()):
-        raise TypeError(f"the mean of {x.dtype} is not a {x.dtype}: reduce with sum, or x.float() first")
-    if op in ("max", "min") and x.is_complex():
-        raise TypeError(f"complex numbers have no {op}")
-
-
-def _text(x: torch.Tensor) -> str:
-    return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"
-
-
 def _tag(*parts: object) -> int:
     """31 bits, because gloo's tags are signed 32."""
     return zlib.crc32(repr(parts).encode()) & 0x7FFFFFFF
-
-
-def _header(x: torch.Tensor) -> torch.Tensor:
-    words = [DTYPES.index(x.dtype), int(x.is_cuda), x.dim(), *x.shape]
-    return torch.tensor(words + [0] * (HEADER - len(words)), dtype=torch.int64)
-
-
-def _empty(header: torch.Tensor) -> torch.Tensor:
-    dtype, cuda, dims, *shape = header.tolist()
-    return torch.empty(shape[:dims], dtype=DTYPES[dtype], device="cuda" if cuda else "cpu")
-
-
-def _describes(header: torch.Tensor, x: torch.Tensor) -> bool:
-    dtype, _, dims, *shape = header.tolist()
-    return DTYPES[dtype] == x.dtype and tuple(shape[:dims]) == tuple(x.shape)
-
-
-def _bytes(flat: torch.Tensor) -> torch.Tensor:
-    return flat.view(torch.uint8)
-
-
-def _pack(obj: Any) -> torch.Tensor:
-    return torch.frombuffer(bytearray(codec.encode(obj)), dtype=torch.uint8)
-
-
-def _unpack(x: torch.Tensor) -> Any:
-    return codec.decode(memoryview(x.numpy()))

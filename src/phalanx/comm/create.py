@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from phalanx.comm.communicator import Communicator
+from phalanx.comm.choose import for_world
+from phalanx.comm.communicator import Communicator, prepare
 from phalanx.comm.failure import CommunicationError, Watch, guard
-from phalanx.comm.hosts import host_key
+from phalanx.comm.hosts import Hosts, host_key
 from phalanx.comm.issuer import Issuer
 from phalanx.comm.launch import discover
 from phalanx.comm.transports.local import LocalTransport, LocalWorld
@@ -34,7 +35,9 @@ def create_communicator(algorithm: Schedule | None = None, *, backend: str | Non
 
     if already_initialized():
         if backend is not None:
-            raise ValueError(f"backend={backend!r}: torch.distributed is initialised already; leave backend out to use it as it is")
+            raise ValueError(
+                f"backend={backend!r}: torch.distributed is initialised already; leave backend out to use it as it is"
+            )
         _check_world(algorithm, dist.get_world_size())
         transport = TorchTransport.adopt(timeout)
     else:
@@ -51,6 +54,7 @@ def create_communicator(algorithm: Schedule | None = None, *, backend: str | Non
     # the keys of all hosts, over the store: the communicator that could gather them needs them to exist
     store.set(f"host/{rank}", host_key())
     keys = [store.get(f"host/{r}").decode() for r in range(size)]
+    prepare(transport, range(size), algorithm or for_world(Hosts.of(keys)))
     return Communicator("world", range(size), rank, transport, issuer, watch, keys, algorithm)
 
 
@@ -66,7 +70,8 @@ def run_local(
         raise ValueError(f"run_local({n}, hosts={hosts}): at least one rank, spread evenly over the hosts")
     _check(algorithm, timeout)
     _check_world(algorithm, n)
-    world, store = LocalWorld(n), dist.HashStore()
+    world = LocalWorld(n)
+    store: Any = dist.HashStore()  # its type lacks multi_set, the object has it
     results: list[Any] = [None] * n
     errors: list[tuple[int, BaseException]] = []
 

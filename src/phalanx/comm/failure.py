@@ -35,6 +35,7 @@ T = TypeVar("T")
 
 FOR_EVER = datetime.timedelta(days=30)
 EXIT_GRACE = 3.0  # seconds a rank may use to leave by itself after another one raised; then it is ended
+LAST_WORDS = 1.5  # seconds that a rank which raised keeps the store for the others: the reason must reach them
 
 
 class CommunicationError(RuntimeError):
@@ -69,28 +70,31 @@ class Verdict:
 
     states: dict[int, State] = field(default_factory=dict)
     store_lost: int | None = None  # the rank that held the store, when the store itself does not answer
+    world: int = 0  # ranks of the job: those outside the communicator may be the reason too
 
     def to_json(self) -> str:
-        return json.dumps({"states": {rank: asdict(state) for rank, state in self.states.items()}, "store_lost": self.store_lost})
+        return json.dumps(asdict(self))
 
     @staticmethod
     def from_json(text: str) -> Verdict:
         data = json.loads(text)
-        return Verdict({int(rank): State(**state) for rank, state in data["states"].items()}, data["store_lost"])
+        return Verdict({int(rank): State(**state) for rank, state in data["states"].items()}, data["store_lost"], data["world"])
 
 
 def explain(mine: State, members: Mapping[int, int], verdict: Verdict, cause: str = "") -> CommunicationError:
     """The error of a rank in state `mine`, an operation of `members`: their rank in the communicator -> in the world."""
-    facts: dict[str, list[int]] = {}
-    for rank, world_rank in members.items():
-        facts.setdefault(_fact(mine, verdict.states.get(world_rank), world_rank == verdict.store_lost), []).append(rank)
+    facts = _facts(mine, members, verdict)
     waiting = facts.pop("", [])
     # who cannot answer, or fell, explains why others are late; who is merely late is named only when nobody fell
     fallen = {fact: ranks for fact, ranks in facts.items() if not fact.startswith("late: ")}
-    named = fallen or facts
+    outside = {rank: rank for rank in range(verdict.world) if rank not in members.values()}
+    elsewhere = {fact: ranks for fact, ranks in _facts(mine, outside, verdict).items() if fact and not fact.startswith("late: ")}
+    named = fallen or ({} if elsewhere else facts)
     missing = sorted(rank for ranks in named.values() for rank in ranks)
     if named:
-        words = "; ".join(f"{_ranks(ranks)} {fact.removeprefix('late: ')}" for fact, ranks in named.items())
+        words = _words(named)
+    elif elsewhere:
+        words = f"the job is broken outside of its {len(members)} ranks: in the world, {_words(elsewhere)}"
     else:
         words = f"all {len(waiting)} ranks are in it and none gets on: the network is cut or slower than the timeout allows"
     name = f"{mine.operation} (number {mine.number})" if mine.number else mine.operation
@@ -99,12 +103,23 @@ def explain(mine: State, members: Mapping[int, int], verdict: Verdict, cause: st
     )
 
 
+def _facts(mine: State, members: Mapping[int, int], verdict: Verdict) -> dict[str, list[int]]:
+    """What is wrong -> with which ranks."""
+    facts: dict[str, list[int]] = {}
+    for rank, world_rank in members.items():
+        facts.setdefault(_fact(mine, verdict.states.get(world_rank), world_rank == verdict.store_lost), []).append(rank)
+    return facts
+
+
+def _words(facts: Mapping[str, Sequence[int]]) -> str:
+    return "; ".join(f"{_ranks(ranks)} {fact.removeprefix('late: ')}" for fact, ranks in facts.items())
+
+
 def _fact(mine: State, other: State | None, held_store: bool) -> str:
     """What is wrong with one rank, seen from `mine`; empty for a rank that waits in the same operation."""
-    if other is None:
-        return "does not answer: dead, stopped or cut off" + (" (the job's store went with it)" if held_store else "")
-    if other.process:
-        return f"does not answer: {other.process}"
+    if other is None or other.process:
+        reason = other.process if other is not None else "dead, stopped or cut off"
+        return f"does not answer: {reason}" + (" (the job's store went with it)" if held_store else "")
     if other.raised:
         return f"raised {other.raised}"
     if other.left:
@@ -137,22 +152,30 @@ class Store(Protocol):
 class Watch:
     """One per process (or per thread that plays a rank): hears alarms, answers them, and raises them.
 
-    `store` serves the threads that raise alarms, `ear` (a second connection) the thread that sleeps until one is raised.
+    `store` serves the threads that raise alarms, `ear` (a second connection) the thread that sleeps until one is raised. The
+    rank that holds the store outlives the others: when it is done it says so, and lingers until nobody needs the store.
     """
 
-    def __init__(self, rank: int, world: int, store: Store, ear: Store, *, timeout: float, store_rank: int | None, may_exit: bool) -> None:
-        self.rank, self.world = rank, world
-        self.grace = min(timeout / 4, 3.0)
+    def __init__(
+        self, rank: int, world: int, store: Store, ear: Store, *, timeout: float, store_rank: int | None, may_exit: bool
+    ) -> None:
+        self.rank, self.world, self.store_rank = rank, world, store_rank
+        self.grace = min(timeout / 4, 3.0)  # seconds within which an alarm is raised, answered and judged
         self.alarmed = threading.Event()
+        self.deserted = threading.Event()  # the rank that holds the store is done, and answers no operation any more
+        self._timeout = timeout
         self._store, self._ear = store, ear
-        self._store_rank = store_rank
         self._may_exit = may_exit  # ranks that are processes are ended EXIT_GRACE after another one raised
         self._state: Callable[[], State] = State
         self._raised = ""
         self._verdict: Verdict | None = None
         self._quiet = False
+        self._store_lost = False
+        self._hung_up = False  # all that the store could tell was heard
+        self._process = os.getpid()
         self._thread = threading.Thread(target=self._listen, name="phalanx-watch", daemon=True)
         store.set(f"process/{rank}", _process_note())
+        self._holder = store.get(f"process/{store_rank}").decode() if store_rank is not None else ""
 
     def start(self, state: Callable[[], State]) -> None:
         """Begin to answer; `state` says at any moment what this rank is doing."""
@@ -166,84 +189,120 @@ class Watch:
     def raised(self, error: BaseException) -> None:
         """This rank ends with an uncaught exception: the others must end too, also those that compute for another hour."""
         self._raised = traceback.format_exception_only(error)[-1].strip()[:300]
+        if not self._unreachable():
+            _within(self.grace, self._end_others)
         self._ask()
-        _within(self.grace, self._end_others)
 
     def stop(self) -> None:
-        """This rank is done. Idempotent."""
-        if self._quiet:
+        """This rank is done. Idempotent; starts no thread, because Python 3.12 allows none at exit."""
+        if self._quiet or os.getpid() != self._process:  # a forked child has no business with its parent's connections
             return
         self._quiet = True
-        _within(self.grace, self._say_goodbye)
-        self._thread.join(0.5)
+        if self._unreachable():
+            return
+        with contextlib.suppress(Exception):
+            self._store.multi_set([f"state/{self.rank}"], [self._answer()])
+            if self.store_rank == self.rank:
+                others = self._others()
+                self._store.multi_set([f"alarm/{rank}" for rank in others], ["deserted"] * len(others))
+            self._store.multi_set([f"{key}/{self.rank}" for key in ("alarm", "again", "ended")], ["stop"] * 3)
+            self._thread.join(0.5)
+            self._store.set(f"gone/{self.rank}", "")
+
+    def linger(self) -> None:
+        """The store ends with this process: stay until no other rank needs it, for the timeout at most."""
+        if self.store_rank != self.rank or os.getpid() != self._process:
+            return
+        deadline = time.monotonic() + (LAST_WORDS if self._raised else self._timeout)
+        answered = (
+            range(self.world) if self._verdict is None else [r for r, state in self._verdict.states.items() if not state.process]
+        )
+        pending = set(answered) - {self.rank}
+        with contextlib.suppress(Exception):
+            while pending and time.monotonic() < deadline:
+                pending = {rank for rank in pending if not self._store.check([f"gone/{rank}"]) and not self._process_word(rank)}
+                time.sleep(0.02 if len(pending) < 100 else 0.2)
+
+    def _others(self) -> list[int]:
+        return [rank for rank in range(self.world) if rank != self.rank]
+
+    def _unreachable(self) -> bool:
+        """Whether to leave the store alone: a client whose server was stopped blocks, one whose server died makes torch print."""
+        return self._hung_up or self._store_lost or (self._verdict is not None and self._verdict.store_lost is not None)
 
     def _end_others(self) -> None:
-        others = [f"ended/{rank}" for rank in range(self.world) if rank != self.rank]
+        others = self._others()
         if self._store.compare_set("ended", "", str(self.rank)).decode() == str(self.rank) and others:
-            self._store.multi_set(others, [f"rank {self.rank} raised {self._raised}"] * len(others))
+            self._store.multi_set([f"ended/{rank}" for rank in others], [f"rank {self.rank} raised {self._raised}"] * len(others))
 
-    def _say_goodbye(self) -> None:
-        self._store.multi_set([f"state/{self.rank}"], [json.dumps(asdict(self._answer()))])
-        self._store.multi_set([f"{key}/{self.rank}" for key in ("alarm", "ended")], ["stop", "stop"])
-        if self._verdict is not None and self._store_rank == self.rank:
-            # the store ends with this process: stay until the others have read the verdict
-            deadline = time.monotonic() + 1.0
-            while self._store.add("heard", 0) < len(self._verdict.states) - 1 and time.monotonic() < deadline:
-                time.sleep(0.02)
-
-    def _answer(self) -> State:
+    def _answer(self) -> str:
         state = self._state()
-        return State(state.comm, state.number, state.operation, state.seconds, raised=self._raised, left=self._quiet)
+        return json.dumps(
+            asdict(State(state.comm, state.number, state.operation, state.seconds, raised=self._raised, left=self._quiet))
+        )
 
     # ---- hearing -----------------------------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
         try:
-            self._ear.wait([f"alarm/{self.rank}"], FOR_EVER)
-            if self._quiet:
-                return
-            self._ear.set(f"state/{self.rank}", json.dumps(asdict(self._answer())))
-            self.alarmed.set()
-            self._ear.wait(["verdict"], datetime.timedelta(seconds=2 * self.grace + 1))
-            self._verdict = Verdict.from_json(self._ear.get("verdict").decode())
-            self._ear.add("heard", 1)
-            self._ear.wait([f"ended/{self.rank}"], FOR_EVER)
-            why = self._ear.get(f"ended/{self.rank}").decode()
+            why = self._hear()
         except Exception:  # the store is gone: whoever waits will learn it by its own broken operation, or by the timeout
+            self._store_lost = True
             return
-        if self._may_exit and not self._quiet and not self._raised:
+        if why and self._may_exit and not self._quiet and not self._raised:
             time.sleep(EXIT_GRACE)
             if not self._quiet:
                 print(f"[rank {self.rank}] ended because {why}", file=sys.stderr, flush=True)
                 os._exit(1)
 
+    def _hear(self) -> str:
+        """Sleep until there is an alarm, answer it, and return why this process must end, or nothing if it is done before."""
+        self._ear.wait([f"alarm/{self.rank}"], FOR_EVER)
+        if self._ear.get(f"alarm/{self.rank}") == b"deserted":
+            self.deserted.set()
+            self._ear.wait([f"again/{self.rank}"], FOR_EVER)
+        if self._quiet:
+            return ""
+        self._ear.set(f"state/{self.rank}", self._answer())
+        self.alarmed.set()
+        with contextlib.suppress(RuntimeError):  # its author may have died since
+            self._ear.wait(["verdict"], datetime.timedelta(seconds=self.grace))
+            self._verdict = Verdict.from_json(self._ear.get("verdict").decode())
+        self._ear.wait([f"ended/{self.rank}"], FOR_EVER)
+        why = self._ear.get(f"ended/{self.rank}").decode()
+        if not self._quiet:
+            self._hung_up = True
+            self._ear.set(f"gone/{self.rank}", "")
+        return why
+
     # ---- asking ------------------------------------------------------------------------------------------------------------
 
     def _ask(self) -> Verdict:
-        """Raise the alarm, or join the one that was raised; never longer than about `grace`, whatever the store does."""
-        if self._verdict is not None:
-            return self._verdict
-        answer = _within(1.5 * self.grace + 0.5, self._collect)
-        self._verdict = answer or Verdict({self.rank: self._answer()} | self._presumed_well(), self._store_rank)
+        """Raise the alarm, or join the one that was raised; never longer than `grace`, whatever the store does."""
+        if self._verdict is None:
+            answer = None if self._unreachable() else _within(self.grace, self._collect)
+            self._verdict = answer or self._verdict or self._presumed()
         return self._verdict
 
-    def _presumed_well(self) -> dict[int, State]:
+    def _presumed(self) -> Verdict:
         """Without a store nobody can be asked: only its holder is known to be gone; the others get the benefit of the doubt."""
         mine = self._state()
-        return {rank: mine for rank in range(self.world) if rank != self._store_rank}
+        states = {rank: mine for rank in range(self.world) if rank != self.store_rank}
+        if self.store_rank is not None and (word := _process_word(self._holder)):
+            states[self.store_rank] = State(process=word)
+        return Verdict(states, self.store_rank, self.world)
 
     def _collect(self) -> Verdict:
         first = self._store.compare_set("alarm", "", str(self.rank)).decode() == str(self.rank)
+        self._store.set(f"state/{self.rank}", self._answer())
         if not first:
             with contextlib.suppress(Exception):  # its author may have died since: then ask again, oneself
-                self._store.set(f"state/{self.rank}", json.dumps(asdict(self._answer())))
-                self._store.wait(["verdict"], datetime.timedelta(seconds=self.grace))
+                self._store.wait(["verdict"], datetime.timedelta(seconds=0.6 * self.grace))
                 return Verdict.from_json(self._store.get("verdict").decode())
-        deadline = time.monotonic() + self.grace
-        self._store.set(f"state/{self.rank}", json.dumps(asdict(self._answer())))
-        others = [f"alarm/{rank}" for rank in range(self.world) if rank != self.rank]
+        deadline = time.monotonic() + (0.6 if first else 0.2) * self.grace
+        others = self._others()
         if others:
-            self._store.multi_set(others, ["alarm"] * len(others))
+            self._store.multi_set([f"{key}/{rank}" for key in ("alarm", "again") for rank in others], ["alarm"] * 2 * len(others))
         pending = set(range(self.world))
         fate: dict[int, str] = {}
         while pending and time.monotonic() < deadline:
@@ -255,21 +314,24 @@ class Watch:
         states = {rank: State(process=word) for rank, word in fate.items()}
         for rank in set(range(self.world)) - pending:
             states[rank] = State(**json.loads(self._store.get(f"state/{rank}")))
-        verdict = Verdict(states)
+        verdict = Verdict(states, world=self.world)
         self._store.set("verdict", verdict.to_json())
         return verdict
 
     def _process_word(self, rank: int) -> str:
-        """What the kernel says of a rank on this host that will never answer: killed or stopped; empty otherwise."""
-        if not self._store.check([f"process/{rank}"]):
-            return ""
-        home, pid, started = self._store.get(f"process/{rank}").decode().split()
-        if home != _process_home():
-            return ""
-        found = _process_state(int(pid))
-        if found is None or found[1] != started or found[0] in "ZX":
-            return f"its process {pid} is dead"
-        return f"its process {pid} is stopped" if found[0] in "Tt" else ""
+        key = f"process/{rank}"
+        return _process_word(self._store.get(key).decode()) if self._store.check([key]) else ""
+
+
+def _process_word(note: str) -> str:
+    """What the kernel says of a process on this host that will never answer: killed or stopped; empty otherwise."""
+    home, pid, started = note.split()
+    if home != _process_home():
+        return ""
+    found = _process_state(int(pid))
+    if found is None or found[1] != started or found[0] in "ZX":
+        return f"its process {pid} is dead"
+    return f"its process {pid} is stopped" if found[0] in "Tt" else ""
 
 
 def _process_home() -> str:
@@ -298,13 +360,17 @@ def _process_note() -> str:
 # ---- uncaught exceptions ---------------------------------------------------------------------------------------------------
 
 _watches: list[Watch] = []
+_held: list[Watch] = []  # of this process's stores: they outlive their communicators
+_telling = False
 
 
 def guard(watch: Watch) -> None:
     """From now on an uncaught exception of this process is told to all ranks, after its traceback was printed."""
-    if not _watches:
-        _install_hook()
+    if not _held:
+        atexit.register(_leave)
+    _install_hook()
     _watches.append(watch)
+    _held.append(watch)
 
 
 def release(watch: Watch) -> None:
@@ -313,25 +379,33 @@ def release(watch: Watch) -> None:
 
 
 def _install_hook() -> None:
+    """Each time anew: init_process_group wraps the hook that it finds, and would print only after ours has told the others."""
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
-        echo = isinstance(error, CommunicationError) and any(watch.alarmed.is_set() for watch in _watches)
+        global _telling
+        mine = [watch for watch in _watches if watch._process == os.getpid()]
+        if _telling or not mine:  # an outer hook of ours tells
+            previous(kind, error, where)
+            return
+        _telling = True
+        echo = isinstance(error, CommunicationError) and any(watch.alarmed.is_set() for watch in mine)
         if echo:  # another rank has printed the cause; a traceback from each of 800 ranks would bury it
-            print(f"[rank {_watches[0].rank}] {kind.__name__}: {error}", file=sys.stderr, flush=True)
+            print(f"[rank {mine[0].rank}] {kind.__name__}: {error}", file=sys.stderr, flush=True)
         else:
             previous(kind, error, where)
             sys.stderr.flush()
-        for watch in list(_watches):
+        for watch in mine:
             watch.raised(error)
 
     sys.excepthook = hook
-    atexit.register(_stop_all)
 
 
-def _stop_all() -> None:
-    for watch in list(_watches):
+def _leave() -> None:
+    for watch in _watches:
         watch.stop()
+    for watch in _held:
+        watch.linger()
 
 
 def _within(seconds: float, ask: Callable[[], T]) -> T | None:

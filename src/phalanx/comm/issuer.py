@@ -17,12 +17,15 @@ from phalanx.comm.failure import CommunicationError, State, Watch
 from phalanx.comm.streams import Lane
 
 LOOK = 0.1  # seconds between two looks at the clock and the alarm while waiting
+AFTERMATH = 2.0  # seconds without progress after which messages of a rank that has ended are no longer expected
 
 
 class Operation:
     """One communication on its way: what it is called, who takes part, the work, and how it ended."""
 
-    def __init__(self, comm: str, number: int, name: str, members: Mapping[int, int], work: Callable[[], Any], lane: Lane) -> None:
+    def __init__(
+        self, comm: str, number: int, name: str, members: Mapping[int, int], work: Callable[[], Any], lane: Lane
+    ) -> None:
         self.comm, self.number, self.name, self.members = comm, number, name, members
         self.work, self.lane = work, lane
         self.finished = threading.Event()
@@ -91,11 +94,12 @@ class Issuer:
         while not operation.finished.wait(LOOK):
             if self._watch is None:
                 continue
-            current = self._current
-            since = max(operation.alive, current.alive if current else 0.0)
-            if self._watch.alarmed.is_set():
+            current = self._current or operation
+            still = time.monotonic() - max(operation.alive, current.alive)
+            deserted = self._watch.deserted.is_set() and self._watch.store_rank in current.members.values()
+            if self._watch.alarmed.is_set() or (deserted and still > AFTERMATH):
                 raise self._fail(operation, "")
-            if time.monotonic() - since > self.patience:
+            if still > self.patience:
                 raise self._fail(operation, f"no progress for {self.patience:.1f} s")
         error = operation.error
         if error is not None and not _is_transport_failure(error):

@@ -53,7 +53,9 @@ def discover(environ: Mapping[str, str] = os.environ) -> Launch:
     if "RANK" in environ and "WORLD_SIZE" in environ:
         return _torchrun(environ)
     if "OMPI_COMM_WORLD_RANK" in environ:
-        return _mpirun(environ, "mpirun (Open MPI)", *(f"OMPI_COMM_WORLD_{key}" for key in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")))
+        return _mpirun(
+            environ, "mpirun (Open MPI)", *(f"OMPI_COMM_WORLD_{key}" for key in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
+        )
     if "PMI_RANK" in environ and "PMI_SIZE" in environ and "SLURM_STEP_NUM_TASKS" not in environ:
         return _mpirun(environ, "mpirun (MPICH)", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
     # SLURM_NTASKS is also set in a batch script that never called srun: there is one process then, not SLURM_NTASKS

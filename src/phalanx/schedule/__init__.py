@@ -13,7 +13,7 @@ from .ring import ring
 from .show import show, trace
 from .text import from_text, to_text
 from .torus import torus
-from .traffic import latency_steps, sent
+from .traffic import latency_steps, lowered_ops, sent
 from .tree import tree
 from .verify import verify
 
@@ -39,6 +39,7 @@ __all__ = [
     "hierarchical",
     "latency_steps",
     "lower",
+    "lowered_ops",
     "recursive_doubling",
     "relabel",
     "ring",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from textwrap import wrap
 from typing import Any
 
@@ -13,16 +13,16 @@ from .ops import Collective, Move, Op, Schedule, Step
 
 SHORT = {"all_reduce": "AR", "reduce_scatter": "RS", "all_gather": "AG", "reduce": "R", "broadcast": "B"}
 LEGEND = {
-    "RS": "RS 0-5 {0 1}: reduce-scatter of chunks 0-5 by ranks 0 and 1; this rank keeps the sum of the part after the arrow",
-    "AR": "AR 0-5 {0 1}: all-reduce of chunks 0-5 by ranks 0 and 1",
-    "AG": "AG 0-5 {0 1}: all-gather of chunks 0-5 by ranks 0 and 1; this rank brings the part before the arrow",
-    "R": "R 0-5 {0 1}: reduce of chunks 0-5 by ranks 0 and 1, the first gets the sum",
-    "B": "B 0-5 {0 1}: broadcast of chunks 0-5 by ranks 0 and 1, from the first",
-    ">": "4>1: sends chunk 4 to rank 1",
-    "+": "+3<2: adds chunk 3 from rank 2 to its own",
-    "=": "=3<2: takes chunk 3 from rank 2 instead of its own",
-    "*": "0*1/2: multiplies its chunk 0 by 1/2",
-    ".": ".: nothing to do",
+    "RS": "RS 0-5 {0 1} → 0-2   reduce-scatter of chunks 0-5 by ranks 0 and 1; this rank keeps the sums of 0-2",
+    "AR": "AR 0-5 {0 1}         all-reduce of chunks 0-5 by ranks 0 and 1",
+    "AG": "0-2 → AG 0-5 {0 1}   all-gather of chunks 0-5 by ranks 0 and 1; this rank brings 0-2",
+    "R": "R 0-5 {0 1}          reduce of chunks 0-5 by ranks 0 and 1; the first gets the sums",
+    "B": "B 0-5 {0 1}          broadcast of chunks 0-5 by ranks 0 and 1; the first gives",
+    "→": "4→1   sends chunk 4 to rank 1",
+    "+": "+3←2  adds chunk 3 of rank 2 to its own",
+    "=": "=3←2  takes chunk 3 of rank 2 for its own",
+    "*": "0*1/2 multiplies its chunk 0 by 1/2",
+    ".": ".     nothing to do",
 }
 
 
@@ -37,12 +37,12 @@ def show(s: Schedule, *, width: int = 100, max_ranks: int = 16, max_steps: int =
     columns = [_column(number + 1, s.steps[number], ranks, marks) for number in numbers]
     names = [f"rank {rank}" for rank in ranks]
     lines = [_summary(s)]
+    hidden = [f"ranks {span(hidden_ranks)}"] if hidden_ranks else []
+    hidden += [f"steps {span(range(hidden_steps.start + 1, hidden_steps.stop + 1))}"] if hidden_steps else []
+    if hidden:
+        lines += [f"not shown: {', '.join(hidden)}"]
     for block in _blocks(columns, width - max(map(len, names))):
         lines += ["", *_render(block, names, hidden_ranks)]
-    if hidden_ranks:
-        lines += ["", f"ranks {span(hidden_ranks)} are not shown"]
-    if hidden_steps:
-        lines += ["", f"steps {span(range(hidden_steps.start + 1, hidden_steps.stop + 1))} are not shown"]
     if marks:
         lines += ["", *(line for mark, line in LEGEND.items() if mark in marks)]
     return "\n".join(line.rstrip() for line in lines) + "\n"
@@ -66,15 +66,19 @@ def _ends(count: int, limit: int) -> tuple[list[int], range]:
 
 
 def _column(number: int, step: Step, ranks: list[int], marks: set[str]) -> list[str]:
-    """The cells of one step, under its number and label."""
+    """The cells of one step, under its number and label: what a rank gives, then what it gets."""
+    gives: dict[int, list[str]] = defaultdict(list)
+    gets: dict[int, list[str]] = defaultdict(list)
     shown = set(ranks)
-    cells: dict[int, list[str]] = defaultdict(list)
     for op in step.ops:
         for rank, mark, text in _words(op):
             if rank in shown:
-                cells[rank].append(text)
+                (gives if mark == "→" else gets)[rank].append(text)
                 marks.add(mark)
-    body = [" ".join(cells[rank]) or "." for rank in ranks]
+    margin = max(len(" ".join(gives[rank])) for rank in ranks)
+    body = [" ".join([" ".join(gives[rank]).ljust(margin), *gets[rank]]).strip() or "." for rank in ranks]
+    if not margin:
+        body = [" ".join(gets[rank]) or "." for rank in ranks]
     if "." in body:
         marks.add(".")
     return [f"{number} {step.label}".rstrip(), *body]
@@ -83,16 +87,16 @@ def _column(number: int, step: Step, ranks: list[int], marks: set[str]) -> list[
 def _words(op: Op) -> Iterator[tuple[int, str, str]]:
     """For every rank that `op` concerns: the rank, the key of its legend, its word in the cell."""
     if isinstance(op, Move):
-        yield op.src, ">", f"{span(op.chunks)}>{op.dst}"
+        yield op.src, "→", f"{span(op.chunks)}→{op.dst}"
         sign = "+" if op.reduce else "="
-        yield op.dst, sign, f"{sign}{span(op.chunks)}<{op.src}"
+        yield op.dst, sign, f"{sign}{span(op.chunks)}←{op.src}"
     elif isinstance(op, Collective):
         short = SHORT[op.kind]
         text = f"{short} {span(op.chunks)} {{{members(op.group, limit=4)}}}"
         length = len(op.chunks) // len(op.group)
         for i, rank in enumerate(op.group):
             part = span(op.chunks[i * length : (i + 1) * length])
-            yield rank, short, {"RS": f"{text} > {part}", "AG": f"{part} > {text}"}.get(short, text)
+            yield rank, short, {"RS": f"{text} → {part}", "AG": f"{part} → {text}"}.get(short, text)
     else:
         for rank in op.ranks:
             yield rank, "*", f"{span(op.chunks)}*{op.factor}"

@@ -12,8 +12,8 @@
       copy 0 -> 1 [0]
       copy 1 -> 0 [1]
 
-The other ops are `all_reduce 0 1 2 [0:6]` (likewise reduce_scatter, all_gather, reduce, broadcast) and `scale 0:4 [0] by 1/2`. Runs
-are half-open, as in Python: `[0:6]` are the chunks 0 to 5, `[4]` is chunk 4. Lines that begin with # are comments.
+The other ops are `all_reduce 0 1 2 [0:6]` (likewise reduce_scatter, all_gather, reduce, broadcast) and `scale 0:4 [0] by 1/2`.
+Runs are half-open, as in Python: `[0:6]` are the chunks 0 to 5, `[4]` is chunk 4. Lines that begin with # are comments.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from .lower import lower
-from .ops import Move, Schedule
+from .ops import Collective, Move, Schedule
 
 
 def latency_steps(s: Schedule) -> int:
@@ -21,3 +21,16 @@ def sent(s: Schedule, counts: Callable[[int, int], bool] | None = None) -> tuple
         if isinstance(op, Move) and (counts is None or counts(op.src, op.dst)):
             chunks[op.src] += len(op.chunks)
     return tuple(Fraction(count, s.chunks) for count in chunks)
+
+
+def lowered_ops(s: Schedule) -> int:
+    """How many ops `lower(s)` has, without making them."""
+    count = 0
+    for op in s.ops():
+        if isinstance(op, Collective):
+            size = len(op.group)
+            ring = size * (size - 1)
+            count += {"all_reduce": 2 * ring, "reduce_scatter": ring, "all_gather": ring}.get(op.kind, size - 1)
+        else:
+            count += 1
+    return count

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
@@ -44,10 +45,13 @@ def _verify_exactly(s: Schedule) -> None:
             _check_doubly_stochastic(s, chunk, [row[atom] for row in final.rows])
         return
     wanted = _wanted(s)
+    right: list[FormalSum] = []  # the last row found right; most others hold the very same objects, which compare fast
     for rank, row in enumerate(final.rows):
-        for chunk, value in zip(final.starts, row, strict=True):
-            if value != wanted:
-                raise _wrong_end(s, rank, chunk, value)
+        if row != right:
+            for chunk, value in zip(final.starts, row, strict=True):
+                if value != wanted:
+                    raise _wrong_end(s, rank, chunk, value)
+            right = row
 
 
 def _verify_by_fingerprints(s: Schedule) -> None:
@@ -75,7 +79,7 @@ def _verify_by_fingerprints(s: Schedule) -> None:
 
 
 def _check_all(s: Schedule, final: State[int], wanted: int) -> None:
-    right: list[int] = []  # the last row found right; most others hold the very same objects, which compare fast
+    right: list[int] = []  # as above
     for rank, row in enumerate(final.rows):
         if row != right:
             for chunk, value in zip(final.starts, row, strict=True):
@@ -110,13 +114,12 @@ def _wanted(s: Schedule) -> FormalSum:
 
 def _explain(s: Schedule, rank: int, chunk: int) -> ScheduleError:
     """The error that formal sums give for the one chunk which a fingerprint has found guilty."""
-    column = [row[0] for row in _formal(_only(s, chunk)).rows]
     if s.goal == "mixing":
         try:
-            _check_doubly_stochastic(s, chunk, column)
+            _check_doubly_stochastic(s, chunk, [row[0] for row in _formal(_only(s, chunk)).rows])
         except ScheduleError as error:
             return error
-    return _wrong_end(s, rank, chunk, column[rank])
+    return _wrong_end(s, rank, chunk, _formal(_past(_only(s, chunk), rank)).rows[rank][0])
 
 
 def _only(s: Schedule, chunk: int) -> Schedule:
@@ -134,6 +137,18 @@ def _only(s: Schedule, chunk: int) -> Schedule:
     return replace(s, chunks=1, steps=tuple(steps))
 
 
+def _past(s: Schedule, rank: int) -> Schedule:
+    """The ops of `s`, which has one chunk, on which the end of `rank` depends: formal sums of all ranks would fill the memory."""
+    needed = {rank}
+    steps: list[Step] = []
+    for step in reversed(s.steps):
+        ops = tuple(op for op in step.ops if not needed.isdisjoint(_written(op)))
+        needed -= {op.dst for op in ops if isinstance(op, Move) and not op.reduce}
+        needed.update(*((op.src,) if isinstance(op, Move) else _written(op) for op in ops))
+        steps.append(Step(ops, step.label))
+    return replace(s, steps=tuple(reversed(steps)))
+
+
 def _wrong_end(s: Schedule, rank: int, chunk: int, value: FormalSum) -> ScheduleError:
     wanted = "weights that add up to 1" if s.goal == "mixing" else str(_wanted(s))
     culprit = _last_writer(s, rank, chunk)
@@ -143,7 +158,11 @@ def _wrong_end(s: Schedule, rank: int, chunk: int, value: FormalSum) -> Schedule
 def _last_writer(s: Schedule, rank: int, chunk: int) -> str:
     for number, step in reversed(list(enumerate(s.steps, start=1))):
         for op in reversed(step.ops):
-            written = (op.dst,) if isinstance(op, Move) else op.group if isinstance(op, Collective) else op.ranks
-            if chunk in op.chunks and rank in written:
+            if chunk in op.chunks and rank in _written(op):
                 return f"step {number}: {describe(op)}"
     return "no step writes it"
+
+
+def _written(op: Op) -> Sequence[int]:
+    """The ranks whose slots `op` writes."""
+    return (op.dst,) if isinstance(op, Move) else op.group if isinstance(op, Collective) else op.ranks

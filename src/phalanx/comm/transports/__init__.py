@@ -27,7 +27,7 @@ class Transport(Protocol):
         """
 
     def prepare(self, schedule: Schedule, ranks: Sequence[int]) -> None:
-        """Make what `collective` will need for this schedule; called by all of `ranks`, in one order."""
+        """Make what `collective` will need to run this schedule among `ranks`; called by all ranks of the world, in one order."""
 
     def prefers_collectives(self, x: torch.Tensor) -> bool:
         """Whether a schedule on `x` should run as Collectives (NCCL) rather than as Moves."""

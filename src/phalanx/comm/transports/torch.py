@@ -2,12 +2,14 @@
 
 On gloo a schedule runs as Moves: gloo's reduce_scatter is an all-reduce inside and would move twice the bytes. On NCCL it runs
 as Collectives. Sends and receives carry a tag, so that ranks which disagree on the operation wait, and can be told why, instead
-of writing past a buffer (gloo aborts the process from a C++ thread then).
+of writing past a buffer (gloo aborts the process from a C++ thread then). PHALANX_FORM=moves or collectives overrides the choice,
+to compare them.
 """
 
 from __future__ import annotations
 
 import datetime
+import itertools
 import os
 import socket
 import struct
@@ -43,13 +45,13 @@ _lent = 0  # transports that use a default group which Phalanx initialised; the 
 class TorchTransport:
     """The default process group as a transport, initialised here or by the user."""
 
-    def __init__(self, store: dist.Store, *, timeout: float, collectives: bool | None = None) -> None:
+    def __init__(self, store: dist.Store, *, timeout: float) -> None:
         self.store = store
         self._borrows = _lent > 0
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         # the watch ends a hopeless wait after `timeout`; the engine's own limit is only the last resort
         self._limit = datetime.timedelta(seconds=2 * timeout + 30)
-        self._collectives = collectives
+        self._collectives = _forced_form()
         self._groups: dict[tuple[int, ...], Any] = {}
         backends = _backends()
         self._cpu = "gloo" in backends.get("cpu", "")
@@ -67,7 +69,11 @@ class TorchTransport:
         restore = _point_gloo_at(launch)
         try:
             dist.init_process_group(
-                backend, store=store, rank=launch.rank, world_size=launch.world, timeout=datetime.timedelta(seconds=2 * timeout + 30)
+                backend,
+                store=store,
+                rank=launch.rank,
+                world_size=launch.world,
+                timeout=datetime.timedelta(seconds=2 * timeout + 30),
             )
         finally:
             restore()
@@ -92,21 +98,21 @@ class TorchTransport:
             for work in dist.batch_isend_irecv([dist.P2POp(kind, x, peer) for kind, x, peer in outgoing + incoming]):
                 work.wait()  # orders the stream, does not block the host
             return
-        works = [kind(x, peer, group=self._cpu_group, tag=tag) for kind, x, peer in incoming + outgoing]
-        for work in works:
-            if work is not None:
-                work.wait(self._limit)
+        started = [kind(x, peer, group=self._cpu_group, tag=tag) for kind, x, peer in incoming + outgoing]
+        for work in started:
+            assert work is not None  # torch returns None only to ranks outside the group
+            work.wait(self._limit)
 
     def prepare(self, schedule: Schedule, ranks: Sequence[int]) -> None:
         if not (self._collectives or (self._collectives is None and self._cuda)):
             return
         groups = {tuple(ranks[r] for r in op.group) for op in schedule.ops() if isinstance(op, Collective)}
         for group in sorted(groups - self._groups.keys()):  # one order on all ranks
-            if self.rank in group:
-                made = dist.new_group(list(group), use_local_synchronization=True, sort_ranks=False) if len(group) < self.size else None
-                self._groups[group] = made
-                if self._cuda:  # NCCL builds its rings at the first call: now rather than in the first step
-                    dist.all_reduce(torch.zeros(1, device="cuda"), group=made)
+            ordered: Any = {} if list(group) == sorted(group) else {"sort_ranks": False}
+            made = dist.new_group(list(group), **ordered) if group != tuple(range(self.size)) else dist.group.WORLD
+            self._groups[group] = made
+            if self._cuda and self.rank in group:  # NCCL builds its rings at the first call: now rather than in the first step
+                dist.all_reduce(torch.zeros(1, device="cuda"), group=made)
 
     def prefers_collectives(self, x: torch.Tensor) -> bool:
         return (x.is_cuda and self._cuda) if self._collectives is None else self._collectives
@@ -142,6 +148,13 @@ class TorchTransport:
                 dist.destroy_process_group()
 
 
+def _forced_form() -> bool | None:
+    form = os.environ.get("PHALANX_FORM")
+    if form not in (None, "moves", "collectives"):
+        raise ValueError(f"PHALANX_FORM={form!r}: use moves or collectives, or leave it unset")
+    return None if form is None else form == "collectives"
+
+
 def _reduced_part(out: torch.Tensor, x: torch.Tensor, op: Any, group: Any) -> torch.Tensor:
     _reduce_scatter(out, x, op, group=group)
     return out
@@ -155,19 +168,30 @@ def _pieces(x: torch.Tensor) -> Sequence[torch.Tensor]:
 
 def _backends() -> dict[str, str]:
     """Engine by device type of the default group: {'cpu': 'gloo', 'cuda': 'nccl'}."""
-    text = dist.get_backend_config()
-    pairs = [pair.split(":") for pair in text.split(",")]
-    return {device: engine for device, engine in (pair if len(pair) == 2 else ("cpu", pair[0]) for pair in pairs)}
+    found = {}
+    for pair in dist.get_backend_config().split(","):
+        device, _, engine = pair.rpartition(":")
+        found[device or "cpu"] = engine
+    return found
 
 
 # ---- meeting -----------------------------------------------------------------------------------------------------------------
+
+
+# One base store per process and job, kept when a communicator is closed: the next one must not meet at a port that is just being
+# given up. Meetings are numbered, so that none sees the keys of another.
+_base_stores: dict[Launch, dist.Store] = {}
+_meetings = itertools.count()
 
 
 def meet(launch: Launch, timeout: float) -> dist.Store:
     """The job's store, after every rank has come; an error names those that did not."""
     deadline = time.monotonic() + timeout
     try:
-        store = _open_store(launch, timeout)
+        if launch not in _base_stores:
+            _base_stores[launch] = _open_store(launch, timeout)
+        # an elastic job's earlier attempts used the same store
+        store = dist.PrefixStore(f"phalanx/{launch.attempt}/{next(_meetings)}", _base_stores[launch])
     except RuntimeError as error:
         where = f"{launch.address}:{launch.port}" if launch.address else "its host"
         raise CommunicationError(
@@ -197,8 +221,7 @@ def _open_store(launch: Launch, timeout: float) -> dist.Store:
         return _store_by_note(launch, timeout)
     address = launch.address or address_through_mpi4py()
     holds = launch.rank == 0 and not launch.agent_store
-    store = dist.TCPStore(address, launch.port, launch.world, holds, limit, wait_for_workers=False)
-    return dist.PrefixStore(f"phalanx/{launch.attempt}", store)  # an elastic job's earlier attempts used the same store
+    return dist.TCPStore(address, launch.port, launch.world, holds, limit, wait_for_workers=False)
 
 
 def _store_by_note(launch: Launch, timeout: float) -> dist.Store:
@@ -210,7 +233,9 @@ def _store_by_note(launch: Launch, timeout: float) -> dist.Store:
         listener.bind(("127.0.0.1", 0))  # not the wildcard address that TCPStore would take: nobody else has business here
         listener.listen(launch.world)
         port = listener.getsockname()[1]
-        store = dist.TCPStore("127.0.0.1", port, launch.world, True, limit, wait_for_workers=False, master_listen_fd=listener.detach())
+        store = dist.TCPStore(
+            "127.0.0.1", port, launch.world, True, limit, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
         note.leave(str(port))
         try:
             store.wait([f"found/{rank}" for rank in range(1, launch.world)], limit)
@@ -227,7 +252,7 @@ def _store_by_note(launch: Launch, timeout: float) -> dist.Store:
     return store
 
 
-def watch_stores(store: dist.Store, prefix: str) -> tuple[Store, Store, bool]:
+def watch_stores(store: Any, prefix: str) -> tuple[Store, Store, bool]:
     """The store twice, under `prefix`: one client serves one thread at a time, and a watch sleeps on its own.
 
     Also whether the store is one that a rank's process holds.
@@ -236,7 +261,11 @@ def watch_stores(store: dist.Store, prefix: str) -> tuple[Store, Store, bool]:
         store = store.underlying_store
     held = isinstance(store, dist.TCPStore)
     other = dist.TCPStore(store.host, store.port, None, False, store.timeout, wait_for_workers=False) if held else store
-    return dist.PrefixStore(prefix, store), dist.PrefixStore(prefix, other), held  # type: ignore[return-value]
+    return _store(prefix, store), _store(prefix, other), held
+
+
+def _store(prefix: str, store: Any) -> Any:
+    return dist.PrefixStore(prefix, store)
 
 
 def _point_gloo_at(launch: Launch) -> Any:

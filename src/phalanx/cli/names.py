@@ -1,0 +1,89 @@
+"""Schedules by the names that the command line knows, and from files: the one table that turns words into values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from phalanx import schedule
+from phalanx.schedule import Schedule
+
+MAX_RANKS = 65536  # a slip of the finger such as torus:4000x8000 would fill the memory
+
+
+class UsageError(ValueError):
+    """What was typed makes no sense; the message says what would."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """How a name continues after its colon, and what it makes of the numbers there."""
+
+    form: str
+    pattern: str
+    make: Callable[..., Schedule]
+
+
+def _hypercube(n: int, number: int = 0) -> Schedule:
+    return schedule.gossip(n, number, "hypercube")
+
+
+def _dissemination(n: int, number: int = 0) -> Schedule:
+    return schedule.gossip(n, number)
+
+
+SCHEDULES = {
+    "ring": Entry("N", r"\d+", schedule.ring),
+    "torus": Entry("ROWSxCOLS", r"\d+(x\d+)*", schedule.torus),
+    "hierarchical": Entry("HOSTSxPER_HOST", r"\d+x\d+", schedule.hierarchical),
+    "halving-doubling": Entry("N", r"\d+", schedule.halving_doubling),
+    "recursive-doubling": Entry("N", r"\d+", schedule.recursive_doubling),
+    "tree": Entry("N", r"\d+", schedule.tree),
+    "gossip": Entry("N[:ROUND]", r"\d+(:\d+)?", _dissemination),
+    "gossip-hypercube": Entry("N[:ROUND]", r"\d+(:\d+)?", _hypercube),
+    "binomial": Entry("N", r"\d+", schedule.binomial),
+    "scatter-gather": Entry("N", r"\d+", schedule.scatter_gather),
+}
+
+FORMS = ", ".join(f"{name}:{entry.form}" for name, entry in SCHEDULES.items())
+
+
+def find_schedule(text: str) -> Schedule:
+    """The schedule called `text` in the table, or else the one in the file of that name, text or JSON."""
+    name, colon, rest = text.partition(":")
+    if colon and name in SCHEDULES:
+        return parse_name(text)
+    path = Path(text)
+    if not path.is_file():
+        hint = f" (it goes on: {name}:{SCHEDULES[name].form})" if rest == "" and name in SCHEDULES else ""
+        raise UsageError(f"{text!r} is neither a schedule nor a file{hint}; the schedules are {FORMS}")
+    try:
+        content = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{text}: {error}") from None
+    try:
+        return schedule.from_json(content) if content.lstrip().startswith("{") else schedule.from_text(content)
+    except schedule.ScheduleError as error:
+        raise schedule.ScheduleError(f"{text}: {error}") from None
+
+
+def parse_name(text: str) -> Schedule:
+    """`torus:4x8` as `torus(4, 8)`, and so on for the names of the table."""
+    name, _, rest = text.partition(":")
+    if name not in SCHEDULES:
+        raise UsageError(f"no schedule is called {name!r}; there are {FORMS}")
+    entry = SCHEDULES[name]
+    if not re.fullmatch(entry.pattern, rest, re.ASCII) or len(rest) > 60:
+        raise UsageError(f"{text!r} does not have the form {name}:{entry.form}")
+    numbers = [int(number) for number in re.split("[x:]", rest)]
+    ranks = 1
+    for size in numbers if "x" in rest else numbers[:1]:
+        ranks *= size
+    if ranks > MAX_RANKS:
+        raise UsageError(f"{text}: {ranks} ranks; the command line takes at most {MAX_RANKS}")
+    try:
+        return entry.make(*numbers)
+    except ValueError as error:
+        raise UsageError(f"{text}: {error}") from None

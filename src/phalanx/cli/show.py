@@ -1,0 +1,57 @@
+"""`phalanx show`: a schedule as a picture, as text, as JSON, or as a trace."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from pathlib import Path
+
+from phalanx.cli.names import FORMS, UsageError, find_schedule
+from phalanx.schedule import lower, show, to_json, to_text, trace
+
+EXAMPLES = """examples:
+  phalanx show torus:2x3                     ranks down, steps across
+  phalanx show torus:2x3 --lower             the same as single messages
+  phalanx show tree:16 --trace tree.json     and a file for chrome://tracing or ui.perfetto.dev
+  phalanx show ring:4 --lower --text > mine.txt    a file to edit, then: phalanx verify mine.txt
+"""
+
+
+def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Make `show` known to the command line."""
+    parser = verbs.add_parser(
+        "show",
+        help="draw a schedule",
+        description="Draw a schedule: ranks down, steps across.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("schedule", metavar="SCHEDULE", help=f"{FORMS}; or a file, text or JSON")
+    parser.add_argument("--lower", action="store_true", help="every collective as the messages it consists of")
+    parser.add_argument("--all", action="store_true", help="all ranks and steps, however many")
+    parser.add_argument("--trace", metavar="FILE", type=Path, help="write a Chrome trace, too")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--text", action="store_true", help="one line per op, readable by `phalanx verify`")
+    form.add_argument("--json", action="store_true", help="the same as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the schedule in the form asked for."""
+    s = find_schedule(args.schedule)
+    if args.lower:
+        s = lower(s)
+    if args.text or args.json:
+        sys.stdout.write(to_text(s) if args.text else to_json(s))
+    else:
+        width = shutil.get_terminal_size((100, 24)).columns
+        limits = {"max_ranks": s.world, "max_steps": len(s.steps)} if args.all else {}
+        sys.stdout.write(show(s, width=width, **limits))
+    if args.trace:
+        try:
+            args.trace.write_text(trace(s), encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"cannot write the trace: {error}") from None
+        print(f"trace: {args.trace}", file=sys.stderr)
+    return 0

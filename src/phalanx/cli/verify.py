@@ -1,0 +1,71 @@
+"""`phalanx verify`: prove that a schedule does what it claims, as collectives and as single messages."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from phalanx.cli.names import FORMS, find_schedule
+from phalanx.schedule import Schedule, lower, lowered_ops, verify
+
+MAX_LOWERED = 4_000_000  # ops; some 10 s and 1 GB
+
+EXAMPLES = """examples:
+  phalanx verify torus:64x64      4,096 ranks, a million messages
+  phalanx verify mine.txt         a schedule of your own, as written by: phalanx show ring:4 --text
+"""
+
+
+def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Make `verify` known to the command line."""
+    parser = verbs.add_parser(
+        "verify",
+        help="prove that a schedule does what it claims",
+        description="Prove that every rank ends with what the schedule claims, as collectives and as single messages.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("schedule", metavar="SCHEDULE", help=f"{FORMS}; or a file, text or JSON")
+    parser.add_argument("--all", action="store_true", help=f"the messages, too, where there are more than {MAX_LOWERED:,}")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Verify both levels and say so in one line; a schedule that fails raises `ScheduleError`."""
+    start = time.perf_counter()
+    s = find_schedule(args.schedule)
+    facts = [f"{s.name}: {_count(s.world, 'rank')}, goal {s.goal}"]
+    with _no_cycles():
+        verify(s)
+        facts.append(_size(s))
+        if lowered_ops(s) > MAX_LOWERED and not args.all:
+            facts.append(f"lowered {lowered_ops(s):,} ops not checked (--all does)")
+        elif not s.lowered:
+            lowered = lower(s)
+            verify(lowered)
+            facts.append(f"lowered {_size(lowered)}")
+    print(f"ok  {'; '.join(facts)}; {time.perf_counter() - start:.2f} s")
+    return 0
+
+
+def _size(s: Schedule) -> str:
+    return f"{_count(len(s.steps), 'step')}, {_count(sum(len(step.ops) for step in s.steps), 'op')}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+@contextmanager
+def _no_cycles() -> Iterator[None]:
+    """Without the cycle collector, which would walk through a million moves again and again and find nothing."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

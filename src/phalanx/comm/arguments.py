@@ -1,0 +1,65 @@
+"""What a verb accepts: checked in the calling thread, before anything is sent, with an error that names the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from phalanx.comm.envelope import DTYPES
+
+
+def check_tensor(x: Any) -> None:
+    """A dense tensor of a dtype that travels."""
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(
+            f"a torch.Tensor is wanted, got {type(x).__name__}: plain objects travel with the methods that end in _obj"
+        )
+    if x.layout is not torch.strided:
+        raise TypeError(f"a {x.layout} tensor cannot travel: call .to_dense() first")
+    if x.dtype not in DTYPES:
+        raise TypeError(f"{x.dtype} cannot travel: use one of {', '.join(str(d).removeprefix('torch.') for d in DTYPES)}")
+
+
+def check_op(op: str) -> None:
+    """One of the four reductions."""
+    if op not in ("sum", "mean", "max", "min"):
+        raise ValueError(f"op={op!r}: use sum, mean, max or min")
+
+
+def check_reduction(x: torch.Tensor, op: str) -> None:
+    """A tensor that `op` can reduce to its own dtype."""
+    check_tensor(x)
+    check_op(op)
+    if op == "mean" and not (x.is_floating_point() or x.is_complex()):
+        raise TypeError(f"the mean of {x.dtype} is not a {x.dtype}: reduce with sum, or x.float() first")
+    if op in ("max", "min") and x.is_complex():
+        raise TypeError(f"complex numbers have no {op}")
+
+
+def text_of(x: torch.Tensor) -> str:
+    """`float32[64, 3]`: what ranks must agree on."""
+    return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"
+
+
+def check_rank(rank: int, name: str, size: int) -> None:
+    """A rank of a communicator of `size`."""
+    if not isinstance(rank, int) or not 0 <= rank < size:
+        raise ValueError(f"{name}={rank!r} is not a rank of this communicator: 0 to {size - 1}")
+
+
+def check_peer(rank: int, name: str, size: int, me: int) -> None:
+    """A rank other than `me`."""
+    check_rank(rank, name, size)
+    if rank == me:
+        raise ValueError(f"{name}={rank} is this rank itself: a send waits for its receiver, so it would wait for ever")
+
+
+def check_list(xs: Sequence[torch.Tensor] | None, verb: str, who: str, size: int) -> None:
+    """One tensor per rank."""
+    if not isinstance(xs, list | tuple) or len(xs) != size:
+        got = f"{len(xs)} elements" if isinstance(xs, list | tuple) else type(xs).__name__
+        raise ValueError(f"{verb}: {who} a list of {size} tensors, one per rank; got {got}")
+    for x in xs:
+        check_tensor(x)

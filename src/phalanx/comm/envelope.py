@@ -1,0 +1,43 @@
+"""The header of a tensor whose shape the receiver does not know, and objects as tensors of bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from phalanx.comm import codec
+
+DTYPES = (
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128,
+)  # fmt: skip  # their order is the wire's numbering
+HEADER = 72  # int64s: dtype, device, dimensions, shape; torch allows 64 dimensions
+
+
+def header_of(x: torch.Tensor) -> torch.Tensor:
+    """The header that announces `x`."""
+    words = [DTYPES.index(x.dtype), int(x.is_cuda), x.dim(), *x.shape]
+    return torch.tensor(words + [0] * (HEADER - len(words)), dtype=torch.int64)
+
+
+def announced(header: torch.Tensor) -> torch.Tensor:
+    """Room for the tensor that `header` announces."""
+    dtype, cuda, dims, *shape = header.tolist()
+    return torch.empty(shape[:dims], dtype=DTYPES[dtype], device="cuda" if cuda else "cpu")
+
+
+def describes(header: torch.Tensor, x: torch.Tensor) -> bool:
+    """Whether `x` has the dtype and shape that `header` announces."""
+    dtype, _, dims, *shape = header.tolist()
+    return DTYPES[dtype] == x.dtype and tuple(shape[:dims]) == tuple(x.shape)
+
+
+def pack(obj: Any) -> torch.Tensor:
+    """Plain data as a tensor of bytes."""
+    return torch.frombuffer(bytearray(codec.encode(obj)), dtype=torch.uint8)
+
+
+def unpack(x: torch.Tensor) -> Any:
+    """Plain data again."""
+    return codec.decode(memoryview(x.numpy()))

@@ -1,0 +1,102 @@
+"""Gossip rounds: doubly stochastic always, exactly the mean where the paper says so, with partners that everyone can compute."""
+
+from fractions import Fraction
+
+import pytest
+from tests.schedule import oracle
+
+from phalanx.schedule import ScheduleError, chain, gossip, gossip_partners, gossip_period, verify
+
+TOPOLOGIES = ("dissemination", "hypercube")
+
+
+def weights(s):
+    """weights[rank][origin], by pushing one unit of each origin through the oracle."""
+    columns = [oracle.run(s, [[Fraction(rank == origin)] for rank in range(s.world)]) for origin in range(s.world)]
+    return [[columns[origin][rank][0] for origin in range(s.world)] for rank in range(s.world)]
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_every_round_is_doubly_stochastic(topology):
+    for n in range(1, 34):
+        for number in range(4 * gossip_period(n)):
+            verify(gossip(n, number, topology, seed=n))
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_doubly_stochastic_by_the_oracle_too(topology):
+    for n in (1, 2, 3, 5, 6, 8, 11):
+        for number in range(2 * gossip_period(n)):
+            matrix = weights(gossip(n, number, topology))
+            assert all(sum(row) == 1 for row in matrix)
+            assert all(sum(column) == 1 for column in zip(*matrix, strict=True))
+            assert all(weight in (0, Fraction(1, 2), 1) for row in matrix for weight in row)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("n", [2, 4, 8, 16, 32, 128])
+def test_log2_n_rounds_are_exactly_the_mean_and_one_fewer_are_not(topology, n):
+    rounds = gossip_period(n)
+    for start in (0, rounds, 2 * rounds):  # in later periods, too, where partners are rotated
+        number = [gossip(n, start + k, topology) for k in range(rounds)]
+        verify(chain(number, goal="mean"))
+        if len(number) > 1:
+            with pytest.raises(ScheduleError, match="wanted 1/"):
+                verify(chain(number[:-1], goal="mean"))
+
+
+def test_everyone_has_heard_from_everyone_after_one_period_of_dissemination():
+    for n in range(2, 34):
+        period = [gossip(n, k) for k in range(gossip_period(n))]
+        assert all(weight > 0 for row in weights(chain(period, goal="mixing")) for weight in row), n
+
+
+def test_partners_of_the_first_period_are_the_papers():
+    assert gossip_partners(8, 1) == tuple((r - 2) % 8 for r in range(8))
+    assert gossip_partners(8, 2, "hypercube") == tuple(r ^ 4 for r in range(8))
+    # dissemination: receive from (r + 2^k) mod n
+    receives = {to: source for source, to in enumerate(gossip_partners(6, 2))}
+    assert receives == {r: (r + 4) % 6 for r in range(6)}
+
+
+def test_a_rank_without_a_partner_sits_the_round_out():
+    assert gossip_partners(6, 2, "hypercube") == (4, 5, None, None, 0, 1)
+    s = gossip(6, 2, "hypercube")
+    assert {rank for op in s.steps[0].ops for rank in op.ranks} == {0, 1, 4, 5}
+
+
+def test_rotation_changes_partners_every_period_and_only_then():
+    for topology in TOPOLOGIES:
+        period = gossip_period(16)
+        by_period = [[gossip_partners(16, p * period + k, topology) for k in range(period)] for p in range(12)]
+        assert len({tuple(partners) for partners in by_period}) == 12
+        fixed = [gossip_partners(16, p * period, topology, rotate=False) for p in range(12)]
+        assert set(fixed) == {gossip_partners(16, 0, topology)}
+        # within a period the same seats are used: the rounds still make the exact mean (tested above)
+
+
+def test_direct_partners_become_everyone():
+    """The reason for rotation: without it a rank meets log2(n) others directly, with it all of them."""
+    met = {gossip_partners(16, number)[0] for number in range(200)}
+    assert met == set(range(1, 16))
+    assert len({gossip_partners(16, number, rotate=False)[0] for number in range(200)}) == gossip_period(16)
+
+
+def test_partners_are_a_pure_function_of_seed_round_and_size():
+    assert gossip_partners(8, 5, seed=1) == gossip_partners(8, 5, seed=1)
+    assert len({gossip_partners(8, 5, seed=seed) for seed in range(-3, 20)}) > 15
+    # the value itself is pinned: ranks that run different Pythons must agree
+    assert gossip_partners(8, 5, seed=1) == (2, 7, 0, 5, 6, 3, 4, 1)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: gossip(0, 0), r"gossip\(0\): a world has at least 1 rank; give n >= 1"),
+        (lambda: gossip(4, -1), r"gossip: round -1 is negative; rounds count from 0"),
+        (lambda: gossip(4, 0, "ring"), r"gossip: topology 'ring' is unknown; give 'dissemination' or 'hypercube'"),
+    ],
+)
+def test_bad_arguments_are_named_with_the_remedy(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

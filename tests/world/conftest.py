@@ -1,0 +1,55 @@
+"""The worlds that tests run on: `world` is each size in turn, on processes that all tests share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from tests.world.pool import Pool
+
+ONLY = int(os.environ["PHALANX_TEST_WORLD"]) if os.environ.get("PHALANX_TEST_WORLD") else None  # make test-4
+SIZES = (ONLY,) if ONLY else (1, 2, 3, 4, 5, 8)
+
+
+class Pools:
+    """One pool per size and environment, made when first asked for."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[int, tuple[tuple[str, str], ...]], Pool] = {}
+
+    def of(self, size: int, **env: str) -> Pool:
+        return self._made.setdefault((size, tuple(sorted(env.items()))), Pool(size, env=env))
+
+    def kill(self) -> None:
+        for pool in self._made.values():
+            pool.kill()
+
+
+@pytest.fixture(scope="session")
+def pools() -> Iterator[Pools]:
+    made = Pools()
+    yield made
+    made.kill()
+
+
+@pytest.fixture(params=SIZES, ids=lambda n: f"{n}-ranks")
+def world(request: pytest.FixtureRequest, pools: Pools) -> Pool:
+    """A world of each size in turn."""
+    return pools.of(request.param)
+
+
+@pytest.fixture
+def pair(pools: Pools) -> Pool:
+    """Two ranks, for what needs exactly two."""
+    if ONLY not in (None, 2):
+        pytest.skip(f"needs 2 ranks, PHALANX_TEST_WORLD is {ONLY}")
+    return pools.of(2)
+
+
+@pytest.fixture
+def debug_world(pools: Pools) -> Pool:
+    """Three ranks (or PHALANX_TEST_WORLD) that compare what they are about to do."""
+    if ONLY == 1:
+        pytest.skip("one rank agrees with itself")
+    return pools.of(ONLY or 3, PHALANX_DEBUG="1")

@@ -1,0 +1,161 @@
+"""Starts worlds of real processes, strikes them, and tells how each rank ended. No launcher: nobody else cleans up after a rank."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+PATIENCE = 30.0  # seconds for what is not under test: to fork, to meet, to be reaped
+
+
+@dataclass(frozen=True)
+class Case:
+    """A world and what befalls it: `victim` gets `strike` once all ranks are ready and `after` more seconds have passed."""
+
+    scenario: str
+    args: dict[str, object]
+    ranks: int = 3
+    absent: tuple[int, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+    strike: signal.Signals | None = None
+    victim: int = -1
+    after: float = 0.3
+    deadline: float = 15.0  # seconds after the strike, or the start, by which all but a stopped victim have ended
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Exit codes and times by rank (`time.monotonic`, one clock for all), what each said on stdout, and their common stderr."""
+
+    codes: dict[int, int]
+    ended: dict[int, float]
+    said: dict[int, list[dict]]
+    stderr: str
+    started: float
+    struck: float
+
+    def word(self, rank: int, what: str) -> dict:
+        """The first line of this kind that `rank` said."""
+        found = [line for line in self.said[rank] if line["what"] == what]
+        assert found, f"rank {rank} never said {what!r}: {self.said}\n{self.stderr}"
+        return found[0]
+
+
+class Herd:
+    """The zygote and the processes that it forks."""
+
+    def __init__(self) -> None:
+        env = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}", "OMP_NUM_THREADS": "1"}
+        for name in list(env):
+            if name.startswith(("SLURM_", "OMPI_", "PMI", "TORCHELASTIC", "PHALANX_", "GLOO_")) or name in ("RANK", "WORLD_SIZE"):
+                del env[name]
+        command = [sys.executable, str(HERE / "zygote.py")]
+        self._zygote = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
+        self._asking = threading.Lock()
+        self._news = threading.Condition()
+        self._born: list[int] = []
+        self._ended: dict[int, tuple[int, float]] = {}
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def fork(self, program: Path, args: Sequence[str], env: dict[str, str], out: Path, err: Path) -> int:
+        """The process id of a new process that runs `program`."""
+        request = {"program": str(program), "args": list(args), "env": env, "out": str(out), "err": str(err)}
+        with self._asking, self._news:
+            count = len(self._born)
+            self._zygote.stdin.write(json.dumps(request).encode() + b"\n")
+            self._zygote.stdin.flush()
+            assert self._news.wait_for(lambda: len(self._born) > count, PATIENCE), "the zygote does not answer"
+            return self._born[-1]
+
+    def wait(self, pid: int, deadline: float) -> tuple[int, float] | None:
+        """(exit code, time of death), or None if it still lives at the deadline."""
+        with self._news:
+            self._news.wait_for(lambda: pid in self._ended, max(0.0, deadline - time.monotonic()))
+            return self._ended.get(pid)
+
+    def close(self) -> None:
+        self._zygote.stdin.close()
+        self._zygote.wait(PATIENCE)
+        self._reader.join(PATIENCE)
+        self._zygote.stdout.close()
+
+    def _read(self) -> None:
+        for line in self._zygote.stdout:
+            news = json.loads(line)
+            with self._news:
+                if "code" in news:
+                    self._ended[news["pid"]] = news["code"], news["at"]
+                else:
+                    self._born.append(news["pid"])
+                self._news.notify_all()
+
+
+def play(herd: Herd, case: Case, folder: Path) -> Outcome:
+    """Start the world of `case`, strike, wait; whatever happens, none of its processes survives."""
+    port = free_port()
+    started = time.monotonic()
+    err = folder / "stderr"
+    err.touch()
+    pids: dict[int, int] = {}
+    try:
+        for rank in range(case.ranks):
+            if rank not in case.absent:
+                env = {"RANK": str(rank), "WORLD_SIZE": str(case.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+                args = [case.scenario, json.dumps(case.args)]
+                pids[rank] = herd.fork(HERE / "faults.py", args, env | case.env, folder / f"stdout.{rank}", err)
+        struck = started
+        if case.strike is not None:
+            _wait_ready(herd, pids, folder, time.monotonic() + PATIENCE)
+            time.sleep(case.after)
+            struck = time.monotonic()
+            os.kill(pids[case.victim], case.strike)
+        stopped = {case.victim} if case.strike == signal.SIGSTOP else set()
+        deadline = time.monotonic() + case.deadline
+        late = [rank for rank, pid in pids.items() if rank not in stopped and herd.wait(pid, deadline) is None]
+        for rank in late:  # ask for all its stacks before it is ended
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pids[rank], signal.SIGUSR1)
+        if late:
+            time.sleep(0.5)
+    finally:
+        for pid in pids.values():
+            if herd.wait(pid, 0) is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)  # ends a stopped process too
+        ends = {rank: herd.wait(pid, time.monotonic() + PATIENCE) for rank, pid in pids.items()}
+    said = {rank: [json.loads(line) for line in (folder / f"stdout.{rank}").read_text().splitlines()] for rank in pids}
+    text = err.read_text()
+    assert not late, f"rank(s) {late} still ran {case.deadline:g} s later: {said}\n{text}"
+    return Outcome({r: end[0] for r, end in ends.items()}, {r: end[1] for r, end in ends.items()}, said, text, started, struck)
+
+
+def _wait_ready(herd: Herd, pids: dict[int, int], folder: Path, deadline: float) -> None:
+    for rank, pid in pids.items():
+        out = folder / f"stdout.{rank}"
+        while '"ready"' not in (out.read_text() if out.exists() else ""):
+            assert herd.wait(pid, 0) is None, f"rank {rank} ended too early: {(folder / 'stderr').read_text()}"
+            assert time.monotonic() < deadline, f"rank {rank} is not ready"
+            time.sleep(0.02)
+
+
+def free_port() -> int:
+    """A port outside the range from which the kernel serves others, free a moment ago."""
+    while True:
+        port = random.randrange(10000, 20000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            return port
