@@ -155,7 +155,9 @@ class Pool:
             return [results[rank] for rank in range(self.size)]
         late = sorted(rank_of.values())
         words = [f"rank {rank} of {self.size}:\n{text}" for rank, text in errors.items()]  # in the order of failure
-        if late:
+        if late and errors:
+            words.append(f"rank(s) {', '.join(map(str, late))} were still at it {GRACE:g} s later")
+        elif late:
             spent = time.monotonic() - begun
             words.append(f"rank(s) {', '.join(map(str, late))} did not finish; all stacks after {spent:.1f} s:")
             words.extend(f"---- rank {rank} of {self.size}\n{text}" for rank, text in enumerate(self._stacks()))

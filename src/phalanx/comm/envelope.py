@@ -40,4 +40,4 @@ def pack(obj: Any) -> torch.Tensor:
 
 def unpack(x: torch.Tensor) -> Any:
     """Plain data again."""
-    return codec.decode(memoryview(x.numpy()))
+    return codec.decode(x.numpy().data)

@@ -1,10 +1,10 @@
 """Hierarchical all-reduce: reduce to each host's first rank, all-reduce among these leaders, broadcast inside the host.
 
-Paper: Jia et al., "Highly Scalable Deep Learning Training System with Mixed-Precision", arXiv 1807.11205 (Tencent); also the
+Papers: Jia et al., "Highly Scalable Deep Learning Training System with Mixed-Precision", arXiv 1807.11205 (Tencent); also the
 `hierarchical` communicator of ChainerMN, arXiv 1710.11351.
 
-Differences from the paper: reduce and broadcast are chains of k-1 steps when lowered, (k-1) + 2(hosts-1) + (k-1) in all, where
-Tencent runs a ring all-reduce inside the group. Leaders carry the whole buffer between hosts: k times what a torus does.
+Differences from the papers: when lowered, reduce and broadcast inside a host of k ranks are chains, so (k-1) + 2(hosts-1) + (k-1)
+steps in all. Leaders carry the whole buffer between hosts: k times what each rank of a torus does.
 """
 
 from __future__ import annotations

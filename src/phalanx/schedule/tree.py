@@ -41,10 +41,10 @@ def tree(n: int, *, pipeline: int | None = None) -> Schedule:
 
 
 def _parent(place: int, n: int) -> int:
-    """In-order binary tree with place 0 above it: odd places are leaves, and a place with k trailing zeros has height k."""
-    bit = place & -place
-    above = (place ^ bit) | (bit << 1)
-    return above if above < n else place ^ bit
+    """In-order binary tree with place 0 on top of it: odd places are leaves, and a place with k trailing zeros has height k."""
+    reach = place & -place  # parent and children are this far away, and half as far
+    left = place & (2 * reach) or place + reach >= n  # `left` also where the tree is cut off on the right
+    return place - reach if left else place + reach
 
 
 def _height(place: int) -> int:

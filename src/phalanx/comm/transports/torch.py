@@ -99,9 +99,9 @@ class TorchTransport:
                 work.wait()  # orders the stream, does not block the host
             return
         started = [kind(x, peer, group=self._cpu_group, tag=tag) for kind, x, peer in incoming + outgoing]
-        for work in started:
-            assert work is not None  # torch returns None only to ranks outside the group
-            work.wait(self._limit)
+        for message in started:
+            assert message is not None  # torch returns None only to ranks outside the group
+            message.wait(self._limit)
 
     def prepare(self, schedule: Schedule, ranks: Sequence[int]) -> None:
         if not (self._collectives or (self._collectives is None and self._cuda)):
