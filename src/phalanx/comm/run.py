@@ -88,8 +88,6 @@ def execute(
         return flat[bounds[slots.start] : bounds[slots.stop]]
 
     for part in parts:
-        if part.collective is not None:
-            transport.collective(part.collective, view(part.collective.chunks), op, ranks)
         # what may not be written yet is received next to the buffer
         staged = [view(receipt.chunks) for receipt in part.receipts]
         room = scratch(sum(x.numel() for x, r in zip(staged, part.receipts, strict=True) if not r.direct), flat)
@@ -106,6 +104,8 @@ def execute(
             [Message(ranks[receipt.peer], x) for receipt, x in zip(part.receipts, landing, strict=True)],
             tag,
         )
+        if part.collective is not None:  # after the sends, which may read what it overwrites
+            transport.collective(part.collective, view(part.collective.chunks), op, ranks)
         for target, receipt, x in zip(staged, part.receipts, landing, strict=True):
             if receipt.reduce:
                 reduce(target, x)
