@@ -76,6 +76,7 @@ class Pool:
 
     def run(self, fn: Callable[..., Any], *args: Any, deadline: float = DEADLINE) -> list[Any]:
         """The results of `fn(comm, *args)`, a function of a module, in rank order."""
+        __tracebackhide__ = True  # the story is in the message
         try:
             if not self._workers:
                 self._start()
@@ -133,6 +134,7 @@ class Pool:
 
     def _collect(self, what: str, deadline: float) -> list[Any]:
         """One answer per rank."""
+        __tracebackhide__ = True
         begun = time.monotonic()
         end = begun + deadline
         rank_of = {worker.connection: rank for rank, worker in enumerate(self._workers)}
@@ -196,6 +198,8 @@ def _serve(connection: Connection, log: str, env: dict[str, str]) -> None:
     for name in list(os.environ):
         if name.startswith(("TORCHELASTIC_", "SLURM_", "OMPI_", "PMI")):  # of a launcher under which pytest itself may run
             del os.environ[name]
+    # torch's store asks the DNS for the name of everyone who connects, and a server that does not answer costs 5 s each time
+    os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
     os.environ.update(env)
     warnings.simplefilter("error")  # torch announces removals with warnings
 
@@ -217,12 +221,12 @@ def _serve(connection: Connection, log: str, env: dict[str, str]) -> None:
         world.append(phalanx.create_communicator(timeout=TIMEOUT))
 
     answer(create)
+    gc.freeze()  # a collection that walks through all of torch takes 0.1 s
     jobs: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(connection, jobs), name="pool", daemon=True).start()
     while True:
         job = jobs.get()
         answer(lambda: _call(job, world[0]))  # noqa: B023  called at once
-        gc.collect()
 
 
 def _receive(connection: Connection, jobs: queue.SimpleQueue[bytes]) -> None:

@@ -12,6 +12,8 @@ Point = collections.namedtuple("Point", "x y")
 
 
 class Colour(enum.IntEnum):
+    """An int to isinstance, but not to its receiver."""
+
     RED = 1
 
 

@@ -11,15 +11,25 @@ from phalanx.comm.envelope import DTYPES
 
 
 def check_tensor(x: Any) -> None:
-    """A dense tensor of a dtype that travels."""
+    """A dense tensor of a dtype and on a device that travel."""
     if not isinstance(x, torch.Tensor):
         raise TypeError(
             f"a torch.Tensor is wanted, got {type(x).__name__}: plain objects travel with the methods that end in _obj"
         )
     if x.layout is not torch.strided:
         raise TypeError(f"a {x.layout} tensor cannot travel: call .to_dense() first")
+    if x.device.type not in ("cpu", "cuda"):
+        raise TypeError(f"a tensor on {x.device} cannot travel: it goes from cpu to cpu and from cuda to cuda")
     if x.dtype not in DTYPES:
         raise TypeError(f"{x.dtype} cannot travel: use one of {', '.join(str(d).removeprefix('torch.') for d in DTYPES)}")
+
+
+def check_in_place(x: torch.Tensor) -> None:
+    """A tensor each of whose elements has its own memory: not one that was expanded."""
+    if any(stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape)):
+        raise ValueError(
+            f"{text_of(x)} was expanded, several elements share one memory: it cannot be written to, call .clone() first"
+        )
 
 
 def check_op(op: str) -> None:

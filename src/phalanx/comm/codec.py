@@ -15,14 +15,14 @@ _LENGTH = struct.Struct("<Q")
 _FLOAT = struct.Struct("<d")
 
 
-def encode(value: Any) -> bytes:
+def encode(value: Any) -> bytearray:
     """Bytes of `value`; TypeError names the first element that is not plain data."""
     out = bytearray()
     _write(out, value, "the object", 0)
-    return bytes(out)
+    return out
 
 
-def decode(data: bytes | memoryview) -> Any:
+def decode(data: bytes | bytearray | memoryview) -> Any:
     """The value of `encode`; ValueError for anything else."""
     value, end = _read(memoryview(data), 0, 0)
     if end != len(data):

@@ -15,9 +15,18 @@ from typing import Any, Literal
 
 import torch
 
-from phalanx.comm.arguments import check_list, check_op, check_peer, check_rank, check_reduction, check_tensor, text_of
+from phalanx.comm.arguments import (
+    check_in_place,
+    check_list,
+    check_op,
+    check_peer,
+    check_rank,
+    check_reduction,
+    check_tensor,
+    text_of,
+)
 from phalanx.comm.choose import for_small, for_world, small_limit
-from phalanx.comm.envelope import HEADER, announced, describes, header_of, pack, unpack
+from phalanx.comm.envelope import HEADER, announced, describes, header_of, is_plain, pack, plain, unpack
 from phalanx.comm.failure import CommunicationError, Watch, release
 from phalanx.comm.hosts import Hosts
 from phalanx.comm.issuer import Issuer, Operation, Pending
@@ -117,6 +126,7 @@ class Communicator:
     def all_reduce_async(self, x: torch.Tensor, op: ReduceOp = "sum") -> Pending:
         """Start an all-reduce; leave `x` alone until `wait()`, which returns it."""
         check_reduction(x, op)
+        check_in_place(x)
         schedule = self._small if x.nbytes <= self._small_limit else self._schedule
 
         def work(tag: int) -> torch.Tensor:
@@ -144,8 +154,8 @@ class Communicator:
 
     def _reduce(self, x: torch.Tensor, op: str, schedule: Schedule, tag: int) -> None:
         """In place, for any layout and device."""
-        if not x.is_contiguous() or not self._transport.can_carry(x):
-            dense = x.contiguous() if self._transport.can_carry(x) else x.cpu().contiguous()
+        if not self._transport.can_carry(x) or not is_plain(x):
+            dense = plain(x if self._transport.can_carry(x) else x.cpu())
             self._reduce(dense, op, schedule, tag)
             x.copy_(dense)
             return
@@ -159,7 +169,10 @@ class Communicator:
             flat.div_(self.size)
 
     def _run(self, schedule: Schedule, flat: torch.Tensor, op: str, tag: int) -> None:
-        collectives = self._collectives and not schedule.lowered and self._transport.prefers_collectives(flat)
+        # a broadcast's groups depend on its root, and were not all prepared: it runs as Moves
+        collectives = (
+            self._collectives and schedule.goal == "sum" and not schedule.lowered and self._transport.prefers_collectives(flat)
+        )
         if collectives and flat.numel() % schedule.chunks:
             # library calls want equal parts; Moves do not. Gradients never come here: their arena is padded once
             padded = flat.new_zeros(-(-flat.numel() // schedule.chunks) * schedule.chunks)
@@ -172,6 +185,7 @@ class Communicator:
             schedule.chunks,
             flat,
             op=op,
+            me=self.rank,
             transport=self._transport,
             ranks=self._ranks,
             tag=tag,
@@ -196,6 +210,10 @@ class Communicator:
                 self._room[key] = room
         return room
 
+    def buffer(self, numel: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> torch.Tensor:
+        """An uninitialised flat tensor in the memory that this communicator reduces fastest. All ranks call it together."""
+        return torch.empty(numel, dtype=dtype, device=device)
+
     # ---- tensors whose shape the receiver does not know -----------------------------------------------------------------------
 
     def bcast(self, x: torch.Tensor | None, root: int = 0) -> torch.Tensor:
@@ -203,21 +221,22 @@ class Communicator:
         check_rank(root, "root", self.size)
         if self.rank == root or x is not None:
             check_tensor(x)
+        if x is not None and self.rank != root:
+            check_in_place(x)
 
         def work(tag: int) -> torch.Tensor:
             tree = self._broadcasting(binomial, root)
             header = header_of(x) if self.rank == root and x is not None else torch.empty(HEADER, dtype=torch.int64)
             self._run(tree, header, "sum", tag)
             out = x.detach() if x is not None and describes(header, x) else announced(header)
-            flat = out if self._transport.can_carry(out) else out.cpu()
-            flat = flat.contiguous().view(-1)
+            flat = plain(out if self._transport.can_carry(out) else out.cpu()).view(-1)
             self._run(
                 tree if flat.nbytes <= BCAST_TREE else self._broadcasting(scatter_gather, root),
                 flat.view(torch.uint8),
                 "sum",
                 tag,
             )
-            if flat.data_ptr() != out.data_ptr():
+            if self.rank != root and flat.data_ptr() != out.data_ptr():
                 out.copy_(flat.view(out.shape))
             if x is None:
                 return out
@@ -300,7 +319,7 @@ class Communicator:
             headers = {peer: torch.empty(HEADER, dtype=torch.int64) for peer in source}
             self._exchange({peer: header_of(outgoing[peer]) for peer in to}, headers, tag)
             landing = {peer: announced(header) for peer, header in headers.items()}
-            self._exchange({peer: outgoing[peer].detach().contiguous().view(-1) for peer in to}, landing, tag)
+            self._exchange({peer: plain(outgoing[peer].detach()).view(-1) for peer in to}, landing, tag)
             received |= landing
         return received
 
@@ -403,6 +422,9 @@ class Communicator:
                 self._watch.stop()
             self._transport.close()
 
+    def _is_closed(self) -> bool:
+        return self._closed or (self._parent is not None and self._parent._is_closed())
+
     def __enter__(self) -> Communicator:
         return self
 
@@ -421,7 +443,7 @@ class Communicator:
         pair: tuple[int, int, int] | None = None,
     ) -> Pending:
         """Number the operation and queue it. A `pair` (source, dest, tag) has an order of its own and no number."""
-        if self._closed or (self._parent is not None and self._parent._closed):
+        if self._is_closed():
             raise RuntimeError(f"{name}: this communicator is closed")
         if pair is None:
             self._number += 1
@@ -429,11 +451,14 @@ class Communicator:
         members = {rank: self._ranks[rank] for rank in (sorted(pair[:2]) if pair else range(self.size))}
         tag = _tag(self._name, number, pair or name)
         check = self._debug and pair is None and self.size > 1
+        # a mode is of a thread; the issuing thread takes the caller's, or it could not write to tensors made under it
+        inference = torch.is_inference_mode_enabled() or any(x.is_inference() for x in tensors)
 
         def checked() -> Any:
-            if check:
-                self._agree(name, number)
-            return work(tag)
+            with torch.inference_mode(inference):
+                if check:
+                    self._agree(name, number)
+                return work(tag)
 
         operation = Operation(self._name, number, name, members, checked, Lane(tensors))
         return self._issuer.submit(operation)

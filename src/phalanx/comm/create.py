@@ -47,7 +47,8 @@ def create_communicator(algorithm: Schedule | None = None, *, backend: str | Non
             return _alone(algorithm, timeout)
         transport = TorchTransport.join(launch, backend, timeout)
     rank, size = transport.rank, transport.size
-    store, ear, held = watch_stores(transport.store, f"phalanx/watch/{next(_made)}")
+    made = next(_made)
+    store, ear, held = watch_stores(transport.store, f"phalanx/watch/{made}")
     watch = Watch(rank, size, store, ear, timeout=timeout, store_rank=0 if held else None, may_exit=True)
     issuer = Issuer(timeout, watch)
     guard(watch)
@@ -55,7 +56,9 @@ def create_communicator(algorithm: Schedule | None = None, *, backend: str | Non
     store.set(f"host/{rank}", host_key())
     keys = [store.get(f"host/{r}").decode() for r in range(size)]
     prepare(transport, range(size), algorithm or for_world(Hosts.of(keys)))
-    return Communicator("world", range(size), rank, transport, issuer, watch, keys, algorithm)
+    # the name is part of every tag: two communicators of one process share the connections, and must not share messages
+    name = f"world {made}" if made else "world"
+    return Communicator(name, range(size), rank, transport, issuer, watch, keys, algorithm)
 
 
 def run_local(

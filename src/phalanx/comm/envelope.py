@@ -33,9 +33,19 @@ def describes(header: torch.Tensor, x: torch.Tensor) -> bool:
     return DTYPES[dtype] == x.dtype and tuple(shape[:dims]) == tuple(x.shape)
 
 
+def is_plain(x: torch.Tensor) -> bool:
+    """Whether the bytes in memory are the value: in order, and no conjugation or sign that torch has put off."""
+    return x.is_contiguous() and not x.is_conj() and not x.is_neg()
+
+
+def plain(x: torch.Tensor) -> torch.Tensor:
+    """`x`, or a copy of it whose bytes are the value."""
+    return x.resolve_conj().resolve_neg().contiguous()
+
+
 def pack(obj: Any) -> torch.Tensor:
     """Plain data as a tensor of bytes."""
-    return torch.frombuffer(bytearray(codec.encode(obj)), dtype=torch.uint8)
+    return torch.frombuffer(codec.encode(obj), dtype=torch.uint8)
 
 
 def unpack(x: torch.Tensor) -> Any:

@@ -21,6 +21,7 @@ import contextlib
 import datetime
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -34,7 +35,8 @@ from typing import Protocol, TypeVar
 T = TypeVar("T")
 
 FOR_EVER = datetime.timedelta(days=30)
-EXIT_GRACE = 3.0  # seconds a rank may use to leave by itself after another one raised; then it is ended
+EXIT_GRACE = 2.0  # seconds a rank may use to leave by itself after another one raised; then it is ended
+EXIT_LIMIT = 4.0  # seconds that a rank which raised may use for its exit handlers and torch's teardown; then the kernel ends it
 LAST_WORDS = 1.5  # seconds that a rank which raised keeps the store for the others: the reason must reach them
 
 
@@ -160,31 +162,36 @@ class Watch:
         self, rank: int, world: int, store: Store, ear: Store, *, timeout: float, store_rank: int | None, may_exit: bool
     ) -> None:
         self.rank, self.world, self.store_rank = rank, world, store_rank
-        self.grace = min(timeout / 4, 3.0)  # seconds within which an alarm is raised, answered and judged
+        self.grace = min(timeout / 3, 4.0)  # seconds within which an alarm is raised, answered and judged
         self.alarmed = threading.Event()
         self.deserted = threading.Event()  # the rank that holds the store is done, and answers no operation any more
         self._timeout = timeout
         self._store, self._ear = store, ear
         self._may_exit = may_exit  # ranks that are processes are ended EXIT_GRACE after another one raised
         self._state: Callable[[], State] = State
+        self._end_work: Callable[[], None] = lambda: None
         self._raised = ""
         self._verdict: Verdict | None = None
         self._quiet = False
         self._store_lost = False
         self._hung_up = False  # all that the store could tell was heard
+        self._exit_grace = EXIT_GRACE
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._listen, name="phalanx-watch", daemon=True)
         store.set(f"process/{rank}", _process_note())
         self._holder = store.get(f"process/{store_rank}").decode() if store_rank is not None else ""
 
-    def start(self, state: Callable[[], State]) -> None:
-        """Begin to answer; `state` says at any moment what this rank is doing."""
-        self._state = state
+    def start(self, state: Callable[[], State], end_work: Callable[[], None] = lambda: None) -> None:
+        """Begin to answer; `state` says at any moment what this rank is doing, `end_work` brings it to an end."""
+        self._state, self._end_work = state, end_work
         self._thread.start()
 
-    def fail(self, mine: State, members: Mapping[int, int], cause: str = "") -> CommunicationError:
-        """The error to raise on this rank after an operation broke, timed out, or an alarm was heard."""
-        return explain(mine, members, self._ask(), cause)
+    def fail(self, mine: State, members: Mapping[int, int], cause: str = "", seconds: float = 0.0) -> CommunicationError:
+        """The error to raise on this rank after an operation broke, timed out, or an alarm was heard.
+
+        A store that does not answer counts as lost after `seconds`: the time that the operation has left, at least `grace`.
+        """
+        return explain(mine, members, self._ask(seconds), cause)
 
     def raised(self, error: BaseException) -> None:
         """This rank ends with an uncaught exception: the others must end too, also those that compute for another hour."""
@@ -197,6 +204,7 @@ class Watch:
         """This rank is done. Idempotent; starts no thread, because Python 3.12 allows none at exit."""
         if self._quiet or os.getpid() != self._process:  # a forked child has no business with its parent's connections
             return
+        self._end_work()
         self._quiet = True
         if self._unreachable():
             return
@@ -210,10 +218,10 @@ class Watch:
             self._store.set(f"gone/{self.rank}", "")
 
     def linger(self) -> None:
-        """The store ends with this process: stay until no other rank needs it, for the timeout at most."""
+        """The store ends with this process: stay until no other rank needs it, for the timeout at most, after a failure less."""
         if self.store_rank != self.rank or os.getpid() != self._process:
             return
-        deadline = time.monotonic() + (LAST_WORDS if self._raised else self._timeout)
+        deadline = time.monotonic() + (LAST_WORDS if self._raised else self.grace if self._verdict else self._timeout)
         answered = (
             range(self.world) if self._verdict is None else [r for r, state in self._verdict.states.items() if not state.process]
         )
@@ -246,11 +254,11 @@ class Watch:
     def _listen(self) -> None:
         try:
             why = self._hear()
-        except Exception:  # the store is gone: whoever waits will learn it by its own broken operation, or by the timeout
+        except Exception:  # noqa: BLE001  the store is gone: whoever waits learns it by its broken operation, or by the timeout
             self._store_lost = True
             return
         if why and self._may_exit and not self._quiet and not self._raised:
-            time.sleep(EXIT_GRACE)
+            time.sleep(self._exit_grace)
             if not self._quiet:
                 print(f"[rank {self.rank}] ended because {why}", file=sys.stderr, flush=True)
                 os._exit(1)
@@ -265,9 +273,11 @@ class Watch:
             return ""
         self._ear.set(f"state/{self.rank}", self._answer())
         self.alarmed.set()
+        alarmed = time.monotonic()
         with contextlib.suppress(RuntimeError):  # its author may have died since
             self._ear.wait(["verdict"], datetime.timedelta(seconds=self.grace))
             self._verdict = Verdict.from_json(self._ear.get("verdict").decode())
+        self._exit_grace = EXIT_GRACE - min(EXIT_GRACE, time.monotonic() - alarmed)  # who waited for the verdict has less left
         self._ear.wait([f"ended/{self.rank}"], FOR_EVER)
         why = self._ear.get(f"ended/{self.rank}").decode()
         if not self._quiet:
@@ -277,10 +287,11 @@ class Watch:
 
     # ---- asking ------------------------------------------------------------------------------------------------------------
 
-    def _ask(self) -> Verdict:
-        """Raise the alarm, or join the one that was raised; never longer than `grace`, whatever the store does."""
+    def _ask(self, seconds: float = 0.0) -> Verdict:
+        """Raise the alarm, or join the one that was raised; in less than `grace`, or `seconds`, whatever the store does."""
         if self._verdict is None:
-            answer = None if self._unreachable() else _within(self.grace, self._collect)
+            hopeless = self._unreachable() or bool(self._holder and _process_word(self._holder))
+            answer = None if hopeless else _within(0.9 * max(self.grace, seconds), self._collect)
             self._verdict = answer or self._verdict or self._presumed()
         return self._verdict
 
@@ -297,9 +308,9 @@ class Watch:
         self._store.set(f"state/{self.rank}", self._answer())
         if not first:
             with contextlib.suppress(Exception):  # its author may have died since: then ask again, oneself
-                self._store.wait(["verdict"], datetime.timedelta(seconds=0.6 * self.grace))
+                self._store.wait(["verdict"], datetime.timedelta(seconds=0.7 * self.grace))
                 return Verdict.from_json(self._store.get("verdict").decode())
-        deadline = time.monotonic() + (0.6 if first else 0.2) * self.grace
+        deadline = time.monotonic() + (0.7 if first else 0.1) * self.grace
         others = self._others()
         if others:
             self._store.multi_set([f"{key}/{rank}" for key in ("alarm", "again") for rank in others], ["alarm"] * 2 * len(others))
@@ -374,6 +385,7 @@ def guard(watch: Watch) -> None:
 
 
 def release(watch: Watch) -> None:
+    """Its communicator was closed: exceptions from now on are this process's own affair."""
     if watch in _watches:
         _watches.remove(watch)
 
@@ -395,6 +407,9 @@ def _install_hook() -> None:
         else:
             previous(kind, error, where)
             sys.stderr.flush()
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_REAL, EXIT_LIMIT)
         for watch in mine:
             watch.raised(error)
 

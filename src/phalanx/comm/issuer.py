@@ -8,6 +8,7 @@ end of it.
 from __future__ import annotations
 
 import queue
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -52,16 +53,18 @@ class Pending:
 class Issuer:
     """The thread, its queue, and the knowledge of what this rank is doing, which answers other ranks' alarms."""
 
-    def __init__(self, timeout: float, watch: Watch | None) -> None:
+    def __init__(self, timeout: float, watch: Watch | None, cut: Callable[[], None] | None = None) -> None:
+        self._timeout = timeout
         self.patience = timeout - (watch.grace if watch else 0.0)  # the verdict, too, is due within the timeout
         self._watch = watch
+        self._cut = cut  # breaks the transport's connections, so that work which waits for a message fails
         self._queue: queue.SimpleQueue[Operation | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._current: Operation | None = None
         self._last, self._idle_since = "", time.monotonic()
         self._broken: CommunicationError | None = None
         if watch is not None:
-            watch.start(self.state)
+            watch.start(self.state, self.stop)
 
     def submit(self, operation: Operation) -> Pending:
         """Queue it behind everything submitted earlier."""
@@ -105,7 +108,7 @@ class Issuer:
         if error is not None and not _is_transport_failure(error):
             raise error  # a mistake in the call, not in the communication
         if error is not None:
-            raise self._fail(operation, str(error).strip().split("\n")[0]) from error
+            raise self._fail(operation, _gist(error)) from error
 
     def _fail(self, operation: Operation, cause: str) -> CommunicationError:
         if self._broken is None:
@@ -114,7 +117,9 @@ class Issuer:
             else:
                 current = self._current or operation  # what holds the queue up may be an earlier operation
                 mine = State(current.comm, current.number, current.name)
-                self._broken = self._watch.fail(mine, current.members, cause)
+                left = self._timeout - (time.monotonic() - max(operation.alive, current.alive))
+                self._broken = self._watch.fail(mine, current.members, cause, left)
+            self._cut_off()  # also when this rank's own thread is free: the others are told by their broken connections
         return self._broken
 
     def _issue(self) -> None:
@@ -134,10 +139,23 @@ class Issuer:
             operation.finished.set()
 
     def stop(self) -> None:
-        """Finish what is queued, then end the thread; a broken one is left to its fate."""
+        """Finish what is queued, then end the thread; what does not finish soon is given up. Idempotent."""
         if self._thread is not None and self._broken is None:
             self._queue.put(None)
             self._thread.join(1.0)
+            if self._thread.is_alive():
+                self._cut_off()
+
+    def _cut_off(self) -> None:
+        """Get the thread out of the transport: one that Python finds there at exit ends the process with SIGABRT."""
+        if self._cut is not None and self._thread is not None:
+            self._cut()
+            self._thread.join(1.0)
+
+
+def _gist(error: BaseException) -> str:
+    """What gloo says, without its source line before and its advice after: `[/path/pair.cc:553] Connection closed by ...`."""
+    return re.sub(r"^\[\S+:\d+\] ", "", str(error).strip()).split("\n")[0].split(". ")[0]
 
 
 def _is_transport_failure(error: BaseException) -> bool:

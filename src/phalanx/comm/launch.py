@@ -23,7 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DEFAULT_PORT = 29400  # of a MASTER_ADDR that comes without a MASTER_PORT
-LAUNCHERS = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "hydra_pmi_proxy", "orterun", "orted", "prterun", "prted", "prun"})
+LAUNCHERS = frozenset(
+    {"mpirun", "mpiexec", "mpiexec.hydra", "hydra_pmi_proxy", "orterun", "orted", "prterun", "prted", "prte", "prun"}
+)
 
 
 class LaunchError(RuntimeError):
@@ -135,8 +137,8 @@ def _checked(launch: Launch) -> Launch:
 
 def first_host(nodes: str) -> str:
     """The first name of Slurm's compressed list: `gpu[007-012,20],cpu1` begins with gpu007."""
-    found = re.match(r"([^\[,]*)(?:\[(\d+)[^\]]*\]([^,\[]*))?", nodes)
-    return "".join(part or "" for part in found.groups()) if found else ""
+    first = re.match(r"(?:[^\[,]|\[[^\]]*\])*", nodes)  # up to a comma outside of brackets
+    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", first.group()) if first else ""
 
 
 # ---- mpirun tells no meeting point ------------------------------------------------------------------------------------------

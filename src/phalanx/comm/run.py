@@ -15,13 +15,7 @@ import torch
 from phalanx.comm.transports import Message, Transport
 from phalanx.schedule import Collective, Move, Scale, Schedule
 
-Reducer = Callable[[torch.Tensor, torch.Tensor], object]  # adds (or whatever the op is) the second into the first, in place
-
-REDUCERS: dict[str, Reducer] = {
-    "sum": lambda into, x: into.add_(x),  # for bool: or
-    "max": lambda into, x: torch.maximum(into, x, out=into),
-    "min": lambda into, x: torch.minimum(into, x, out=into),
-}
+REDUCERS: dict[str, Callable[..., object]] = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +68,14 @@ def execute(
     flat: torch.Tensor,
     *,
     op: str,
+    me: int,
     transport: Transport,
     ranks: Sequence[int],
     tag: int,
     scratch: Callable[[int, torch.Tensor], torch.Tensor],
     got_on: Callable[[], None],
 ) -> None:
-    """Run this rank's `parts` in place on `flat`. `ranks[i]` is the transport's number of the schedule's rank i."""
+    """Run the `parts` of rank `me` in place on `flat`. `ranks[i]` is the transport's number of the schedule's rank i."""
     bounds = [c * flat.numel() // chunks for c in range(chunks + 1)]
     reduce = REDUCERS[op]
 
@@ -108,7 +103,8 @@ def execute(
             transport.collective(part.collective, view(part.collective.chunks), op, ranks)
         for target, receipt, x in zip(staged, part.receipts, landing, strict=True):
             if receipt.reduce:
-                reduce(target, x)
+                # the lower rank's first on both sides of an exchange: max(0.0, -0.0) and NaN + NaN are one of the two
+                reduce(*((x, target) if receipt.peer < me else (target, x)), out=target)
             elif not receipt.direct:
                 target.copy_(x)
         for slots, factor in part.scales:

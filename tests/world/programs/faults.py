@@ -1,7 +1,8 @@
-"""A rank that misbehaves as it is told: `faults.py SCENARIO '{"argument": value}'`. What it learns it says on stdout, as JSON lines."""
+"""A rank that misbehaves as it is told, `faults.py SCENARIO '{"argument": value}'`, and says in JSON lines what it learns."""
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import sys
@@ -103,19 +104,20 @@ def meeting(timeout: float) -> None:
     attempt(lambda: phalanx.create_communicator(timeout=timeout))
 
 
-def splitting(who: int, timeout: float) -> None:
-    """Even and odd world ranks part, in reverse order; then world rank `who` sleeps."""
+def splitting(who: list[int], timeout: float) -> None:
+    """Even and odd world ranks part, in reverse order; then the world ranks in `who` sleep, and the others wait for them."""
     comm = start(timeout)
     part = comm.split(comm.rank % 2, key=-comm.rank)
     part.all_reduce(torch.ones(LARGE))
     say("split", rank=part.rank, size=part.size)
-    if comm.rank == who:
+    if comm.rank in who:
         time.sleep(60)
     attempt(lambda: part.all_reduce(torch.ones(LARGE)))
 
 
 def ending(timeout: float, order: list[float], close: str = "none") -> None:
-    """Rank i ends order[i] seconds from now, without close() unless asked."""
+    """Rank i ends order[i] seconds from now, without close() unless asked, and says when its exit handlers are through."""
+    atexit.register(say, "left")  # the first to be registered is the last to run
     comm = start(timeout)
     comm.barrier()
     time.sleep(order[comm.rank])

@@ -1,4 +1,4 @@
-"""Starts worlds of real processes, strikes them, and tells how each rank ended. No launcher: nobody else cleans up after a rank."""
+"""Starts worlds of real processes, strikes them, and tells how each rank ended. No launcher: nobody else cleans up."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ class Case:
     env: dict[str, str] = field(default_factory=dict)
     strike: signal.Signals | None = None
     victim: int = -1
+    sleepers: tuple[int, ...] = ()  # ranks that do not end by themselves, besides a victim that was stopped
     after: float = 0.3
-    deadline: float = 15.0  # seconds after the strike, or the start, by which all but a stopped victim have ended
+    deadline: float = 15.0  # seconds after the strike, or the start, by which all others have ended
 
 
 @dataclass(frozen=True)
@@ -54,16 +55,21 @@ class Outcome:
         return found[0]
 
 
+def clean_environment() -> dict[str, str]:
+    """This process's environment without what a launcher, or the user, may have left in it."""
+    foreign = ("SLURM_", "OMPI_", "PMI", "PRTE", "MPI_", "TORCHELASTIC", "PHALANX_", "GLOO_", "MASTER_")
+    mine = os.environ.keys() - {"RANK", "WORLD_SIZE"}
+    env = {name: os.environ[name] for name in mine if not name.startswith(foreign)}
+    # torch's store asks for the name of every address that it talks to: a DNS that does not answer must not take 5 s
+    return env | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "RES_OPTIONS": "timeout:1 attempts:1"}
+
+
 class Herd:
     """The zygote and the processes that it forks."""
 
     def __init__(self) -> None:
-        env = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}", "OMP_NUM_THREADS": "1"}
-        for name in list(env):
-            if name.startswith(("SLURM_", "OMPI_", "PMI", "TORCHELASTIC", "PHALANX_", "GLOO_")) or name in ("RANK", "WORLD_SIZE"):
-                del env[name]
         command = [sys.executable, str(HERE / "zygote.py")]
-        self._zygote = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
+        self._zygote = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=clean_environment())
         self._asking = threading.Lock()
         self._news = threading.Condition()
         self._born: list[int] = []
@@ -123,7 +129,7 @@ def play(herd: Herd, case: Case, folder: Path) -> Outcome:
             time.sleep(case.after)
             struck = time.monotonic()
             os.kill(pids[case.victim], case.strike)
-        stopped = {case.victim} if case.strike == signal.SIGSTOP else set()
+        stopped = {*case.sleepers, case.victim} if case.strike == signal.SIGSTOP else set(case.sleepers)
         deadline = time.monotonic() + case.deadline
         late = [rank for rank, pid in pids.items() if rank not in stopped and herd.wait(pid, deadline) is None]
         for rank in late:  # ask for all its stacks before it is ended

@@ -9,6 +9,7 @@ the zygote kills what it started, by process id, and ends.
 from __future__ import annotations
 
 import faulthandler
+import gc
 import json
 import os
 import runpy
@@ -84,6 +85,7 @@ def become(request: dict) -> None:
     sys.argv = [request["program"], *request["args"]]
 
 
+gc.freeze()  # what is imported is shared with the children, and not searched for garbage when they end
 request = serve()
 become(request)
 runpy.run_path(request["program"], run_name="__main__")

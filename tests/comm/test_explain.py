@@ -1,0 +1,90 @@
+"""`explain`: from what the ranks answered to the message of the error, a pure function."""
+
+import pytest
+
+from phalanx.comm.failure import CommunicationError, State, Verdict, explain
+
+HERE = State("world", 17, "all_reduce(float32[8], sum)", 4.0)
+WORLD = {0: 0, 1: 1, 2: 2, 3: 3}
+
+
+def told(states, members=WORLD, mine=HERE, cause="", **verdict):
+    error = explain(mine, members, Verdict({0: HERE} | states, **verdict), cause)
+    assert isinstance(error, CommunicationError)
+    assert error.operation == mine.operation
+    return str(error), error.missing
+
+
+def test_a_rank_that_does_not_answer_is_named():
+    text, missing = told({1: HERE, 3: HERE})
+    assert missing == (2,)
+    assert text.startswith("all_reduce(float32[8], sum) (number 17) cannot finish: rank 2 does not answer")
+
+
+def test_the_kernels_word_on_a_dead_or_stopped_process_is_passed_on():
+    text, missing = told({1: HERE, 2: State(process="its process 99 is stopped"), 3: HERE})
+    assert missing == (2,)
+    assert "rank 2 does not answer: its process 99 is stopped" in text
+
+
+def test_a_rank_that_raised_or_left_is_named_with_the_reason():
+    text, missing = told({1: State(raised="KeyError: 'x'"), 2: HERE, 3: State(left=True)})
+    assert missing == (1, 3)
+    assert "rank 1 raised KeyError: 'x'" in text
+    assert "rank 3 has ended" in text
+
+
+def test_a_rank_that_calls_something_else_is_named_with_its_call():
+    text, missing = told({1: HERE, 2: State("world", 17, "barrier()"), 3: HERE})
+    assert missing == (2,)
+    assert "barrier()" in text
+
+
+def test_a_late_rank_is_named_with_what_it_does():
+    text, missing = told({1: HERE, 2: State(operation="bcast(root 0)", seconds=12.3), 3: State("world", 16, "barrier()", 1.0)})
+    assert missing == (2, 3)
+    assert "rank 2 has not called it: in user code for 12.3 s, last operation bcast(root 0)" in text
+    assert "rank 3 is in barrier() (number 16)" in text
+
+
+@pytest.mark.parametrize("fallen", [None, State(raised="E"), State(process="its process 9 is dead"), State(left=True)])
+def test_the_late_are_not_blamed_when_somebody_fell(fallen):
+    states = {1: State(operation="x", seconds=9.0), 3: State("child", 2, "barrier()")}
+    _, missing = told(states | ({2: fallen} if fallen else {}))
+    assert missing == (2,)
+
+
+def test_nobody_is_blamed_when_all_are_there():
+    text, missing = told({1: HERE, 2: HERE, 3: HERE}, cause="connection reset")
+    assert missing == ()
+    assert "all 4 ranks are in it" in text
+    assert text.endswith("[connection reset]")
+
+
+def test_ranks_are_those_of_the_communicator_not_of_the_world():
+    _, missing = told({5: HERE}, members={0: 0, 1: 5, 2: 7})
+    assert missing == (2,)  # world rank 7 is rank 2 of the split one
+
+
+def test_ranks_outside_the_operation_do_not_matter():
+    _, missing = told({1: HERE, 3: State(raised="E")}, members={0: 0, 1: 1, 2: 2})
+    assert missing == (2,)
+
+
+def test_a_lost_store_is_blamed_on_its_holder():
+    text, missing = told({1: HERE, 2: HERE}, members={0: 0, 1: 1, 2: 2, 3: 3}, store_lost=3)
+    assert missing == (3,)
+    assert "store" in text
+
+
+def test_messages_have_no_number():
+    mine = State("world", 0, "recv(from 1, tag 0)")
+    text, missing = told({0: mine, 1: State("world", 0, "send(to 2, tag 0)", 2.0)}, members={0: 0, 1: 1}, mine=mine)
+    assert missing == (1,)
+    assert "number 0" not in text.split("cannot finish")[0]
+
+
+def test_a_verdict_survives_the_store():
+    verdict = Verdict({0: HERE, 3: State(raised='a "quoted"\nreason'), 5: State(process="p", left=True)}, store_lost=None)
+    assert Verdict.from_json(verdict.to_json()) == verdict
+    assert Verdict.from_json(Verdict({}, 4).to_json()) == Verdict({}, 4)

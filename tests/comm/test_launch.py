@@ -1,0 +1,140 @@
+"""Rank, world and meeting point out of the environments that launchers leave; `discover` is a pure function."""
+
+import stat
+import time
+
+import pytest
+
+from phalanx.comm.launch import ALONE, DEFAULT_PORT, Launch, LaunchError, Note, discover, first_host
+
+TORCHRUN = {
+    "RANK": "3",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "h0",
+    "MASTER_PORT": "29500",
+}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_SIZE": "8",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}
+MPICH = {"PMI_RANK": "3", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+SRUN = {
+    "SLURM_PROCID": "3",
+    "SLURM_STEP_NUM_TASKS": "8",
+    "SLURM_LOCALID": "1",
+    "SLURM_STEP_NODELIST": "gpu[007-010]",
+    "SLURM_JOB_ID": "42",
+    "SLURM_STEP_ID": "0",
+}
+
+
+def test_torchrun():
+    elastic = {"TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "2"}
+    place = {"rank": 3, "world": 8, "local_rank": 1, "local_world": 2, "address": "h0", "port": 29500}
+    assert discover(TORCHRUN | elastic) == Launch(how="torchrun", **place, agent_store=True, attempt=2)
+    assert discover(TORCHRUN) == Launch(how="environment", **place)
+    assert not discover(TORCHRUN | elastic | {"TORCHELASTIC_USE_AGENT_STORE": "False"}).agent_store
+
+
+def test_by_hand_with_the_least():
+    assert discover({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h"}).port == DEFAULT_PORT
+    assert discover({"RANK": "0", "WORLD_SIZE": "1"}).world == 1  # alone needs no address
+
+
+@pytest.mark.parametrize(("environ", "how"), [(OPEN_MPI, "mpirun (Open MPI)"), (MPICH, "mpirun (MPICH)")])
+def test_mpirun(environ, how):
+    assert discover(environ) == Launch(how=how, rank=3, world=8, local_rank=1, local_world=2, port=DEFAULT_PORT)
+    told = discover(environ | {"MASTER_ADDR": "h0", "MASTER_PORT": "1234"})
+    assert (told.address, told.port) == ("h0", 1234)
+
+
+def test_mpich_that_tells_no_local_size_is_taken_for_one_host():
+    launch = discover({"PMI_RANK": "1", "PMI_SIZE": "4"})
+    assert (launch.local_rank, launch.local_world) == (0, 4)
+
+
+def test_srun():
+    launch = discover(SRUN)
+    assert (launch.how, launch.rank, launch.world, launch.local_rank, launch.address) == ("srun", 3, 8, 1, "gpu007")
+    assert 20000 <= launch.port < 30000
+    assert discover(SRUN | {"SLURM_PROCID": "0"}).port == launch.port  # the same on all ranks
+    assert discover(SRUN | {"SLURM_STEP_ID": "1"}).port != launch.port  # another on another step
+    assert discover(SRUN | {"MASTER_ADDR": "h", "MASTER_PORT": "99"}).address == "h"
+
+
+def test_a_batch_script_without_srun_is_alone():
+    assert discover({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "1", "SLURM_NODELIST": "a,b"}) == ALONE
+
+
+def test_nothing_is_alone():
+    assert discover({}) == ALONE == Launch(how="alone", rank=0, world=1)
+    assert discover({"MASTER_ADDR": "h", "MASTER_PORT": "1", "RANK": "0"}) == ALONE
+
+
+def test_the_inner_launcher_goes_before_the_outer():
+    assert discover(SRUN | TORCHRUN).how == "environment"
+    assert discover(SRUN | OPEN_MPI).how == "mpirun (Open MPI)"
+    assert discover(OPEN_MPI | TORCHRUN).how == "environment"
+    assert discover(SRUN | MPICH).how == "srun"  # srun sets PMI_RANK itself
+
+
+@pytest.mark.parametrize(
+    ("environ", "fact"),
+    [
+        ({"RANK": "1", "WORLD_SIZE": "2"}, "MASTER_ADDR"),
+        ({"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "h"}, "rank 2 of 2"),
+        ({"RANK": "-1", "WORLD_SIZE": "2", "MASTER_ADDR": "h"}, "rank -1 of 2"),
+        ({"RANK": "0", "WORLD_SIZE": "0"}, "of 0"),
+        ({"RANK": "one", "WORLD_SIZE": "2", "MASTER_ADDR": "h"}, "RANK='one' is not a number"),
+        (TORCHRUN | {"MASTER_PORT": ""}, "MASTER_PORT='' is not a number"),
+        ({"OMPI_COMM_WORLD_RANK": "0"}, "OMPI_COMM_WORLD_SIZE is not set"),
+        (SRUN | {"SLURM_STEP_NODELIST": ""}, "SLURM_STEP_NODELIST"),
+    ],
+)
+def test_half_an_environment_is_an_error_with_the_facts(environ, fact):
+    with pytest.raises(LaunchError, match=fact):
+        discover(environ)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("gpu[007-012,20],cpu1", "gpu007"),
+        ("node1", "node1"),
+        ("node-1,node-2", "node-1"),
+        ("a[3,5-6]", "a3"),
+        ("a[1-2]b", "a1b"),
+        ("a[1-2]b,c", "a1b"),
+        ("rack[1-2]node[03-04]", "rack1node03"),
+        ("h.example.org", "h.example.org"),
+        ("", ""),
+    ],
+)
+def test_first_host_of_slurms_list(nodes, first):
+    assert first_host(nodes) == first
+
+
+def test_a_note_is_private_whole_and_gone_when_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    note, same = Note({}), Note({})
+    assert note.path == same.path
+    assert Note({"PMIX_NAMESPACE": "prterun-h-1@1/2"}).path != note.path
+    assert note.read(time.monotonic() + 0.05) is None
+    note.leave("4711")
+    assert same.read(time.monotonic() + 1) == "4711"
+    assert stat.S_IMODE(note.path.parent.stat().st_mode) == 0o700
+    assert list(note.path.parent.iterdir()) == [note.path]
+    note.remove()
+    note.remove()
+    assert not note.path.exists()
+
+
+def test_a_folder_that_others_can_write_to_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    Note({}).path.parent.chmod(0o777)
+    with pytest.raises(LaunchError, match="private"):
+        Note({})

