@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from phalanx.comm.create import create_communicator, run_local
     from phalanx.comm.failure import CommunicationError
     from phalanx.comm.issuer import Pending
+    from phalanx.grad.allreduce import AllReduce, ReplicaError
+    from phalanx.optim.multi_node import MultiNodeOptimizer, create_multi_node_optimizer
     from phalanx.schedule import Schedule, ScheduleError, halving_doubling, hierarchical, ring, torus, tree
 
 __version__ = "0.1.0"

@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 
-from phalanx.comm.choose import for_small, for_world, small_limit
+from phalanx.comm.choose import for_small, for_world
 from phalanx.comm.hosts import Hosts
-from phalanx.schedule import halving_doubling, latency_steps, recursive_doubling, ring, torus, verify
+from phalanx.schedule import halving_doubling, hierarchical, latency_steps, recursive_doubling, ring, torus, verify
 
 
 def hosts(*widths):
@@ -38,19 +38,38 @@ def test_the_torus_follows_the_hosts_when_ranks_were_dealt_out_in_turn():
     verify(chosen)
 
 
+@pytest.mark.parametrize(
+    ("machines", "wanted"),
+    [
+        (hosts(8), ring(8)),
+        (hosts(1, 1, 1, 1), halving_doubling(4)),
+        (hosts(4, 4), torus(2, 4)),
+        (hosts(3, 1), halving_doubling(4)),
+    ],
+)
+def test_rules_where_the_ranks_of_a_host_share_memory(machines, wanted):
+    assert for_world(machines, shared=True) == wanted
+
+
+@pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("n", range(1, 7))
-def test_every_assignment_of_ranks_to_hosts_gets_an_all_reduce(n):
+def test_every_assignment_of_ranks_to_hosts_gets_an_all_reduce(n, shared):
     for keys in itertools.product("abc", repeat=n):
-        chosen = for_world(Hosts.of(keys))
-        assert (chosen.world, chosen.goal) == (n, "sum")
-        verify(chosen)
+        for chosen in (for_world(Hosts.of(keys), shared=shared), for_small(Hosts.of(keys), shared=shared)[0]):
+            assert (chosen.world, chosen.goal) == (n, "sum")
+            verify(chosen)
 
 
 @pytest.mark.parametrize("n", range(1, 34))
 def test_small_messages_take_the_fewest_steps(n):
-    assert for_small(n) == recursive_doubling(n)
-    assert latency_steps(for_small(n)) <= min(latency_steps(ring(n)), latency_steps(halving_doubling(n)))
+    chosen, _ = for_small(hosts(n))
+    assert chosen == recursive_doubling(n)
+    assert latency_steps(chosen) <= min(latency_steps(ring(n)), latency_steps(halving_doubling(n)))
 
 
 def test_between_hosts_less_counts_as_small():
-    assert 0 < small_limit(hosts(2, 2)) < small_limit(hosts(4))
+    assert 0 < for_small(hosts(2, 2))[1] < for_small(hosts(4))[1]
+
+
+def test_where_memory_is_shared_one_leader_speaks_for_a_host():
+    assert for_small(hosts(2, 2, 2), shared=True)[0] == hierarchical(3, 2, among=recursive_doubling)

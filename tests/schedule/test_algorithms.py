@@ -43,6 +43,15 @@ def test_two_level_algorithms_sum_on_every_grid(make):
             assert oracle.sums_everything(level)
 
 
+def test_leaders_may_use_any_all_reduce_among_themselves():
+    for among in (recursive_doubling, halving_doubling, tree):
+        for hosts, per_host in [(1, 3), (2, 2), (3, 2), (5, 3), (8, 4)]:
+            s = hierarchical(hosts, per_host, among=among)
+            for level in (s, lower(s)):
+                verify(level)
+                assert oracle.sums_everything(level)
+
+
 def test_three_dimensional_tori_sum_on_every_grid():
     for dims in TRIPLES:
         s = torus(*dims)

@@ -101,3 +101,14 @@ def test_parts_that_cannot_be_equal_are_an_error():
 def test_lowered_ops_counts_what_lower_makes():
     for s in (ring(1), ring(5), torus(2, 3, 2), hierarchical(3, 4), scatter_gather(5), tree(6), gossip(7, 1, "hypercube")):
         assert lowered_ops(s) == len(list(lower(s).ops()))
+
+
+def test_what_the_backend_can_do_itself_is_kept():
+    rows = {(0, 1, 2), (3, 4, 5)}
+    s = lower(torus(2, 3), keep=lambda call: call.group in rows)
+    assert [op.kind for op in s.ops() if isinstance(op, Collective)] == ["reduce_scatter"] * 2 + ["all_gather"] * 2
+    assert len(s.steps) == 4  # the rows in one step each, the columns in two
+    verify(s)
+    one_row = lower(torus(2, 3), keep=lambda call: call.group == (0, 1, 2))
+    verify(one_row)
+    assert lower(one_row) == lower(one_row, keep=lambda call: False)

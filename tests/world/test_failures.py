@@ -46,6 +46,7 @@ def cases(*found: Case) -> pytest.MarkDecorator:
     def name(case: Case) -> str:
         facts = [f"{key}={value}" for key, value in case.args.items() if key != "timeout"]
         facts += [case.strike.name] if case.strike else []
+        facts += ["shared"] if case.shared else []
         facts += [f"absent={case.absent}"] if case.absent else []
         return "-".join([f"{case.ranks} ranks", *facts])
 
@@ -72,14 +73,16 @@ def assert_aware(case: Case, outcome: Outcome, missing: list[int], *words: str) 
 # ---- an exception on one rank ----------------------------------------------------------------------------------------------
 
 
-def raising(who: int, others: str, **more: object) -> Case:
-    return Case("raising", {"who": who, "others": others, "timeout": TIMEOUT, **more})
+def raising(who: int, others: str, *, shared: bool = False, **more: object) -> Case:
+    return Case("raising", {"who": who, "others": others, "timeout": TIMEOUT, **more}, shared=shared)
 
 
 @cases(
     *(raising(who, others) for others in ("all_reduce", "loop", "sleep") for who in (0, 1, 2)),
     raising(0, "all_reduce", context=True),
     raising(1, "sleep", context=True),
+    raising(0, "all_reduce", shared=True),
+    raising(1, "all_reduce", shared=True),
 )
 def test_exception_ends_all_ranks_and_its_traceback_comes_first(case: Case, outcome: Outcome) -> None:
     who = case.args["who"]
@@ -104,11 +107,15 @@ def test_sys_exit_on_one_rank_is_told_to_those_who_wait_for_it(case: Case, outco
 # ---- a rank that dies, stops or hangs ----------------------------------------------------------------------------------------
 
 
-def struck(strike: signal.Signals, victim: int, ranks: int = 3, **more: object) -> Case:
-    return Case("handling", {"who": victim, "timeout": TIMEOUT, **more}, ranks=ranks, strike=strike, victim=victim)
+def struck(strike: signal.Signals, victim: int, ranks: int = 3, *, shared: bool = False, **more: object) -> Case:
+    args = {"who": victim, "timeout": TIMEOUT, **more}
+    return Case("handling", args, ranks=ranks, strike=strike, victim=victim, shared=shared)
 
 
-@cases(*(struck(signal.SIGKILL, victim, ranks) for victim, ranks in ((0, 3), (1, 3), (0, 4), (2, 4))))
+@cases(
+    *(struck(signal.SIGKILL, victim, ranks) for victim, ranks in ((0, 3), (1, 3), (0, 4), (2, 4))),
+    *(struck(signal.SIGKILL, victim, shared=True) for victim in (0, 1)),
+)
 def test_killed_rank_is_named_at_once_by_those_who_wait_for_it(case: Case, outcome: Outcome) -> None:
     assert outcome.codes[case.victim] == -signal.SIGKILL
     assert_aware(case, outcome, [case.victim], f"{ALL_REDUCE} (number 2)", f"rank {case.victim} does not answer", "is dead")
@@ -121,7 +128,10 @@ def test_killed_rank_is_named_by_those_who_call_later(case: Case, outcome: Outco
     assert_aware(case, outcome, [case.victim], f"rank {case.victim} does not answer", "is dead")
 
 
-@cases(*(struck(signal.SIGSTOP, victim, ranks) for victim, ranks in ((0, 3), (1, 3), (0, 4), (3, 4))))
+@cases(
+    *(struck(signal.SIGSTOP, victim, ranks) for victim, ranks in ((0, 3), (1, 3), (0, 4), (3, 4))),
+    *(struck(signal.SIGSTOP, victim, shared=True) for victim in (0, 1)),
+)
 def test_stopped_rank_is_named_within_the_timeout(case: Case, outcome: Outcome) -> None:
     assert_aware(case, outcome, [case.victim], f"{ALL_REDUCE} (number 2)", f"rank {case.victim} does not answer", "is stopped")
 
@@ -226,7 +236,8 @@ def test_rank_that_never_starts_is_named(case: Case, outcome: Outcome) -> None:
         Case("ending", {"timeout": TIMEOUT, "order": order, "close": close})
         for order in ([0, 0, 0], [0, 2, 2], [2, 0, 0], [0, 1, 2])
         for close in ("none", "close")
-    )
+    ),
+    Case("ending", {"timeout": TIMEOUT, "order": [0, 2, 1], "close": "none"}, shared=True),
 )
 def test_normal_end_is_quick_and_silent(case: Case, outcome: Outcome) -> None:
     assert set(outcome.codes.values()) == {0}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import threading
 import time
@@ -13,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from phalanx.comm.transports import shm
-from phalanx.comm.transports.shm import Aborted, Disagreement, HostTeam, RankDied, RankLate
+from phalanx.comm.transports.shm import Aborted, Disagreement, HostTeam, RankDied, RankLate, Rule, update_rules
 
 pytestmark = pytest.mark.skipif(bool(shm.UNAVAILABLE), reason=shm.UNAVAILABLE or "available")
 
@@ -71,7 +72,7 @@ def rank_order_sum(values: list[torch.Tensor], scale: float) -> torch.Tensor:
     return (total * torch.tensor(scale, dtype=wide)).to(values[0].dtype)
 
 
-# ---- results ---------------------------------------------------------------------------------------------------------------------
+# ---- results -----------------------------------------------------------------------------------------------------------------
 
 
 def all_reduce_is_exact(comm) -> None:
@@ -85,9 +86,8 @@ def all_reduce_is_exact(comm) -> None:
         if dtype is torch.bool:
             wanted = stack.all(0) if op == "min" else stack.any(0)
         else:
-            wanted = {"sum": lambda s: s.sum(0).to(dtype), "max": lambda s: s.amax(0), "min": lambda s: s.amin(0)}[op](
-                stack.double() if dtype.is_floating_point else stack
-            ).to(dtype)
+            oracle = {"sum": torch.sum, "max": torch.amax, "min": torch.amin}[op]
+            wanted = oracle(stack.double() if dtype.is_floating_point else stack, 0).to(dtype)
         for x in places(team, flat, values[comm.rank]):
             team.all_reduce(x, op)
             assert torch.equal(x, wanted), (dtype, op, count, team.owns(x))
@@ -264,13 +264,102 @@ def test_ten_thousand_random_operations_of_eight_ranks(pools):
     pools.of(8).run(random_operations, 10_000, deadline=60)
 
 
-# ---- memory ------------------------------------------------------------------------------------------------------------------------
+# ---- the fused update --------------------------------------------------------------------------------------------------------
+
+SHAPES = ((64, 3, 7, 7), (64,), (1,), (300, 211), (5,), (70_003,))
+
+
+def fused_update_of(comm, lars: bool, nesterov: bool, kernels: str) -> None:
+    """Five steps of one shared replica against one process with the mean gradient."""
+    team = join(comm)
+    if not shm._native.choose_kernels(kernels):
+        return
+    sizes = [math.prod(shape) for shape in SHAPES]
+    offsets = [sum(-(-size // 16) * 16 for size in sizes[:k]) for k in range(len(sizes) + 1)]
+    gradients = team.allocate(offsets[-1] * 4).view(torch.float32)
+    parameters = team.allocate_one_for_all(offsets[-1] * 4).view(torch.float32)
+    velocities = team.allocate_one_for_all(offsets[-1] * 4).view(torch.float32)
+    table = [
+        Rule(offset, size, lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=nesterov, lars=lars, trust=0.02 * lars, eps=1e-9)
+        if size > 100  # as LARS skips biases
+        else Rule(offset, size, lr=0.1, momentum=0.9, nesterov=nesterov, lars=lars)
+        for offset, size in zip(offsets, sizes)
+    ]
+    rules = update_rules(table)
+
+    def view(flat: torch.Tensor, k: int) -> torch.Tensor:
+        return flat[offsets[k] :][: sizes[k]]
+
+    if comm.rank == 0:
+        for k in range(len(sizes)):
+            view(parameters, k).copy_(noise(50 + k, sizes[k], torch.float32))
+    team.barrier()
+    oracle = [view(parameters, k).double().clone().requires_grad_() for k in range(len(sizes))]
+    velocity = [torch.zeros_like(w) for w in oracle]
+    groups = [{"params": [w], "weight_decay": rule.weight_decay} for w, rule in zip(oracle, table)]
+    sgd = torch.optim.SGD(groups, lr=0.1, momentum=0.9, nesterov=nesterov)
+    team.barrier()
+    for number in range(5):
+        if number == 3:  # a schedule
+            rules[:, 2] *= 0.5
+            for group in sgd.param_groups:
+                group["lr"] *= 0.5
+        for k, (w, rule) in enumerate(zip(oracle, table)):
+            all_ranks = [noise(100 * number + 10 * rank + k, sizes[k], torch.float32) for rank in range(comm.size)]
+            view(gradients, k).copy_(all_ranks[comm.rank])
+            w.grad = torch.stack(all_ranks).double().mean(0)
+            if lars:
+                with torch.no_grad():
+                    lr = float(rules[k, 2])
+                    ratio = (
+                        rule.trust * w.norm() / (w.grad.norm() + rule.weight_decay * w.norm() + rule.eps) if rule.trust else 1.0
+                    )
+                    u = lr * ratio * (w.grad + rule.weight_decay * w)
+                    velocity[k].mul_(rule.momentum).add_(u)
+                    w -= rule.momentum * velocity[k] + u if nesterov else velocity[k]
+        if not lars:
+            sgd.step()
+        before = gradients.clone()
+        team.update(gradients, parameters, velocities, rules, scale=1 / comm.size)
+        assert torch.equal(gradients, before), "gradients are only read"
+        for k, w in enumerate(oracle):
+            torch.testing.assert_close(view(parameters, k).double(), w.detach(), rtol=1e-5, atol=2e-6)
+        team.barrier()
+    with pytest.raises(shm.Refused, match="one for all"):
+        team.update(gradients, gradients.clone(), velocities, rules, scale=1.0)
+    shm._native.choose_kernels("avx512") or shm._native.choose_kernels("avx2")
+    team.close()
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("lars", [False, True], ids=["sgd", "lars"])
+def test_fused_update_equals_one_process_with_the_mean_gradient(world, lars, nesterov):
+    world.run(fused_update_of, lars, nesterov, "avx512" if lars else "portable")
+
+
+def update_disagrees(comm) -> None:
+    team = join(comm)
+    gradients = team.allocate(4000).view(torch.float32)
+    parameters, velocities = (team.allocate_one_for_all(4000).view(torch.float32) for _ in range(2))
+    rules = update_rules([Rule(0, 1000, lr=0.1 if comm.rank else 0.2)])
+    with pytest.raises(Disagreement):
+        team.update(gradients, parameters, velocities, rules, scale=1.0)
+    assert not parameters.any()
+    team.close()
+
+
+def test_ranks_that_update_by_different_rules_learn_it(pair):
+    pair.run(update_disagrees)
+
+
+# ---- memory ------------------------------------------------------------------------------------------------------------------
 
 
 def arenas_come_and_go(comm) -> None:
-    before = _descriptors()
+    before, mapped = _descriptors(), _mappings()
     team = join(comm)
     assert not [link for link in _descriptors() if "phalanx" in link], "the segment can still be opened"
+    assert _mappings() > mapped
     first, second, empty = team.allocate(100), team.allocate(5000), team.allocate(0)
     assert first.data_ptr() % 4096 == second.data_ptr() % 4096 == 0
     assert empty.numel() == 0
@@ -292,17 +381,16 @@ def arenas_come_and_go(comm) -> None:
         team.barrier()
     del first, second, empty, common, team
     assert _descriptors() == before
-    assert "memfd:phalanx" not in Path("/proc/self/maps").read_text()
+    assert _mappings() == mapped
+
+
+def _mappings() -> int:
+    return Path("/proc/self/maps").read_text().count("memfd:phalanx")
 
 
 def _descriptors() -> list[str]:
-    links = []
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            links.append(os.readlink(f"/proc/self/fd/{name}"))
-        except OSError:
-            continue  # of the listing itself
-    return sorted(links)
+    paths = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+    return sorted(os.readlink(path) for path in paths if os.path.islink(path))  # not that of the listing itself
 
 
 def test_memory_comes_and_goes_without_a_trace(world):
@@ -348,7 +436,7 @@ def test_one_rank_without_it_and_none_has_it(world, reason, words):
     assert words in told[0]
 
 
-# ---- failure -----------------------------------------------------------------------------------------------------------------------
+# ---- failure -----------------------------------------------------------------------------------------------------------------
 
 
 def disagreements(comm) -> None:

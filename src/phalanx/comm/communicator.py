@@ -25,7 +25,7 @@ from phalanx.comm.arguments import (
     check_tensor,
     text_of,
 )
-from phalanx.comm.choose import for_small, for_world, small_limit
+from phalanx.comm.choose import for_small, for_world
 from phalanx.comm.envelope import HEADER, announced, describes, header_of, is_plain, pack, plain, unpack
 from phalanx.comm.failure import CommunicationError, Watch, release
 from phalanx.comm.hosts import Hosts
@@ -33,9 +33,14 @@ from phalanx.comm.issuer import Issuer, Operation, Pending
 from phalanx.comm.run import Part, execute, project
 from phalanx.comm.streams import Lane
 from phalanx.comm.transports import Message, Transport
+from phalanx.comm.transports.shared import SharedTransport
+from phalanx.comm.transports.shm import TYPES, Disagreement, HostTeam
 from phalanx.schedule import Collective, Schedule, Step, binomial, lower, scatter_gather
 
 ReduceOp = Literal["sum", "mean", "max", "min"]
+Share = Callable[[str, int, int], HostTeam | None]  # (name, rank and size on this host) -> shared memory, where it is possible
+
+CUTTING = ("reduce_scatter", "all_gather")  # calls that cut their chunks into equal parts
 
 WINDOW = 32  # peers with whom a rank exchanges at a time where it must talk to all
 KEEP = 64 << 20  # bytes of scratch kept between operations
@@ -58,24 +63,35 @@ class Communicator:
         algorithm: Schedule | None,
         *,
         parent: Communicator | None = None,
-        collectives: bool = True,
+        share: Share | None = None,
     ) -> None:
         self._name, self._ranks, self._rank = name, tuple(ranks), me
         self._transport, self._issuer, self._watch, self._parent = transport, issuer, watch, parent
         self._keys = tuple(keys)
         self._hosts = Hosts.of(self._keys)
         self._inter_rank, self._intra_rank = self._hosts.place(me)
+        self._share = share
+        self._team = (
+            share(f"{name}/{self._inter_rank}", self._intra_rank, self.intra_size) if share and self.intra_size > 1 else None
+        )
+        if self._team is not None:
+            host = [self._ranks[rank] for rank in self._hosts.ranks[self._inter_rank]]
+            self._transport = SharedTransport(transport, self._team, host)
+            if watch is not None:
+                watch.interrupts.append(self._team.abort)
         self._algorithm = algorithm
-        self._schedule = algorithm or for_world(self._hosts)
-        self._collectives = collectives  # whether the transport was prepared to run it as library calls
-        self._small, self._small_limit = for_small(self.size), small_limit(self._hosts)
+        shared = self._team is not None
+        self._schedule = algorithm or for_world(self._hosts, shared=shared)
+        self._small, self._small_limit = for_small(self._hosts, shared=shared)
+        # all ranks share memory, and nobody asked for a certain schedule: no schedule is needed
+        self._direct = self._team if algorithm is None and self.inter_size == 1 else None
         self._number = 0
         self._splits = 0
         self._closed = False
         self._debug = os.environ.get("PHALANX_DEBUG", "") not in ("", "0")
         self._scattering = _scattering(self.size)
         self._broadcasts: dict[tuple[str, int], Schedule] = {}
-        self._projections: dict[tuple[int, bool], tuple[Schedule, tuple[Part, ...]]] = {}
+        self._projections: dict[tuple[int, torch.dtype, str], tuple[Schedule, tuple[Part, ...]]] = {}
         self._room: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
 
     # ---- who ---------------------------------------------------------------------------------------------------------------
@@ -120,6 +136,15 @@ class Communicator:
 
     def all_reduce(self, x: torch.Tensor, op: ReduceOp = "sum") -> torch.Tensor:
         """Sum (mean, max, min) of `x` over the ranks, in place; returns `x`."""
+        if self._direct is not None and self._issuer.idle and not self._debug and _is_simple(x, op) and not self._is_closed():
+            # in this thread, at the speed of memory: a thread's wake-up takes longer than all ranks' sum of a few KiB
+            self._number += 1
+            number, team = self._number, self._direct
+
+            def describe() -> Operation:
+                return Operation(self._name, number, f"all_reduce({text_of(x)}, {op})", self._members(), lambda: None, Lane())
+
+            return self._issuer.directly(lambda: self._shared(lambda: team.all_reduce(x, op)), describe)
         self.all_reduce_async(x, op).wait()
         return x
 
@@ -159,6 +184,9 @@ class Communicator:
             self._reduce(dense, op, schedule, tag)
             x.copy_(dense)
             return
+        if self._direct is not None and schedule is not self._scattering and x.dtype in TYPES:
+            self._direct.all_reduce(x, op)  # type: ignore[arg-type]
+            return
         flat = x.view(-1)
         if x.dtype is torch.bool:  # a sum of truths is their `or`
             flat, op = flat.view(torch.uint8), "max" if op == "sum" else op
@@ -169,11 +197,8 @@ class Communicator:
             flat.div_(self.size)
 
     def _run(self, schedule: Schedule, flat: torch.Tensor, op: str, tag: int) -> None:
-        # a broadcast's groups depend on its root, and were not all prepared: it runs as Moves
-        collectives = (
-            self._collectives and schedule.goal == "sum" and not schedule.lowered and self._transport.prefers_collectives(flat)
-        )
-        if collectives and flat.numel() % schedule.chunks:
+        parts = self._parts(schedule, flat)
+        if flat.numel() % schedule.chunks and any(part.collective and part.collective.kind in CUTTING for part in parts):
             # library calls want equal parts; Moves do not. Gradients never come here: their arena is padded once
             padded = flat.new_zeros(-(-flat.numel() // schedule.chunks) * schedule.chunks)
             padded[: flat.numel()] = flat
@@ -181,7 +206,7 @@ class Communicator:
             flat.copy_(padded[: flat.numel()])
             return
         execute(
-            self._parts(schedule, collectives),
+            parts,
             schedule.chunks,
             flat,
             op=op,
@@ -193,11 +218,15 @@ class Communicator:
             got_on=self._issuer.got_on,
         )
 
-    def _parts(self, schedule: Schedule, collectives: bool) -> tuple[Part, ...]:
-        """This rank's part of the schedule, computed once; the schedule is kept so that its id stays its own."""
-        key = (id(schedule), collectives)
+    def _parts(self, schedule: Schedule, flat: torch.Tensor) -> tuple[Part, ...]:
+        """This rank's part of the schedule on tensors like `flat`, computed once (the schedule is kept: its id stays its own).
+
+        What the transport can do as one call stays a Collective, the rest is lowered.
+        """
+        key = (id(schedule), flat.dtype, flat.device.type)
         if key not in self._projections:
-            self._projections[key] = schedule, project(schedule if collectives else lower(schedule), self.rank)
+            lowered = lower(schedule, keep=lambda call: self._transport.calls(call, flat, self._ranks))
+            self._projections[key] = schedule, project(lowered, self.rank)
         return self._projections[key][1]
 
     def _scratch(self, count: int, like: torch.Tensor) -> torch.Tensor:
@@ -211,8 +240,12 @@ class Communicator:
         return room
 
     def buffer(self, numel: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> torch.Tensor:
-        """An uninitialised flat tensor in the memory that this communicator reduces fastest. All ranks call it together."""
-        return torch.empty(numel, dtype=dtype, device=device)
+        """A flat tensor in the memory that this communicator reduces fastest, not initialised. All ranks call it together."""
+        team = self._team
+        if team is None or numel == 0 or dtype not in TYPES or torch.device(device).type != "cpu":
+            return torch.empty(numel, dtype=dtype, device=device)
+        nbytes = numel * dtype.itemsize
+        return self._start(f"buffer({nbytes} bytes)", lambda tag: team.allocate(nbytes).view(dtype)).wait()
 
     # ---- tensors whose shape the receiver does not know -----------------------------------------------------------------------
 
@@ -393,8 +426,7 @@ class Communicator:
         ranks = {other: [self._ranks[rank] for rank in own] for other, own in members.items()}
         keys = {other: [self._keys[rank] for rank in own] for other, own in members.items()}
         algorithm = self._algorithm if len(members) == 1 else None  # a schedule is for one world size
-        whole = self._parent is None  # torch makes groups only where all ranks of the world take part
-        if whole:
+        if self._parent is None:  # torch makes groups only where all ranks of the world take part; elsewhere it is Moves
             for other in members:
                 prepare(self._transport, ranks[other], algorithm or for_world(Hosts.of(keys[other])))
         return Communicator(
@@ -407,7 +439,7 @@ class Communicator:
             keys[color],
             algorithm,
             parent=self,
-            collectives=whole,
+            share=self._share,
         )
 
     def close(self) -> None:
@@ -415,6 +447,8 @@ class Communicator:
         if self._closed:
             return
         self._closed = True
+        if self._parent is not None and self._team is not None:
+            self._team.close()
         if self._parent is None:
             self._issuer.stop()
             if self._watch is not None:
@@ -448,7 +482,7 @@ class Communicator:
         if pair is None:
             self._number += 1
         number = 0 if pair else self._number
-        members = {rank: self._ranks[rank] for rank in (sorted(pair[:2]) if pair else range(self.size))}
+        members = {rank: self._ranks[rank] for rank in sorted(pair[:2])} if pair else self._members()
         tag = _tag(self._name, number, pair or name)
         check = self._debug and pair is None and self.size > 1
         # a mode is of a thread; the issuing thread takes the caller's, or it could not write to tensors made under it
@@ -458,10 +492,18 @@ class Communicator:
             with torch.inference_mode(inference):
                 if check:
                     self._agree(name, number)
-                return work(tag)
+                return self._shared(lambda: work(tag)) if self._team is not None else work(tag)
 
         operation = Operation(self._name, number, name, members, checked, Lane(tensors))
         return self._issuer.submit(operation)
+
+    def _shared(self, work: Callable[[], Any]) -> Any:
+        """`work` on shared memory; ranks that called different things are told so, and nothing is broken."""
+        try:
+            return work()
+        except Disagreement as error:
+            host = self._hosts.ranks[self._inter_rank]
+            raise CommunicationError(str(error), missing=[host[rank] for rank in error.late]) from None
 
     def _agree(self, name: str, number: int) -> None:
         """Under PHALANX_DEBUG: all ranks tell what they are about to do, and all raise when they differ."""
@@ -485,6 +527,10 @@ class Communicator:
             )
             raise CommunicationError(f"ranks disagree on operation number {number}: {told}", operation=name, missing=odd)
 
+    def _members(self) -> dict[int, int]:
+        """Rank here -> rank in the world."""
+        return dict(enumerate(self._ranks))
+
     def _others(self) -> list[int]:
         return [rank for rank in range(self.size) if rank != self.rank]
 
@@ -493,6 +539,18 @@ class Communicator:
         if key not in self._broadcasts:
             self._broadcasts[key] = make(self.size, root)
         return self._broadcasts[key]
+
+
+def _is_simple(x: Any, op: str) -> bool:
+    """Whether shared memory takes `x` as it is; everything else goes the long way, where it is checked."""
+    return (
+        isinstance(x, torch.Tensor)
+        and x.is_cpu
+        and x.layout is torch.strided
+        and x.dtype in TYPES
+        and x.is_contiguous()
+        and (op in ("sum", "max", "min") or (op == "mean" and x.is_floating_point()))
+    )
 
 
 def prepare(transport: Transport, ranks: Sequence[int], schedule: Schedule) -> None:

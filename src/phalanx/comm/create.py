@@ -16,6 +16,7 @@ from phalanx.comm.hosts import Hosts, host_key
 from phalanx.comm.issuer import Issuer
 from phalanx.comm.launch import discover
 from phalanx.comm.transports.local import LocalTransport, LocalWorld
+from phalanx.comm.transports.shm import HostTeam
 from phalanx.schedule import Schedule, ScheduleError, lower, verify
 
 T = TypeVar("T")
@@ -50,7 +51,7 @@ def create_communicator(algorithm: Schedule | None = None, *, backend: str | Non
     made = next(_made)
     store, ear, held = watch_stores(transport.store, f"phalanx/watch/{made}")
     watch = Watch(rank, size, store, ear, timeout=timeout, store_rank=0 if held else None, may_exit=True)
-    issuer = Issuer(timeout, watch)
+    issuer = Issuer(timeout, watch, transport.cut)
     guard(watch)
     # the keys of all hosts, over the store: the communicator that could gather them needs them to exist
     store.set(f"host/{rank}", host_key())
@@ -58,7 +59,13 @@ def create_communicator(algorithm: Schedule | None = None, *, backend: str | Non
     prepare(transport, range(size), algorithm or for_world(Hosts.of(keys)))
     # the name is part of every tag: two communicators of one process share the connections, and must not share messages
     name = f"world {made}" if made else "world"
-    return Communicator(name, range(size), rank, transport, issuer, watch, keys, algorithm)
+
+    def share(name: str, rank: int, size: int) -> HostTeam | None:
+        if transport.moves_only:
+            return None
+        return HostTeam.join(store, rank, size, timeout=issuer.patience, name=name)
+
+    return Communicator(name, range(size), rank, transport, issuer, watch, keys, algorithm, share=share)
 
 
 def run_local(

@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 FOR_EVER = datetime.timedelta(days=30)
 EXIT_GRACE = 2.0  # seconds a rank may use to leave by itself after another one raised; then it is ended
-EXIT_LIMIT = 4.0  # seconds that a rank which raised may use for its exit handlers and torch's teardown; then the kernel ends it
+EXIT_LIMIT = 3.0  # seconds that a rank which raised may use for its exit handlers and torch's teardown; then the kernel ends it
 LAST_WORDS = 1.5  # seconds that a rank which raised keeps the store for the others: the reason must reach them
 
 
@@ -164,6 +164,7 @@ class Watch:
         self.rank, self.world, self.store_rank = rank, world, store_rank
         self.grace = min(timeout / 3, 4.0)  # seconds within which an alarm is raised, answered and judged
         self.alarmed = threading.Event()
+        self.interrupts: list[Callable[[], None]] = []  # get threads out of waits that an alarm has made hopeless
         self.deserted = threading.Event()  # the rank that holds the store is done, and answers no operation any more
         self._timeout = timeout
         self._store, self._ear = store, ear
@@ -273,6 +274,8 @@ class Watch:
             return ""
         self._ear.set(f"state/{self.rank}", self._answer())
         self.alarmed.set()
+        for interrupt in self.interrupts:
+            interrupt()
         alarmed = time.monotonic()
         with contextlib.suppress(RuntimeError):  # its author may have died since
             self._ear.wait(["verdict"], datetime.timedelta(seconds=self.grace))
@@ -407,7 +410,8 @@ def _install_hook() -> None:
         else:
             previous(kind, error, where)
             sys.stderr.flush()
-        if threading.current_thread() is threading.main_thread():
+        interactive = sys.flags.interactive or hasattr(sys, "ps1")  # there the process lives on
+        if threading.current_thread() is threading.main_thread() and not interactive:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.setitimer(signal.ITIMER_REAL, EXIT_LIMIT)
         for watch in mine:

@@ -61,6 +61,8 @@ class Issuer:
         self._queue: queue.SimpleQueue[Operation | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._current: Operation | None = None
+        self._submitted = self._completed = 0
+        self._doing: Callable[[], Operation] | None = None  # what the calling thread does itself, told only if somebody asks
         self._last, self._idle_since = "", time.monotonic()
         self._broken: CommunicationError | None = None
         if watch is not None:
@@ -77,8 +79,27 @@ class Issuer:
         if self._thread is None:
             self._thread = threading.Thread(target=self._issue, name="phalanx-issuer", daemon=True)
             self._thread.start()
+        self._submitted += 1
         self._queue.put(operation)
         return Pending(operation, self)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way and nothing has failed: the calling thread may communicate itself."""
+        return self._submitted == self._completed and self._broken is None
+
+    def directly(self, work: Callable[[], Any], describe: Callable[[], Operation]) -> Any:
+        """Do `work` in the calling thread, while this is `idle`; its failure is explained as any other's."""
+        self._doing = describe
+        try:
+            return work()
+        except RuntimeError as error:
+            if not _is_transport_failure(error):
+                raise
+            self._current = describe()  # stays: it is this rank's answer to alarms
+            raise self._fail(self._current, _gist(error)) from error
+        finally:
+            self._doing = None
 
     def got_on(self) -> None:
         """Called by the work itself after each step: a long transfer that moves is not a hang."""
@@ -87,7 +108,8 @@ class Issuer:
 
     def state(self) -> State:
         """What this rank is doing now."""
-        current = self._current
+        doing = self._doing
+        current = self._current or (doing() if doing is not None else None)
         if current is None:
             return State(operation=self._last, seconds=time.monotonic() - self._idle_since)
         return State(current.comm, current.number, current.name, time.monotonic() - current.alive)
@@ -136,6 +158,7 @@ class Issuer:
                     return  # `_current` stays: it is this rank's answer to alarms
             self._last, self._idle_since = operation.name, time.monotonic()
             self._current = None
+            self._completed += 1
             operation.finished.set()
 
     def stop(self) -> None:

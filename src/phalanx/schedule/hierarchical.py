@@ -9,21 +9,36 @@ steps in all. Leaders carry the whole buffer between hosts: k times what each ra
 
 from __future__ import annotations
 
-from .ops import Collective, Kind, Schedule, Step
+from collections.abc import Callable
+
+from .ops import Collective, Kind, Move, Op, Schedule, Step
+from .ring import ring
 
 
-def hierarchical(hosts: int, per_host: int) -> Schedule:
-    """All-reduce of `hosts` hosts of `per_host` contiguous ranks, through one leader per host."""
-    name = f"hierarchical({hosts}x{per_host})"
+def hierarchical(hosts: int, per_host: int, *, among: Callable[[int], Schedule] = ring) -> Schedule:
+    """All-reduce of `hosts` hosts of `per_host` contiguous ranks, through one leader per host.
+
+    `among` makes the all-reduce of the leaders: `recursive_doubling` for the fewest steps.
+    """
+    name = f"hierarchical({hosts}x{per_host}{'' if among is ring else ', ' + among.__name__})"
     if hosts < 1 or per_host < 1:
         raise ValueError(f"{name}: there is at least 1 host and 1 rank per host; give sizes >= 1")
-    world, whole = hosts * per_host, range(hosts)
+    leaders = among(hosts)
+    world, whole = hosts * per_host, range(leaders.chunks)
     groups = [tuple(range(leader, leader + per_host)) for leader in range(0, world, per_host)]
 
     def inside(kind: Kind, label: str) -> list[Step]:
         return [Step(tuple(Collective(kind, group, whole) for group in groups), label)] if per_host > 1 else []
 
-    leaders = Collective("all_reduce", tuple(range(0, world, per_host)), whole)
-    among = [Step((leaders,), "all-reduce among leaders")] if hosts > 1 else []
-    steps = inside("reduce", "reduce to leader") + among + inside("broadcast", "broadcast from leader")
-    return Schedule(name, world, hosts, tuple(steps))
+    between = [Step(tuple(_spread(op, per_host) for op in step.ops), f"leaders: {step.label}") for step in leaders.steps]
+    steps = inside("reduce", "reduce to leader") + between + inside("broadcast", "broadcast from leader")
+    return Schedule(name, world, leaders.chunks, tuple(steps))
+
+
+def _spread(op: Op, per_host: int) -> Op:
+    """An op of the leaders among themselves, in the numbers of the whole world."""
+    if isinstance(op, Move):
+        return Move(op.src * per_host, op.dst * per_host, op.chunks, op.reduce)
+    if isinstance(op, Collective):
+        return Collective(op.kind, tuple(rank * per_host for rank in op.group), op.chunks)
+    raise ValueError(f"the leaders' all-reduce has a {op}: a sum needs no scaling")

@@ -1,32 +1,36 @@
 """Lowering: every `Collective` as the `Move`s of a ring or, for reduce and broadcast, of a chain.
 
-A group of g ranks takes g-1 steps, and 2(g-1) for an all_reduce. Collectives of one step
-are on disjoint groups and advance together: the t-th moves of all of them form one step.
+A group of g ranks takes g-1 steps, and 2(g-1) for an all_reduce. Collectives of one step are on disjoint groups and advance
+together: the t-th moves of all of them form one step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import chain, repeat, zip_longest
 
 from .ops import Collective, Move, Op, Schedule, ScheduleError, Step
 
 
-def lower(s: Schedule) -> Schedule:
-    """`s` with only `Move` and `Scale` left; what is already lowered stays as it is."""
+def lower(s: Schedule, *, keep: Callable[[Collective], bool] | None = None) -> Schedule:
+    """`s` with only `Move` and `Scale` left; what is already lowered stays as it is.
+
+    Collectives for which `keep` is true stay too: a backend may have a better way for some groups, such as shared memory for the
+    ranks of one host.
+    """
     if s.lowered:
         return s
     cut = _Cutter(s.name)
-    return replace(s, steps=tuple(chain.from_iterable(_lower_step(step, cut) for step in s.steps)))
+    return replace(s, steps=tuple(chain.from_iterable(_lower_step(step, cut, keep) for step in s.steps)))
 
 
-def _lower_step(step: Step, cut: _Cutter) -> Iterator[Step]:
-    collectives = [op for op in step.ops if isinstance(op, Collective)]
+def _lower_step(step: Step, cut: _Cutter, keep: Callable[[Collective], bool] | None) -> Iterator[Step]:
+    collectives = [op for op in step.ops if isinstance(op, Collective) and not (keep and keep(op))]
     if not collectives:
         yield step
         return
-    plain = [op for op in step.ops if not isinstance(op, Collective)]
+    plain = [op for op in step.ops if op not in collectives]
     rounds = [tuple(chain.from_iterable(moves)) for moves in zip_longest(*(_rounds(c, cut) for c in collectives), fillvalue=())]
     # the other ops of the step read the state before it, so they go with the first round; they may not write what the
     # collectives touch, so the later rounds do not miss them

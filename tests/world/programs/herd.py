@@ -34,7 +34,8 @@ class Case:
     victim: int = -1
     sleepers: tuple[int, ...] = ()  # ranks that do not end by themselves, besides a victim that was stopped
     after: float = 0.3
-    deadline: float = 15.0  # seconds after the strike, or the start, by which all others have ended
+    shared: bool = False  # all-reduces on shared memory, where the native core is built; otherwise all messages go over gloo
+    deadline: float = 40.0  # seconds after the strike, or the start, by which all others have ended
 
 
 @dataclass(frozen=True)
@@ -121,8 +122,9 @@ def play(herd: Herd, case: Case, folder: Path) -> Outcome:
         for rank in range(case.ranks):
             if rank not in case.absent:
                 env = {"RANK": str(rank), "WORLD_SIZE": str(case.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+                env |= case.env if case.shared else {"PHALANX_FORM": "moves", **case.env}
                 args = [case.scenario, json.dumps(case.args)]
-                pids[rank] = herd.fork(HERE / "faults.py", args, env | case.env, folder / f"stdout.{rank}", err)
+                pids[rank] = herd.fork(HERE / "faults.py", args, env, folder / f"stdout.{rank}", err)
         struck = started
         if case.strike is not None:
             _wait_ready(herd, pids, folder, time.monotonic() + PATIENCE)

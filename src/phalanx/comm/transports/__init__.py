@@ -29,8 +29,8 @@ class Transport(Protocol):
     def prepare(self, schedule: Schedule, ranks: Sequence[int]) -> None:
         """Make what `collective` will need to run this schedule among `ranks`; called by all ranks of the world, in one order."""
 
-    def prefers_collectives(self, x: torch.Tensor) -> bool:
-        """Whether a schedule on `x` should run as Collectives (NCCL) rather than as Moves."""
+    def calls(self, call: Collective, x: torch.Tensor, ranks: Sequence[int]) -> bool:
+        """Whether `call` on tensors like `x` is one library call here; otherwise it is lowered to Moves."""
 
     def collective(self, call: Collective, x: torch.Tensor, op: str, ranks: Sequence[int]) -> None:
         """One library call by the group, in place on `x`, the group's chunks."""

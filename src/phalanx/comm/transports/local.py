@@ -67,7 +67,7 @@ class LocalTransport:
     def prepare(self, schedule: Schedule, ranks: Sequence[int]) -> None:
         pass
 
-    def prefers_collectives(self, x: torch.Tensor) -> bool:
+    def calls(self, call: Collective, x: torch.Tensor, ranks: Sequence[int]) -> bool:
         return False
 
     def collective(self, call: Collective, x: torch.Tensor, op: str, ranks: Sequence[int]) -> None:

@@ -27,6 +27,8 @@ from phalanx.schedule import Collective, Schedule
 
 PIECE = 256 << 20  # bytes per message at most: several engines count in 32 bits, and each piece is a sign of life
 
+CUT = (1 << 31) - 1  # the tag of a message that never comes
+
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 # torch 2.13 renamed them and deprecates the old names
@@ -52,6 +54,7 @@ class TorchTransport:
         # the watch ends a hopeless wait after `timeout`; the engine's own limit is only the last resort
         self._limit = datetime.timedelta(seconds=2 * timeout + 30)
         self._collectives = _forced_form()
+        self.moves_only = self._collectives is False
         self._groups: dict[tuple[int, ...], Any] = {}
         backends = _backends()
         self._cpu = "gloo" in backends.get("cpu", "")
@@ -114,8 +117,9 @@ class TorchTransport:
             if self._cuda and self.rank in group:  # NCCL builds its rings at the first call: now rather than in the first step
                 dist.all_reduce(torch.zeros(1, device="cuda"), group=made)
 
-    def prefers_collectives(self, x: torch.Tensor) -> bool:
-        return (x.is_cuda and self._cuda) if self._collectives is None else self._collectives
+    def calls(self, call: Collective, x: torch.Tensor, ranks: Sequence[int]) -> bool:
+        wanted = (x.is_cuda and self._cuda) if self._collectives is None else self._collectives
+        return wanted and tuple(ranks[r] for r in call.group) in self._groups
 
     def collective(self, call: Collective, x: torch.Tensor, op: str, ranks: Sequence[int]) -> None:
         members = tuple(ranks[r] for r in call.group)
@@ -138,6 +142,21 @@ class TorchTransport:
 
     def can_carry(self, x: torch.Tensor) -> bool:
         return not x.is_cuda or self._cuda
+
+    def cut(self) -> None:
+        """After a failure: break the connections, so that a thread which waits in `exchange` returns with an error.
+
+        torch has no call for it, but gloo closes all connections of a group in which one wait runs out of time.
+        """
+        for peer in range(self.size):
+            if peer != self.rank:
+                try:
+                    work = dist.irecv(torch.empty(1), peer, group=self._cpu_group, tag=CUT)
+                    assert work is not None  # as in `exchange`
+                    work.wait(datetime.timedelta(milliseconds=1))
+                except (RuntimeError, ValueError) as error:
+                    if "Timed out" in str(error):
+                        return  # otherwise this peer's connection was broken already: try the next
 
     def close(self) -> None:
         global _lent
@@ -200,19 +219,37 @@ def meet(launch: Launch, timeout: float) -> dist.Store:
             operation="create_communicator",
             missing=[0],
         ) from error
-    store.set(f"here/{launch.rank}", "")
-    everybody = [f"here/{rank}" for rank in range(launch.world)]
-    try:
-        store.wait(everybody, datetime.timedelta(seconds=max(0.1, deadline - time.monotonic())))
-    except RuntimeError:
-        missing = [rank for rank, key in enumerate(everybody) if not store.check([key])]
+    missing = _wait_for_all(store, launch, deadline, min(0.5, timeout / 10))
+    if missing:
         raise CommunicationError(
             f"create_communicator on rank {launch.rank}: rank(s) {', '.join(map(str, missing))} of {launch.world} did not come "
             f"within {timeout:g} s",
             operation="create_communicator",
             missing=missing,
-        ) from None
+        )
     return store
+
+
+def _wait_for_all(store: dist.Store, launch: Launch, deadline: float, farewell: float) -> list[int]:
+    """The ranks that have not come by the deadline. Whose deadline is first tells the others, because with rank 0 the store ends.
+
+    A counter, looked at again and again: a store.wait that times out prints warnings, and one of n keys on n ranks is O(n * n).
+    """
+    try:
+        store.set(f"here/{launch.rank}", "")
+        store.add("here", 1)
+        while store.add("here", 0) < launch.world:
+            if store.check(["absent"]):
+                return [int(rank) for rank in store.get("absent").decode().split()]
+            if time.monotonic() > deadline - farewell:
+                missing = [rank for rank in range(launch.world) if not store.check([f"here/{rank}"])]
+                store.set("absent", " ".join(map(str, missing)))
+                time.sleep(farewell if launch.rank == 0 else 0.0)  # the store ends with this process: let the others read it
+                return missing
+            time.sleep(0.05)
+    except RuntimeError:  # the store went away
+        return [0]
+    return []
 
 
 def _open_store(launch: Launch, timeout: float) -> dist.Store:
@@ -221,7 +258,22 @@ def _open_store(launch: Launch, timeout: float) -> dist.Store:
         return _store_by_note(launch, timeout)
     address = launch.address or address_through_mpi4py()
     holds = launch.rank == 0 and not launch.agent_store
+    if not holds:
+        _knock(address, launch.port, timeout)
     return dist.TCPStore(address, launch.port, launch.world, holds, limit, wait_for_workers=False)
+
+
+def _knock(address: str, port: int, timeout: float) -> None:
+    """Wait until somebody listens there. torch's client would do so itself, but overruns its timeout and prints C++ stacks."""
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            socket.create_connection((address, port), max(0.1, deadline - time.monotonic())).close()
+            return
+        except OSError as error:  # noqa: PERF203  it waits anyway
+            if time.monotonic() > deadline - 0.1:
+                raise RuntimeError(str(error)) from error
+            time.sleep(0.05)
 
 
 def _store_by_note(launch: Launch, timeout: float) -> dist.Store:

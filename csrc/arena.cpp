@@ -1,0 +1,127 @@
+// Memory that all ranks of a team map: each rank's part, or one part for all.
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <stdexcept>
+#include <system_error>
+#include <unistd.h>
+
+#include "team.hpp"
+
+namespace phalanx {
+namespace {
+
+template <std::size_t n>
+void write_text(char (&to)[n], const std::string& text) {
+    std::snprintf(to, n, "%s", text.c_str());
+}
+
+}  // namespace
+
+// Rank 0 creates it, the others map it, all tell how it went. Every step is an operation: bounded, and with the dead named.
+Status Team::allocate(std::size_t bytes, bool one_for_all, Arena& arena) {
+    Call call;
+    call.verb = Verb::allocate;
+    call.count = bytes;
+    call.arena = next_arena_;
+    call.root = one_for_all;
+    const auto step = [&](std::uint32_t k) {
+        call.piece = k;
+        return size_ == 1 ? Status::ok : sync(call);
+    };
+    const std::size_t part = round_to_pages(std::max<std::size_t>(bytes, 1));
+    const std::size_t total = one_for_all ? part : part * static_cast<std::size_t>(size_);
+    Member& me = members_[rank_];
+
+    Status status = step(0);  // all want the same
+    if (status != Status::ok) return status;
+    std::shared_ptr<Segment> segment;
+    if (rank_ == 0) {
+        write_text(header_->refusal, "");
+        try {
+            segment = Segment::create(total, method_);
+            write_text(header_->path, segment->path());
+        } catch (const std::system_error& error) {
+            write_text(header_->refusal, error.what());
+        }
+    }
+    if ((status = step(1)) != Status::ok) return status;
+    if (header_->refusal[0] != 0) return refuse("rank 0: " + std::string(header_->refusal));
+    write_text(me.refusal, "");
+    const std::string path = header_->path;
+    if (rank_ != 0) {
+        try {
+            segment = Segment::open(path, total);
+        } catch (const std::system_error& error) {
+            write_text(me.refusal, error.what());
+        }
+    }
+    status = step(2);
+    if (status != Status::ok) {
+        if (method_ == Method::named) unlink(path.c_str());  // rank 0 may be the one that died
+        return status;
+    }
+    if (rank_ == 0) segment->forget_path();
+    for (int r = 0; r < size_; ++r)
+        if (members_[r].refusal[0] != 0) return refuse("rank " + std::to_string(r) + ": " + members_[r].refusal);
+
+    arena.id = next_arena_++;
+    arena.segment = segment;
+    arena.bytes = bytes;
+    arena.stride = one_for_all ? 0 : part;
+    // each touches its own part first: on a machine with several memory nodes it shall lie near its rank
+    if (!one_for_all || rank_ == 0) segment->populate(arena.stride * static_cast<std::size_t>(rank_), part);
+    if ((status = step(3)) != Status::ok) return status;
+    segment->populate(0, total);
+    if ((status = step(4)) != Status::ok) return status;
+    arenas_.push_back(arena);
+    return Status::ok;
+}
+
+Status Team::release(std::uint32_t id) {
+    Call call;
+    call.verb = Verb::release;
+    call.arena = id;
+    const Status status = size_ == 1 ? Status::ok : sync(call);  // nobody works on it any more
+    if (status == Status::ok)
+        arenas_.erase(std::remove_if(arenas_.begin(), arenas_.end(), [id](const Arena& a) { return a.id == id; }), arenas_.end());
+    return status;
+}
+
+bool Team::owns(const void* x, std::size_t bytes) const {
+    Call call;
+    return locate(x, bytes, call);
+}
+
+bool Team::locate(const void* x, std::size_t bytes, Call& call) const {
+    for (const Arena& arena : arenas_) {
+        if (arena.stride == 0 && size_ > 1) continue;  // one for all: there is nothing to reduce
+        const char* part = arena.part(rank_);
+        const char* at = static_cast<const char*>(x);
+        if (at < part || at + bytes > part + arena.bytes) continue;
+        call.arena = arena.id;
+        call.offset = static_cast<std::uint64_t>(at - part);
+        return true;
+    }
+    return false;
+}
+
+// `place` names the memory alike on all ranks: arena and offset.
+bool Team::locate_one_for_all(const void* x, std::size_t bytes, std::uint64_t& place) const {
+    for (const Arena& arena : arenas_) {
+        const char* begin = arena.segment->data();
+        const char* at = static_cast<const char*>(x);
+        if ((arena.stride != 0 && size_ > 1) || at < begin || at + bytes > begin + arena.bytes) continue;
+        place = std::uint64_t{arena.id} << 48 ^ static_cast<std::uint64_t>(at - begin);
+        return true;
+    }
+    return false;
+}
+
+const Arena& Team::arena(std::uint32_t id) const {
+    for (const Arena& arena : arenas_)
+        if (arena.id == id) return arena;
+    throw std::logic_error("no such arena");  // ids were compared when the ranks met
+}
+
+}  // namespace phalanx

@@ -1,0 +1,48 @@
+// The arithmetic: many buffers in, one result out to many buffers, one pass. Compiled once per instruction set, chosen at run time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace phalanx {
+
+enum class Type : std::uint8_t { f32, f64, f16, bf16, i8, i16, i32, i64, u8 };
+constexpr int types = 9;
+constexpr std::size_t size_of(Type type) {
+    constexpr std::size_t sizes[types] = {4, 8, 2, 2, 1, 2, 4, 8, 1};
+    return sizes[static_cast<int>(type)];
+}
+
+enum class Op : std::uint8_t { sum, max, min };
+constexpr int ops = 3;
+
+// dst[0..targets) = scale * (src[0] op src[1] op ... op src[sources-1]), elementwise, in exactly that order.
+// A target may be one of the sources. Half-width floats are summed in float32 and rounded once. `scale` is for floating sums only.
+using Reduce = void (*)(void* const* dst, int targets, const void* const* src, int sources, std::size_t count, double scale);
+
+// How one tensor moves. With g = scale * sum of gradients + weight_decay * w:
+//   sgd (torch.optim.SGD, dampening 0):  v = momentum * v + g;         w -= lr * (nesterov ? g + momentum * v : v)
+//   lars (docs/native.md):               u = lr * ratio * g;  v = momentum * v + u;  w -= nesterov ? momentum * v + u : v
+struct Rule {
+    float lr, momentum, weight_decay, scale, ratio;
+    bool nesterov, lars;
+};
+using Update = void (*)(float* w, float* velocity, const float* const* gradients, int sources, std::size_t count, const Rule& rule);
+
+// Sums of squares, in double: of w, and of scale * (sum of gradients).
+struct Squares {
+    double w, g;
+};
+using Norms = Squares (*)(const float* w, const float* const* gradients, int sources, std::size_t count, double scale);
+
+struct Kernels {
+    const char* name;
+    Reduce reduce[types][ops];
+    Update update;
+    Norms norms;
+};
+
+const Kernels& kernels();            // the best that this processor has, or the chosen one
+bool choose_kernels(const char* name);  // "avx512", "avx2" or "portable"; false if the processor lacks it
+
+}  // namespace phalanx

@@ -1,0 +1,103 @@
+// What lies where in the control segment. All zeros is its valid beginning, so that nobody has to prepare it.
+//
+//   Header                 who broke the team, and a letter box for the path of a new arena
+//   Member[size]           process, cores, and what this rank found out when it gave up
+//   Slot[slots]            one operation in flight each: how many have arrived, and how far it is
+//   Line[slots][size]      what each rank calls, and which of its chunks are taken
+//   staging                two halves per rank for tensors that live elsewhere, and two halves for their result
+//
+// Each field has one writer, or is an atomic; what is written by one rank and what is polled by others lie on different cache lines.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels.hpp"
+#include "wait.hpp"
+
+namespace phalanx {
+
+constexpr int max_ranks = 256;
+constexpr int depth = 16;          // operations that a rank may have begun and not finished
+constexpr int slots = 2 * depth;  // when a rank begins operation g, all ranks have left operation g - 2 * depth (team.hpp)
+constexpr std::size_t line = 64;  // bytes of a cache line
+constexpr std::size_t path_bytes = 96, text_bytes = 160;
+
+enum class Verb : std::uint8_t { barrier, all_reduce, reduce_scatter, all_gather, broadcast, allocate, release, update, norms };
+
+// What a rank calls. Ranks that meet in one operation must have written the same bytes.
+struct Call {
+    Verb verb = Verb::barrier;
+    Type type = Type::u8;
+    Op op = Op::sum;
+    std::uint8_t staged = 0;  // 0: in an arena; 1 or 2: through that half of the staging area
+    std::uint32_t root = 0;
+    std::uint64_t count = 0;   // elements of the whole
+    std::uint64_t offset = 0;  // bytes from the beginning of each rank's part of the arena
+    std::uint32_t arena = 0;
+    std::uint32_t piece = 0;  // a staged tensor passes in pieces
+    double scale = 1.0;
+    std::uint64_t digest = 0;  // of what else must be equal: the table of a fused update
+};
+static_assert(sizeof(Call) == 48, "compared as bytes: no padding");
+
+struct alignas(line) Line {
+    Call call;
+    std::atomic<std::uint64_t> claim;  // generation << 32 | chunks of this rank's slice that are taken
+    Word generation;                   // the last operation this rank has begun in this slot
+    Word busy;                         // whether this rank is at work on it
+};
+static_assert(sizeof(Line) == line, "one cache line per rank and operation");
+
+enum class Phase : std::uint32_t { gathering, open, done, disagreed, failed };
+
+struct Slot {
+    alignas(line) Word arrived;  // of all uses of the slot together: never reset
+    alignas(line) Word state;    // use << 3 | Phase: the word that ranks sleep on
+    Word sleepers;
+    alignas(line) Word chunks_done;
+};
+
+enum class Status : std::uint32_t {
+    ok,
+    disagree,     // ranks called different things; nothing was touched, and the team is as good as before
+    dead,         // a process has ended or left the team
+    late,         // somebody did not come, or did not finish, in time
+    aborted,      // abort() was called on some rank
+    interrupted,  // a signal handler raised on some rank
+    refused,      // memory could not be shared; the team is as good as before
+    misused,      // two threads at a time, or too many operations begun
+};
+
+struct RankSet {
+    std::uint64_t bits[max_ranks / 64];
+    void add(int rank) { bits[rank / 64] |= std::uint64_t{1} << rank % 64; }
+    bool has(int rank) const { return bits[rank / 64] >> rank % 64 & 1; }
+    bool empty() const {
+        for (std::uint64_t word : bits)
+            if (word != 0) return false;
+        return true;
+    }
+};
+
+struct Report {
+    Status status;
+    RankSet dead, late;
+};
+
+struct alignas(line) Member {
+    Process process;
+    std::uint64_t cores[16];  // its affinity mask
+    Word left;                // closed the team
+    alignas(line) Report report;
+    char refusal[text_bytes];  // why it could not map a new arena; empty if it could
+};
+
+struct alignas(line) Header {
+    Word broken;                // 1 + the rank whose report says why; 0 while all is well
+    char path[path_bytes];      // letter box: where to open the new arena
+    char refusal[text_bytes];  // why there is none
+};
+
+}  // namespace phalanx

@@ -1,0 +1,177 @@
+// The ranks of one host that share memory, and their collectives.
+//
+// Every operation has a generation, the same on all ranks because all call in the same order, and takes place in slot
+// generation % slots. A rank *begins* an operation: it writes what it calls and counts itself in. The last to come compares the
+// calls; it does small work alone and opens large work to all. A rank *finishes* an operation: it takes chunks while there are
+// any, its own slice first, then those of others, and sleeps until the last chunk is done. Who has arrived and works on no chunk
+// holds up nobody.
+//
+// A rank begins operation g only when it has finished g - depth. That one was complete, so all had begun it, so all had finished
+// g - 2 * depth: its slot can be taken again.
+//
+// Whether an operation happened or failed is settled once, by a compare-and-swap of the slot's state: all ranks agree on it.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "layout.hpp"
+#include "segment.hpp"
+
+namespace phalanx {
+
+// What a failed call is about; of the last one that did not return `ok`.
+struct Failure {
+    Status status = Status::ok;
+    int author = -1;              // the rank that noticed
+    std::vector<int> dead, late;  // ranks
+    std::vector<Call> calls;      // of all ranks, where they disagree
+    std::string refusal;
+};
+
+struct Arena {
+    std::uint32_t id = 0;
+    std::shared_ptr<Segment> segment;
+    std::size_t bytes = 0;   // of one rank's part
+    std::size_t stride = 0;  // from part to part; 0: one part for all
+
+    char* part(int rank) const { return segment->data() + stride * static_cast<std::size_t>(rank); }
+};
+
+using Generation = std::uint64_t;
+
+// One row of the table of a fused update: a tensor, at the same place in the flat gradients, parameters and velocities.
+// All numbers are doubles, so that Python hands over one matrix.
+struct TensorRow {
+    double offset, count;  // elements
+    double lr, momentum, weight_decay, nesterov;
+    double lars, trust, eps;
+};
+
+class Team {
+  public:
+    static std::size_t control_bytes(int size);
+
+    // Enter: tell the others about this process. `meet` may follow when all have entered.
+    Team(std::shared_ptr<Segment> control, int rank, int size);
+    void meet();
+    void leave();
+
+    int rank() const { return rank_; }
+    int size() const { return size_; }
+    Segment& control() { return *control_; }
+    const Failure& failure() const { return failure_; }
+
+    void set_timeout(double seconds) { timeout_ns_ = static_cast<std::int64_t>(seconds * 1e9); }
+    void set_method(Method method) { method_ = method; }
+    // Asked about every 50 ms of waiting, with nothing locked: whether to give up.
+    void set_interrupt(std::function<bool()> interrupt) { interrupt_ = std::move(interrupt); }
+    void abort() { aborted_.store(true); }  // from any thread
+
+    // Collective: memory that all ranks map. The same id on all ranks.
+    Status allocate(std::size_t bytes, bool one_for_all, Arena& arena);
+    Status release(std::uint32_t id);
+    void adopt(const Arena& arena) { arenas_.push_back(arena); }  // of ranks that are threads of one process
+    bool owns(const void* x, std::size_t bytes) const;
+
+    // In place. Part r of n elements in `size` parts is [r * n / size, (r + 1) * n / size).
+    Status all_reduce(void* x, std::size_t count, Type type, Op op, double scale);
+    Status reduce_scatter(void* x, std::size_t count, Type type, Op op, double scale);  // part `rank` is reduced, the rest is left
+    Status all_gather(void* x, std::size_t count, Type type);                           // part r comes from rank r
+    Status broadcast(void* x, std::size_t count, Type type, int root);
+    Status barrier();
+
+    // All-reduce in two halves, on an arena: nothing in between waits. Finish in any order; at most `depth` at a time.
+    Status begin_all_reduce(void* x, std::size_t count, Type type, Op op, double scale, Generation& ticket);
+    Status finish(Generation ticket);
+
+    // The fused update: the sum of all ranks' gradients, which are only read, moves one copy of the parameters that all ranks see.
+    // `gradients` lie in an arena, `parameters` and `velocities` in memory that is one for all; all float32 and laid out alike.
+    Status update(const float* gradients, float* parameters, float* velocities, const TensorRow* rows, std::size_t tensors, double scale);
+
+  private:
+    struct Plan;
+
+    Slot& slot(Generation g) { return slots_[g % slots]; }
+    Line& row(Generation g, int rank) { return lines_[(g % slots) * static_cast<std::size_t>(size_) + rank]; }
+    static std::uint32_t use(Generation g) { return static_cast<std::uint32_t>(g / slots) & 0x1FFFFFFF; }
+    static std::uint32_t state_of(Generation g, Phase phase) { return use(g) << 3 | static_cast<std::uint32_t>(phase); }
+    static Phase phase_of(Generation g, std::uint32_t state) {
+        return state >> 3 == use(g) ? static_cast<Phase>(state & 7) : Phase::gathering;
+    }
+
+    Status begin(const Call& call, Generation& g);
+    Status sync(const Call& call);  // begin and finish
+    void arrive_last(Generation g, const Call& call);
+    bool settle(Generation g, Phase from, Phase to);
+    void help(Generation g);
+
+    struct Cut {  // how the work is divided
+        std::size_t elements, per_chunk;
+        std::uint32_t chunks;  // 0: the last to come does it alone
+    };
+    Cut cut(const Call& call) const;
+    std::size_t elements_at_hand(const Call& call) const;
+    void work(const Call& call, std::size_t first, std::size_t last);
+    void work_on_arena(const Call& call, std::size_t first, std::size_t last);
+    void work_on_stage(const Call& call, std::size_t first, std::size_t last);
+
+    struct Range;
+    Status on_stage(Call call, char* x);
+    bool each_for_itself(const Call& call) const;
+    template <class In, class Out>
+    Status take_turns(Call call, std::size_t longest, In in, Out out);
+    template <class In, class Out>
+    Status take_turns_together(Call call, std::size_t longest, In in, Out out);
+    Status begin_piece(Call& call, std::uint32_t k, Generation& g);
+    std::uint32_t pieces_of(const Call& call, std::size_t elements) const;
+    void reduce_stages(const Call& call, std::uint32_t step, std::size_t first, std::size_t count, void* to);
+    // the half of a rank for a step; that of rank `size` is for the result
+    char* stage(int rank, std::uint32_t step) const { return staging_ + (2 * static_cast<std::size_t>(rank) + step % 2) * half_; }
+
+    void work_on_plan(const Call& call, std::size_t first, std::size_t last);
+    Status reduce(Verb verb, void* x, std::size_t count, Type type, Op op, double scale);
+    bool locate(const void* x, std::size_t bytes, Call& call) const;
+    bool locate_one_for_all(const void* x, std::size_t bytes, std::uint64_t& place) const;
+    const Arena& arena(std::uint32_t id) const;
+
+    // Failure.
+    Status look_around(Generation g, std::int64_t waited_ns);
+    Status give_up(const Generation* g, const Report& report);
+    Status adopt_failure();
+    Status disagreement(Generation g);
+    RankSet missing(Generation g);
+    Status record(const Report& report, int author);
+    Status refuse(const std::string& why);
+
+    std::shared_ptr<Segment> control_;
+    int rank_, size_;
+    Header* header_;
+    Member* members_;
+    Slot* slots_;
+    Line* lines_;
+    char* staging_;
+    std::size_t half_;
+
+    Method method_ = Method::memfd;
+    bool core_for_each_ = false;
+    int helpers_ = 1;  // ranks worth waking for large work, besides the one that opens it
+    std::int64_t timeout_ns_ = 60'000'000'000;
+    std::function<bool()> interrupt_;
+    std::atomic<bool> aborted_{false};
+    Watchman watchman_;
+
+    Generation next_ = slots;  // use 0 of each slot is the zeros it starts with
+    Generation oldest_ = slots;
+    bool finished_[slots] = {};
+    std::uint32_t stage_steps_ = 0;
+    std::vector<Arena> arenas_;
+    std::uint32_t next_arena_ = 1;
+    Plan* plan_ = nullptr;  // of the update that is under way
+    Failure failure_;
+    bool broken_ = false;
+};
+
+}  // namespace phalanx

@@ -1,0 +1,61 @@
+// How a rank waits for another: a short spin where every rank has a core, a few yields where it has not, then the kernel's futex.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+namespace phalanx {
+
+using Word = std::atomic<std::uint32_t>;
+static_assert(sizeof(Word) == 4 && Word::is_always_lock_free, "a futex is a bare 32-bit word");
+
+std::int64_t now_ns();  // monotonic
+
+// Sleep until `word` differs from `expected`, somebody wakes us, or the time is up; may also return for no reason.
+void futex_wait(Word& word, std::uint32_t expected, std::int64_t nanoseconds);
+void futex_wake(Word& word, int sleepers);
+
+// What to do before going to sleep. Measured (2 cores): with a core per rank a spin answers in 1.5 us where a futex takes 30; with
+// 8 ranks on 2 cores the same spin keeps the rank we wait for off its core: 59 us, against 18 us with 20 yields and no spin.
+class Patience {
+  public:
+    explicit Patience(bool core_for_each) : spins_(core_for_each), yields_left_(core_for_each ? 100 : 20) {}
+
+    // Pass a moment and return true, or return false: time to sleep.
+    bool passes();
+
+  private:
+    bool spins_;
+    int yields_left_;
+    int pauses_ = 0;
+    std::int64_t spun_since_ = 0;
+};
+
+// A process, told apart from a later one with the same number by its start time.
+struct Process {
+    std::int32_t pid = 0;
+    std::uint32_t reserved = 0;
+    std::uint64_t started = 0;  // clock ticks after boot, as /proc/<pid>/stat has it
+
+    static Process self();
+};
+
+// Which of some processes have ended. Through pidfds, one system call for all, where the kernel has them; else through /proc.
+class Watchman {
+  public:
+    Watchman() = default;
+    ~Watchman();
+    Watchman(const Watchman&) = delete;
+    Watchman& operator=(const Watchman&) = delete;
+
+    void watch(const std::vector<Process>& processes);
+    std::vector<int> dead();  // indices; a zombie is dead
+
+  private:
+    std::vector<Process> processes_;
+    std::vector<int> pidfds_;  // -1 where there is none
+    std::vector<bool> dead_at_once_;
+};
+
+}  // namespace phalanx

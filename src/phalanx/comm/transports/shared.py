@@ -1,0 +1,53 @@
+"""Shared memory inside a host, torch.distributed between hosts: what a torus wants for its rows and its columns.
+
+A `Collective` by exactly the ranks of this host runs on the native core; everything else goes to the transport below, as Moves on
+gloo. Which it is depends on the group alone, so all ranks of a group decide alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from phalanx.comm.transports import Message, Transport
+from phalanx.comm.transports.shm import TYPES, HostTeam
+from phalanx.schedule import Collective, Schedule
+
+
+class SharedTransport:
+    """`below` for everybody, `team` for the ranks `host` (the transport's numbers, ascending) that share this host."""
+
+    def __init__(self, below: Transport, team: HostTeam, host: Sequence[int]) -> None:
+        self.below, self.team, self.host = below, team, tuple(host)
+
+    def exchange(self, sends: Sequence[Message], receives: Sequence[Message], tag: int) -> None:
+        self.below.exchange(sends, receives, tag)
+
+    def prepare(self, schedule: Schedule, ranks: Sequence[int]) -> None:
+        self.below.prepare(schedule, ranks)
+
+    def calls(self, call: Collective, x: torch.Tensor, ranks: Sequence[int]) -> bool:
+        return self._shares(call, x, ranks) or self.below.calls(call, x, ranks)
+
+    def collective(self, call: Collective, x: torch.Tensor, op: str, ranks: Sequence[int]) -> None:
+        if not self._shares(call, x, ranks):
+            self.below.collective(call, x, op, ranks)
+        elif call.kind in ("all_reduce", "reduce"):  # a reduce promises nothing to the others: they may as well have the sum
+            self.team.all_reduce(x, op)  # type: ignore[arg-type]
+        elif call.kind == "reduce_scatter":
+            self.team.reduce_scatter(x, op)  # type: ignore[arg-type]
+        elif call.kind == "all_gather":
+            self.team.all_gather(x)
+        else:
+            self.team.broadcast(x, 0)
+
+    def can_carry(self, x: torch.Tensor) -> bool:
+        return self.below.can_carry(x)
+
+    def close(self) -> None:
+        self.team.close()
+        self.below.close()
+
+    def _shares(self, call: Collective, x: torch.Tensor, ranks: Sequence[int]) -> bool:
+        return x.is_cpu and x.dtype in TYPES and tuple(ranks[r] for r in call.group) == self.host

@@ -1,0 +1,1 @@
+"""From backward() to the mean gradient: flat memory, static groups, what travels, and when."""

@@ -1,0 +1,206 @@
+"""The multi-node optimizer: any torch optimizer, whose `step` first replaces the gradients by their mean over the ranks.
+
+    opt = phalanx.create_multi_node_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), comm)
+
+ChainerMN's idea and name. Differences: the first step already updates, gradients leave while backward still runs, and every
+attribute is forwarded by name: what is not written here does not exist.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from phalanx.comm.communicator import Communicator
+from phalanx.grad.allreduce import AllReduce, Averager, StepRecord
+
+
+def create_multi_node_optimizer(
+    optimizer: torch.optim.Optimizer,
+    comm: Communicator,
+    *,
+    sync: AllReduce | None = None,
+    double_buffering: bool = False,
+    wire: torch.dtype | None = None,
+    bucket_bytes: int | None = None,
+) -> MultiNodeOptimizer:
+    """Make `optimizer` average gradients over the ranks of `comm` in every step.
+
+    `sync` says how (`AllReduce()` by default). `wire` compresses what travels to torch.float16 or torch.bfloat16. `bucket_bytes`
+    is the size of a group of gradients, measured in the first step by default. `double_buffering` applies the previous step's
+    mean gradient.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"optimizer is a torch.optim.Optimizer, got {type(optimizer).__name__}")
+    if isinstance(optimizer, MultiNodeOptimizer):
+        raise TypeError("optimizer is a multi-node optimizer already; wrap the one inside it")
+    if not isinstance(comm, Communicator):
+        raise TypeError(f"comm is what phalanx.create_communicator() returns, got {type(comm).__name__}")
+    if sync is not None and not isinstance(sync, AllReduce):
+        raise TypeError(f"sync is phalanx.AllReduce(...), got {type(sync).__name__}")
+    if bucket_bytes is not None and (not isinstance(bucket_bytes, int) or isinstance(bucket_bytes, bool)):
+        raise TypeError(f"bucket_bytes={bucket_bytes!r}: an int, or None to measure")
+    if bucket_bytes is not None and bucket_bytes < 1:
+        raise ValueError(f"bucket_bytes={bucket_bytes}: at least 1, or None to measure")
+    if bucket_bytes is not None and sync is not None and sync.growing is not None:
+        raise ValueError(f"bucket_bytes={bucket_bytes} and growing={sync.growing}: groups follow one of them")
+    return MultiNodeOptimizer(optimizer, comm, sync or AllReduce(), double_buffering, wire, bucket_bytes)
+
+
+class MultiNodeOptimizer(torch.optim.Optimizer):
+    """Made by `create_multi_node_optimizer`. A torch optimizer for schedulers, scalers and checkpoints."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        comm: Communicator,
+        sync: AllReduce,
+        double_buffering: bool,
+        wire: torch.dtype | None,
+        bucket_bytes: int | None,
+    ) -> None:
+        # not super().__init__(): it would make a second set of groups and state beside the inner optimizer's
+        self.optimizer, self.comm, self.sync = optimizer, comm, sync
+        self._averager = Averager(*self._parameters(), comm, sync, wire=wire, bucket_bytes=bucket_bytes, delayed=double_buffering)
+
+    def _parameters(self) -> tuple[list[torch.nn.Parameter], list[str]]:
+        groups = self.optimizer.param_groups
+        params = list(dict.fromkeys(p for group in groups for p in group["params"]))  # tied parameters once
+        return params, _names(self.optimizer, params)
+
+    def _watch_changes(self) -> None:
+        """Somebody may have edited `param_groups`, or changed the inner optimizer."""
+        params = dict.fromkeys(p for group in self.optimizer.param_groups for p in group["params"])
+        if not self._averager.watches(list(params)):
+            self._averager.watch(*self._parameters())
+
+    # ---- the step ----------------------------------------------------------------------------------------------------------
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Average the gradients, then update. A `closure` is called as often as the optimizer likes, its gradients averaged.
+
+        Its loss is averaged, too: where the optimizer decides by it how to go on, all ranks decide alike.
+        """
+        if closure is not None:
+            if self._averager.delayed:
+                raise ValueError("step(closure) wants the gradients of now, double_buffering gives those of the step before")
+
+            def averaged() -> Any:
+                with torch.enable_grad():
+                    loss = closure()
+                self._averager.next_step()
+                self.synchronize()
+                return self._averager.mean(loss)
+
+            result: Any = self.optimizer.step(averaged)
+        else:
+            self.synchronize()
+            result = self.optimizer.step() if self._averager.ready else None
+        self._averager.next_step()
+        return result
+
+    def synchronize(self) -> None:
+        """Wait until every gradient is the mean over the ranks: before clipping, or looking at them. All ranks call it."""
+        self._watch_changes()
+        self._averager.synchronize()
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward inside only accumulates; the next one outside communicates the sum."""
+        with self._averager.pause():
+            yield
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's."""
+        self._averager.drop()
+        self.optimizer.zero_grad(set_to_none)
+
+    @property
+    def weight(self) -> float:
+        """Samples in this rank's batch, for `AllReduce(weighted=True)`; set it before backward."""
+        return self._averager.weight
+
+    @weight.setter
+    def weight(self, samples: float) -> None:
+        if not self.sync.weighted:
+            raise ValueError("opt.weight has an effect only with sync=phalanx.AllReduce(weighted=True)")
+        if not 0 <= samples < math.inf:
+            raise ValueError(f"opt.weight={samples}: a number of samples, 0 or more")
+        self._averager.weight = samples
+
+    def report(self) -> list[StepRecord]:
+        """What every step spent on communication; needs `AllReduce(record=True)`."""
+        if not self.sync.record:
+            raise ValueError("nothing was recorded: create the optimizer with sync=phalanx.AllReduce(record=True)")
+        return list(self._averager.records)
+
+    # ---- the inner optimizer's ---------------------------------------------------------------------------------------------
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The inner optimizer's groups."""
+        # A GradScaler must find averaged gradients, and gives no other sign. Not for everybody who asks: a rank that prints its
+        # learning rate between two backwards would communicate alone
+        if sys._getframe(1).f_code.co_name == "_unscale_grads_":
+            if self._averager.delayed:
+                raise RuntimeError(
+                    "a GradScaler unscales by the scale of now, double_buffering gives gradients of the step before"
+                )
+            self.synchronize()
+        return self.optimizer.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        return self.optimizer.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        return self.optimizer.defaults
+
+    def state_dict(self) -> dict[str, Any]:
+        """The inner optimizer's, readable without Phalanx."""
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(state_dict)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """All ranks call it. The groups of gradients are learned anew in the next step."""
+        self.optimizer.add_param_group(param_group)
+        self._watch_changes()
+
+    def register_step_pre_hook(self, hook: Any) -> Any:
+        return self.optimizer.register_step_pre_hook(hook)
+
+    def register_step_post_hook(self, hook: Any) -> Any:
+        return self.optimizer.register_step_post_hook(hook)
+
+    def register_state_dict_pre_hook(self, hook: Any, prepend: bool = False) -> Any:
+        return self.optimizer.register_state_dict_pre_hook(hook, prepend)
+
+    def register_state_dict_post_hook(self, hook: Any, prepend: bool = False) -> Any:
+        return self.optimizer.register_state_dict_post_hook(hook, prepend)
+
+    def register_load_state_dict_pre_hook(self, hook: Any, prepend: bool = False) -> Any:
+        return self.optimizer.register_load_state_dict_pre_hook(hook, prepend)
+
+    def register_load_state_dict_post_hook(self, hook: Any, prepend: bool = False) -> Any:
+        return self.optimizer.register_load_state_dict_post_hook(hook, prepend)
+
+    def __repr__(self) -> str:
+        return f"MultiNodeOptimizer({self.optimizer!r}, {self.comm!r}, {self.sync!r})"
+
+
+def _names(optimizer: torch.optim.Optimizer, params: list[torch.nn.Parameter]) -> list[str]:
+    """What to call the parameters in messages: their own names where the optimizer was given them, else group and shape."""
+    named: dict[torch.nn.Parameter, str] = {}
+    for g, group in enumerate(optimizer.param_groups):
+        given = group.get("param_names")
+        for i, p in enumerate(group["params"]):
+            named.setdefault(p, given[i] if given else f"param_groups[{g}]['params'][{i}] {tuple(p.shape)}")
+    return [named[p] for p in params]

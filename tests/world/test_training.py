@@ -1,0 +1,176 @@
+"""Training in processes: the same oracle, replicas, remedies and surprises as among threads, on real transports."""
+
+import copy
+import os
+
+import numpy
+import pytest
+import torch
+from tests.optim.oracle import (
+    MODEL,
+    SMALL,
+    AllReduce,
+    ReplicaError,
+    alone,
+    close,
+    create_multi_node_optimizer,
+    flat,
+    loss_of,
+    no_sync,
+    plain_step,
+    sgd,
+)
+from tests.world.conftest import ONLY
+
+from phalanx.nn.init import bcast_parameters, seed_everything
+
+
+@pytest.fixture(params=[ONLY] if ONLY else [2, 3, 5], ids=lambda n: f"{n}-ranks")
+def world(request, pools):
+    """Some sizes: tests/optim has all of them, as threads."""
+    return pools.of(request.param)
+
+
+def train(comm, options, steps):
+    own = copy.deepcopy(MODEL)
+    opt, history = create_multi_node_optimizer(sgd(own), comm, **options), []
+    for t in range(steps):
+        plain_step(own, opt, comm, t)
+        history.append(flat(own))
+    told = comm.allgather(torch.stack(history))
+    assert all(torch.equal(other, told[0]) for other in told)
+    return history
+
+
+OPTIONS = {
+    "default": {},
+    "many groups": {"bucket_bytes": 3000, "sync": AllReduce(overlap=True)},
+    "double buffering": {"double_buffering": True},
+    "bfloat16": {"wire": torch.bfloat16},
+}
+
+
+@pytest.mark.parametrize("name", ["default", "many groups"])
+def test_ranks_equal_one_process(world, name):
+    close(world.run(train, OPTIONS[name], 4)[0], alone(plain_step, model=MODEL))
+
+
+@pytest.mark.parametrize("name", ["double buffering", "bfloat16"])
+def test_options(pair, name):
+    history = pair.run(train, OPTIONS[name], 4)[0]
+    wanted = alone(plain_step, model=MODEL)
+    if name == "double buffering":
+        assert torch.equal(history[0], flat(MODEL))
+        torch.testing.assert_close(history[1], wanted[0], rtol=1e-9, atol=1e-10)
+    else:
+        close(history, wanted, rtol=2e-2, atol=2e-2)
+
+
+def surprises(comm):
+    """In turn: a second backward, on rank 0 only; a rank without backward; a batch thrown away; accumulation."""
+    own = copy.deepcopy(SMALL)
+    opt = create_multi_node_optimizer(torch.optim.SGD(own.named_parameters(), lr=0.1), comm, **OPTIONS["many groups"])
+    for t in range(8):
+        opt.zero_grad()
+        if t == 3:
+            loss_of(own, comm, 0).backward()
+            opt.zero_grad()
+        if t == 4:
+            with no_sync(opt):
+                loss_of(own, comm, 0).backward()
+        if t == 2 and comm.rank == 0:
+            loss_of(own, comm, 0).backward()
+        if t != 5 or comm.rank != comm.size - 1:
+            loss_of(own, comm, t).backward()
+        opt.step()
+    return flat(own)
+
+
+def watched_surprises(comm):
+    if comm.rank != comm.size - 1:
+        return surprises(comm)
+    with pytest.warns(UserWarning, match="no gradient for 6 parameter"):
+        return surprises(comm)
+
+
+def test_surprises(world):
+    results = world.run(watched_surprises)
+    assert all(torch.equal(other, results[0]) for other in results)
+
+
+# ---- equal replicas at the start --------------------------------------------------------------------------------------------
+
+
+def build():
+    return torch.nn.Sequential(torch.nn.Linear(20, 16), torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 3)).double()
+
+
+def start_different(comm, remedy, root):
+    torch.manual_seed(os.getpid())  # every process has its own
+    if remedy == "seed_everything":
+        seed_everything(11)
+    own = build()
+    if remedy == "bcast_parameters":
+        own[1].running_mean.fill_(comm.rank)
+        own[1].num_batches_tracked.fill_(comm.rank)
+        before = flat(own)
+        bcast_parameters(own, comm, root)
+        assert own[1].running_mean.tolist() == [float(root)] * 16
+        assert own[1].num_batches_tracked == root
+        assert torch.equal(flat(own), before) == (comm.rank == root)
+    opt = create_multi_node_optimizer(sgd(own), comm)
+    if remedy is None and comm.size > 1:
+        with pytest.raises(
+            ReplicaError, match=r"from rank 0, in 0\.weight, 0\.bias, 2\.weight, 2\.bias\. .*seed_everything"
+        ) as caught:
+            plain_step(own, opt, comm, 0)
+        others = ", ".join(map(str, range(1, comm.size)))
+        assert f"{'rank' if comm.size == 2 else 'ranks'} {others} from rank 0" in str(caught.value)
+    else:
+        plain_step(own, opt, comm, 0)
+    comm.barrier()  # nobody is left hanging
+    return flat(own)
+
+
+@pytest.mark.parametrize("remedy", [None, "seed_everything", "bcast_parameters"])
+def test_replicas_that_start_different_and_the_remedies(world, remedy):
+    results = world.run(start_different, remedy, world.size - 1)
+    same = all(torch.equal(other, results[0]) for other in results)
+    assert same == (remedy is not None or world.size == 1)
+
+
+def test_seed_everything_seeds_three_generators():
+    import random
+
+    def draw():
+        return random.random(), numpy.random.rand(), float(torch.rand(()))
+
+    seed_everything(5)
+    first = draw()
+    assert draw() != first
+    seed_everything(5)
+    assert draw() == first
+    for wrong in (-1, 2**32, 1.5, "5", None):
+        with pytest.raises(ValueError, match="seed="):
+            seed_everything(wrong)
+
+
+# ---- torch.compile ----------------------------------------------------------------------------------------------------------
+
+
+def compiled(comm):
+    own = copy.deepcopy(SMALL)
+    fast = torch.compile(own, backend="aot_eager")
+    opt, history = create_multi_node_optimizer(sgd(own), comm, **OPTIONS["many groups"]), []
+    for t in range(3):
+        opt.zero_grad()
+        loss_of(fast, comm, t).backward()
+        opt.step()
+        history.append(flat(own))
+    return history
+
+
+def test_torch_compile(pair):
+    a, b = pair.run(compiled, deadline=60)
+    assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+    close(a, alone(plain_step, steps=3))
