@@ -57,7 +57,8 @@ endif
 
 # $(BEGUN) exists only while a set-up runs and holds its process. If that is alive we wait for it; if not it was interrupted,
 # maybe half-way through a package, and we start again. pip talks a lot when all is well: its words go to a log, shown on failure.
-$(READY): pyproject.toml constraints.txt Makefile
+# MPICH, for the launch tests, has a place of its own: its files are called like Open MPI's.
+$(READY): pyproject.toml constraints.txt Makefile setup.py $(wildcard csrc/*)
 	@set -e; log=.venv/setup.log; \
 	run() { "$$@" >>$$log 2>&1 || { status=$$?; tail -n 40 $$log >&2; echo "set-up failed: $$*" >&2; exit $$status; }; }; \
 	other() { kill -0 "$$(cat $(BEGUN) 2>/dev/null)" 2>/dev/null; }; \
@@ -72,5 +73,6 @@ $(READY): pyproject.toml constraints.txt Makefile
 	[ -e $(BIN)/python ] || run $(PYTHON) -m venv .venv; \
 	run $(BIN)/python -m pip install -c constraints.txt setuptools; \
 	run $(BIN)/python -m pip install -c constraints.txt --no-build-isolation -e '.[dev]'; \
+	run $(BIN)/python -m pip install -c constraints.txt --no-deps --prefix .venv/mpich mpich; \
 	run $(BIN)/python -m pip check; \
 	printf '%s\n' "$(CURDIR)" >$(READY); rm -f $(BEGUN)

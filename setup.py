@@ -14,6 +14,7 @@ HEADERS = sorted(path.as_posix() for pattern in ("*.hpp", "*.inl") for path in P
 FLAGS = [
     "-std=c++17",
     "-O3",
+    "-g0",  # Python's own flags ask for debug symbols: ten times the size
     "-fvisibility=hidden",
     "-ffp-contract=off",  # the same bits on every processor: no fused multiply-add where the text has none
     "-fwrapv",  # sums of integers wrap, as torch's do

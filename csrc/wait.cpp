@@ -1,7 +1,6 @@
 #include "wait.hpp"
 
 #include <cerrno>
-#include <climits>
 #include <cstdio>
 #include <cstring>
 #include <ctime>
@@ -54,6 +53,12 @@ bool is_dead(const Process& process) {
     return state == 'Z' || state == 'X' || started != process.started;
 }
 
+bool is_another(const Process& process) {
+    char state = 0;
+    std::uint64_t started = 0;
+    return look_up(process.pid, state, started) && started != process.started;
+}
+
 }  // namespace
 
 std::int64_t now_ns() {
@@ -100,9 +105,10 @@ void Watchman::watch(const std::vector<Process>& processes) {
     processes_ = processes;
     for (const Process& process : processes) {
         const int fd = static_cast<int>(syscall(SYS_pidfd_open, process.pid, 0));
+        const bool none = fd < 0 && errno == ESRCH;
         pidfds_.push_back(fd);
         // only now: the number may have been given to another process before we had hold of it
-        dead_at_once_.push_back(is_dead(process));
+        dead_at_once_.push_back(none || is_another(process));
     }
 }
 

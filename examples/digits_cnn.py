@@ -15,7 +15,6 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import phalanx
 
@@ -62,6 +61,7 @@ steps = len(x_train) // BATCH
 torch.manual_seed(SEED)  # the same on all ranks, so the same weights: nothing is broadcast
 model = cnn()
 optimizer = torch.optim.SGD(model.parameters(), momentum=0.9, nesterov=True, weight_decay=5e-4)
+optimizer = phalanx.create_multi_node_optimizer(optimizer, comm)  # its step averages gradients over the ranks
 
 for epoch in range(EPOCHS):
     order = torch.randperm(len(x_train), generator=torch.Generator().manual_seed(epoch))
@@ -71,9 +71,6 @@ for epoch in range(EPOCHS):
         optimizer.zero_grad()
         loss = cross_entropy(model(x_train[rows]), y_train[rows])
         loss.backward()
-        grads = [p.grad for p in model.parameters()]
-        flat = parameters_to_vector(grads)  # one message instead of one per parameter
-        vector_to_parameters(comm.all_reduce(flat, op="mean"), grads)
         optimizer.step()
     if epoch % 5 == 4:
         comm.all_reduce(loss.detach(), op="mean")

@@ -13,8 +13,10 @@ NAMES = {
     "create_communicator", "Communicator", "Pending", "CommunicationError", "run_local",
     # the value
     "Schedule", "ScheduleError", "ring", "torus", "hierarchical", "halving_doubling", "tree",
+    # training
+    "create_multi_node_optimizer", "AllReduce", "ReplicaError", "ddp_hook", "seed_everything", "bcast_parameters",
     # rooms that are part of the surface
-    "schedule",
+    "schedule", "models",
 }  # fmt: skip
 
 IMPORT_SECONDS = 0.3  # beyond `import torch`, all names touched

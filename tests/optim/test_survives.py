@@ -1,6 +1,7 @@
 """What people do to models and gradients between two steps; N ranks still equal one process."""
 
 import copy
+import random
 import re
 import warnings
 
@@ -16,6 +17,7 @@ from tests.optim.oracle import (
     create_multi_node_optimizer,
     flat,
     loss_of,
+    no_sync,
     plain_step,
     sgd,
     shard,
@@ -106,7 +108,7 @@ def test_a_batch_that_is_thrown_away_after_its_gradients_have_left(how):
 
 @unwarned
 def test_a_rank_that_fails_in_backward_and_goes_on_with_nothing():
-    """Rank 1 runs out of memory, say; its gradients have left in part. It counts as zeros."""
+    """Rank 1 runs out of memory, say, before any gradient has left. It counts as zeros."""
 
     def step(model, opt, comm, t):
         broken = t == 2 and (comm is None or comm.rank == 1)
@@ -529,3 +531,132 @@ def test_torch_compile():
         return made.setdefault(id(model), torch.compile(model, backend="aot_eager"))
 
     close(together(1, step, **EAGER), alone(plain_step))  # two ranks: in tests/world, dynamo is not for threads
+
+
+# ---- dropped on some ranks only ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["opt, to None", "opt, to zeros", "model, to None"])
+def test_gradients_that_have_left_can_be_dropped_only_by_all(how):
+    """The mean has them. No rank takes a wrong one: all raise, and say what to do."""
+
+    def train(comm):
+        own = copy.deepcopy(SMALL)
+        opt = create_multi_node_optimizer(sgd(own), comm, **EAGER)
+        plain_step(own, opt, comm, 0)
+        opt.zero_grad()
+        loss_of(own, comm, 1).backward()
+        if comm.rank == 1:
+            ZEROS[how](own, opt)
+        with pytest.raises(RuntimeError, match=r"not alike on all ranks: rank 1 from rank 0.*overlap=False"):
+            opt.step()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        phalanx.run_local(3, train, timeout=10)
+
+
+@unwarned
+def test_without_overlap_any_rank_may_drop_its_gradients():
+    def train(comm):
+        p = torch.nn.Parameter(torch.zeros(3))
+        opt = create_multi_node_optimizer(torch.optim.SGD([p], lr=1.0), comm, sync=AllReduce(overlap=False))
+        for _ in range(3):
+            opt.zero_grad()
+            p.sum().backward()
+            if comm.rank == 1:
+                opt.zero_grad()
+            opt.step()
+        return p.detach()
+
+    for p in phalanx.run_local(2, train):
+        assert torch.equal(p, torch.full((3,), -1.5))
+
+
+@pytest.mark.parametrize("layer", [0, 4])
+def test_the_gradients_of_one_layer_dropped_on_all_ranks(layer):
+    """As DINO does with its last layer, in the first epoch. Zeros, where one process has None: so no momentum here."""
+
+    def step(model, opt, comm, t):
+        opt.zero_grad()
+        loss_of(model, comm, t).backward()
+        if t != 2:
+            model[layer].zero_grad()
+        opt.step()
+
+    make = lambda model: torch.optim.SGD(model.parameters(), lr=0.1)  # noqa: E731
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        history = together(3, step, make=make, **EAGER)
+    close(history, alone(step, make=make))
+
+
+# ---- anything, in any order --------------------------------------------------------------------------------------------------
+
+ACTIONS = ["backward", "backward", "backward", "quiet", "graph", "grad", "nothing"]
+
+
+@unwarned
+@pytest.mark.filterwarnings("ignore:Using backward:UserWarning")
+@pytest.mark.parametrize("seed", range(12))
+def test_random_training(seed):
+    """Each rank does what it likes, on branches of its own; the oracle is the mean of what each has alone, in plain torch."""
+    plan = random.Random(seed)
+    n = plan.choice([2, 3, 4])
+    torch.manual_seed(seed)
+    model = Branching().double()
+    throw = [plan.random() < 0.2 for _ in range(8)]  # all do the same in these steps, then zero, then begin
+    zero = [plan.choice(["opt, to None", "opt, to zeros", "model, to None"]) for _ in range(8)]
+    doings = [
+        [
+            [
+                (plan.choice(ACTIONS), plan.sample(range(4), plan.randint(0, 4)), plan.randrange(8))
+                for _ in range(plan.randint(1, 3))
+            ]
+            for _ in range(8)
+        ]
+        for _ in range(n)
+    ]
+    options = {"bucket_bytes": plan.choice([1, 4000, 10_000]), "sync": AllReduce(overlap=plan.choice([True, True, None]))}
+
+    def act(model, opt, action, order, t):
+        loss = lambda: ((model(X[t][:10], order) - Y[t][:10]) ** 2).mean()  # noqa: E731
+        if action == "quiet":
+            with no_sync(opt):
+                loss().backward()
+        elif action == "graph":
+            loss().backward(create_graph=True)
+        elif action == "grad":
+            torch.autograd.grad(loss(), [*model.out.parameters()])
+        elif action == "backward":
+            loss().backward()
+
+    def train(comm):
+        own, twin = copy.deepcopy(model), copy.deepcopy(model)
+        opt = create_multi_node_optimizer(torch.optim.SGD(own.parameters(), lr=0.1), comm, **options)
+        plain = torch.optim.SGD(twin.parameters(), lr=0.1)
+        results = []
+        for t in range(8):
+            for m, o in ((own, opt), (twin, plain)):
+                o.zero_grad()
+                if throw[t]:
+                    act(m, o, "backward", range(4), 0)
+                    ZEROS[zero[t]](m, o)
+                for action, order, at in doings[comm.rank][t]:
+                    act(m, o, action, order, at)
+            opt.synchronize()
+            mine = torch.cat(
+                [torch.zeros_like(p).view(-1) if p.grad is None else p.grad.detach().view(-1) for p in twin.parameters()]
+            )
+            wanted = torch.stack(comm.allgather(mine)).mean(0)
+            results.append(torch.cat([p.grad.view(-1) for p in own.parameters()]))
+            torch.testing.assert_close(results[-1], wanted, rtol=1e-9, atol=1e-12)
+            opt.step()
+            with torch.no_grad():
+                for p, q in zip(own.parameters(), twin.parameters()):
+                    q.copy_(p)
+        return results
+
+    histories = phalanx.run_local(n, train, timeout=10)
+    for own in histories:
+        assert all(torch.equal(a, b) for a, b in zip(own, histories[0], strict=True))

@@ -50,7 +50,12 @@ def check_reduction(x: torch.Tensor, op: str) -> None:
 
 def text_of(x: torch.Tensor) -> str:
     """`float32[64, 3]`: what ranks must agree on."""
-    return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"
+    return kind_of(x.dtype, x.shape)
+
+
+def kind_of(dtype: torch.dtype, shape: Sequence[int]) -> str:
+    """The same, of a tensor that need not exist any more."""
+    return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
 
 
 def check_rank(rank: int, name: str, size: int) -> None:

@@ -23,6 +23,7 @@ from phalanx.comm.arguments import (
     check_rank,
     check_reduction,
     check_tensor,
+    kind_of,
     text_of,
 )
 from phalanx.comm.choose import for_small, for_world
@@ -139,10 +140,11 @@ class Communicator:
         if self._direct is not None and self._issuer.idle and not self._debug and _is_simple(x, op) and not self._is_closed():
             # in this thread, at the speed of memory: a thread's wake-up takes longer than all ranks' sum of a few KiB
             self._number += 1
-            number, team = self._number, self._direct
+            number, team, dtype, shape = self._number, self._direct, x.dtype, x.shape
 
-            def describe() -> Operation:
-                return Operation(self._name, number, f"all_reduce({text_of(x)}, {op})", self._members(), lambda: None, Lane())
+            def describe() -> Operation:  # keeps no tensor alive
+                name = f"all_reduce({kind_of(dtype, shape)}, {op})"
+                return Operation(self._name, number, name, self._members(), lambda: None, Lane())
 
             return self._issuer.directly(lambda: self._shared(lambda: team.all_reduce(x, op)), describe)
         self.all_reduce_async(x, op).wait()
@@ -175,7 +177,11 @@ class Communicator:
 
     def barrier(self) -> None:
         """Return when all ranks have called it."""
-        self._start("barrier()", lambda tag: self._reduce(torch.zeros(1), "sum", self._small, tag)).wait()
+        if self._direct is not None:
+            team = self._direct
+            self._start("barrier()", lambda tag: team.barrier()).wait()
+        else:
+            self._start("barrier()", lambda tag: self._reduce(torch.zeros(1), "sum", self._small, tag)).wait()
 
     def _reduce(self, x: torch.Tensor, op: str, schedule: Schedule, tag: int) -> None:
         """In place, for any layout and device."""

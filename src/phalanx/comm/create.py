@@ -52,6 +52,7 @@ def create_communicator(algorithm: Schedule | None = None, *, backend: str | Non
     store, ear, held = watch_stores(transport.store, f"phalanx/watch/{made}")
     watch = Watch(rank, size, store, ear, timeout=timeout, store_rank=0 if held else None, may_exit=True)
     issuer = Issuer(timeout, watch, transport.cut)
+    transport.got_on = issuer.got_on
     guard(watch)
     # the keys of all hosts, over the store: the communicator that could gather them needs them to exist
     store.set(f"host/{rank}", host_key())

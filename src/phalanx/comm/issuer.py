@@ -63,7 +63,8 @@ class Issuer:
         self._current: Operation | None = None
         self._submitted = self._completed = 0
         self._doing: Callable[[], Operation] | None = None  # what the calling thread does itself, told only if somebody asks
-        self._last, self._idle_since = "", time.monotonic()
+        self._last: str | Callable[[], Operation] = ""
+        self._idle_since = time.monotonic()
         self._broken: CommunicationError | None = None
         if watch is not None:
             watch.start(self.state, self.stop)
@@ -92,7 +93,7 @@ class Issuer:
         """Do `work` in the calling thread, while this is `idle`; its failure is explained as any other's."""
         self._doing = describe
         try:
-            return work()
+            result = work()
         except RuntimeError as error:
             if not _is_transport_failure(error):
                 raise
@@ -100,6 +101,8 @@ class Issuer:
             raise self._fail(self._current, _gist(error)) from error
         finally:
             self._doing = None
+        self._last, self._idle_since = describe, time.monotonic()
+        return result
 
     def got_on(self) -> None:
         """Called by the work itself after each step: a long transfer that moves is not a hang."""
@@ -111,7 +114,8 @@ class Issuer:
         doing = self._doing
         current = self._current or (doing() if doing is not None else None)
         if current is None:
-            return State(operation=self._last, seconds=time.monotonic() - self._idle_since)
+            last = self._last if isinstance(self._last, str) else self._last().name
+            return State(operation=last, seconds=time.monotonic() - self._idle_since)
         return State(current.comm, current.number, current.name, time.monotonic() - current.alive)
 
     def finish(self, operation: Operation) -> None:

@@ -144,8 +144,8 @@ def first_host(nodes: str) -> str:
 # ---- mpirun tells no meeting point ------------------------------------------------------------------------------------------
 
 
-def address_through_mpi4py() -> str:
-    """The host of rank 0, told to all by MPI itself; called by all ranks."""
+def meeting_point_through_mpi4py() -> tuple[str, int]:
+    """The host of rank 0 and a port that is free there, told to all by MPI itself; called by all ranks."""
     try:
         from mpi4py import MPI  # type: ignore[import-not-found,unused-ignore]
     except ImportError:
@@ -153,9 +153,13 @@ def address_through_mpi4py() -> str:
             "mpirun started ranks on several hosts and did not say where rank 0 is: "
             "export it (mpirun -x MASTER_ADDR=host0 ..., MPICH: -genv MASTER_ADDR host0) or pip install mpi4py"
         ) from None
-    name = bytearray(socket.gethostname().encode().ljust(256, b"\0"))
-    MPI.COMM_WORLD.Bcast(name)  # as bytes: the lower-case bcast would pickle
-    return name.rstrip(b"\0").decode()
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        words = f"{socket.gethostname()} {probe.getsockname()[1]}"
+    told = bytearray(words.encode().ljust(256, b"\0"))
+    MPI.COMM_WORLD.Bcast(told)  # as bytes: the lower-case bcast would pickle
+    host, port = told.rstrip(b"\0").decode().split()
+    return host, int(port)
 
 
 class Note:

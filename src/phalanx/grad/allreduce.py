@@ -74,10 +74,11 @@ class Group:
     params: list[torch.nn.Parameter]
     travels: torch.Tensor  # `flat`, or with double buffering the buffer beside it
     wire: torch.Tensor | None  # the 16-bit companion of `travels`
-    early: bool  # may leave during backward; a matter of this rank alone
+    early: bool  # may leave during backward
     missing: int = 0
     left: float | None = None  # when it left, in this step
     pending: Pending | None = None
+    surprised: bool = False  # a gradient came after it had left
     overflowed: bool = False
 
 
@@ -144,12 +145,13 @@ class Averager:
         self._names: list[str] = []
         self._trained: list[torch.nn.Parameter] = []
         self._groups: list[Group] = []
-        self._home: dict[int, Group] = {}  # by the id of the parameter
+        self._home: dict[int, tuple[Group, torch.nn.Parameter]] = {}  # by the id of the parameter
         self._learned = False  # the groups are those of the parameters trained now
         self._seen: dict[torch.nn.Parameter, int] = {}  # pieces in which the gradient came, in the order of the first backward
         self._next = 0  # the group that leaves next
         self._marked: set[torch.nn.Parameter] = set()
         self._again = False  # here a gradient came, or was dropped, after its group had left
+        self._dropped: set[torch.nn.Parameter] = set()  # after their group had left
         self._alone = True  # nobody else watches these parameters
         self._paused = False
         self._busy = False  # a backward has run since the last synchronisation
@@ -172,7 +174,7 @@ class Averager:
         self._params, self._names = list(params), list(names)
         self._learned = False
         self._seen = dict.fromkeys(self._seen, 0)
-        for p in [p for p in self._hooks if not any(p is q for q in params)]:
+        for p in self._hooks.keys() - set(params):
             _remove(self._hooks.pop(p))
         self._hook()
 
@@ -200,21 +202,30 @@ class Averager:
 
     def _before(self, key: int) -> None:
         """A gradient is about to be added to a parameter: not while its group is on the wire."""
-        group = self._home.get(key)
-        if group is not None and group.pending is not None and group.travels is group.flat:
+        group, p = self._home.get(key, (None, None))
+        if group is None or p is None or group.left is None:
+            return
+        if group.pending is not None:
             self._arrive(group)
+        if group.arena.lost(p):  # by model.zero_grad(), say, of which we are not told
+            self._recall(group, [p])
 
     def _after(self, p: torch.nn.Parameter) -> None:
         """The gradient of `p` is complete, for this backward."""
         self._busy = True
-        group = self._home.get(id(p))
+        group, _ = self._home.get(id(p), (None, None))
         if not self._learned and not self._paused:
             self._seen[p] = self._seen.get(p, 0) + 1
         if group is None:
             return
         group.arena.take(p)
-        if group.left is not None:  # it comes too late for its group, which from now on waits for the step
-            self._again, group.early = True, False
+        if group.left is not None:  # too late for its group, which from now on waits for the step
+            self._again = True
+            group.surprised = p not in self._dropped
+            return
+        if p.grad is not None and p.grad.requires_grad:  # it is going to be differentiated: its group waits for the step
+            group.missing += p in self._marked
+            self._marked.discard(p)
             return
         if self._paused or p in self._marked:
             return
@@ -284,16 +295,17 @@ class Averager:
         else:
             self._complete()
         for group in self._groups:
-            for p in group.params:  # a graph that create_graph=True left on p.grad ends here
+            for p in group.params:
                 p.grad = group.arena.views[p]
         self._tell_overflow()
         self._finish_step(begun, early)
 
     def _complete(self) -> None:
         """What has not left leaves now; wait for all."""
-        for group in self._groups:
-            if group.left is not None and any(group.arena.lost(p) for p in group.params):
-                self._recall(group)
+        early = [number for number, group in enumerate(self._groups) if group.left is not None]
+        for number in early:
+            group = self._groups[number]
+            self._recall(group, [p for p in group.params if group.arena.lost(p)])
         for group in self._groups:
             if group.left is None:
                 group.arena.take_all(group.params)
@@ -301,8 +313,10 @@ class Averager:
         self._arrive_all()
         # only where groups may leave early, and that is the same on all ranks
         if self._overlap.now and len(self._groups) > 1 and bool(self._groups[-1].travels[-1] != 0):
+            self._agree(early)
             for group in self._groups[:-1]:
                 group.arena.take_all(group.params)
+                group.overflowed = False  # what counts is what comes now
                 self._leave(group)
             self._arrive_all()
         self._settle_weights()
@@ -312,19 +326,34 @@ class Averager:
             if group.pending is not None:
                 self._arrive(group)
 
-    def _recall(self, group: Group) -> None:
-        """The user dropped or replaced gradients that have left: what is there at the step counts."""
-        if group.pending is not None:
-            self._arrive(group)
-        self._again = True
+    def _recall(self, group: Group, params: Sequence[torch.nn.Parameter]) -> None:
+        """The user drops or replaces gradients that have left: what is there at the step counts."""
+        if params:
+            if group.pending is not None:
+                self._arrive(group)
+            self._again = True
+            self._dropped.update(params)
 
     def drop(self) -> None:
         """The gradients are about to be zeroed."""
         if not self.delayed:
             for group in self._groups:
                 if group.left is not None:
-                    self._recall(group)
+                    self._recall(group, group.params)
         self._finished = False
+
+    def _agree(self, early: list[int]) -> None:
+        """After a surprise, on any rank: which groups wait for the step from now on, and whether the means can be corrected."""
+        dropped = [i for i, p in enumerate(self._params) if p in self._dropped]
+        told = self._comm.allgather_obj((dropped, early, [group.surprised for group in self._groups]))
+        for group, surprised in zip(self._groups, zip(*(own[2] for own in told))):
+            group.early, group.surprised = group.early and not any(surprised), False
+        # a mean can be taken back only by all: who did not drop it has nothing else to send
+        if any(own[0] for own in told) and (odd := _odd([own[:2] for own in told])):
+            raise RuntimeError(
+                f"gradients were dropped or replaced after they had left, and not alike on all ranks: {odd} from rank 0. Call "
+                "opt.synchronize() before you change gradients, or use sync=phalanx.AllReduce(overlap=False)"
+            )
 
     def _swap_with_previous(self) -> None:
         """This step's gradients leave, the previous step's means take their place."""
@@ -356,6 +385,7 @@ class Averager:
             self._overlap.tried(now - self._last_end, self._comm)
         self._last_end = time.perf_counter()
         self._busy, self._finished, self._again = False, True, False
+        self._dropped.clear()
         self._alone = self._alone or all(len(_watchers[p]) == 1 for p in self._trained)
         self._marked.clear()
         self._next = 0
@@ -404,7 +434,7 @@ class Averager:
             warnings.warn(
                 f"rank {self._comm.rank}: no gradient for {len(unused)} parameter(s), {_some(unused)}; "
                 "they count as zeros in the mean. Told once",
-                stacklevel=4,
+                stacklevel=5,
             )
 
     def _tell_overflow(self) -> None:
@@ -418,7 +448,7 @@ class Averager:
         warnings.warn(
             f"the mean gradient of {_some(bad)} is not finite: on the way as {self._wire} it exceeded "
             f"{torch.finfo(self._wire).max:g}, or it was not finite before. Use wire=torch.bfloat16, or a GradScaler. Told once",
-            stacklevel=4,
+            stacklevel=5,
         )
 
     # ---- learning the groups, once ---------------------------------------------------------------------------------------------
@@ -452,7 +482,7 @@ class Averager:
                 made.append((order.index(members[run[-1]]), group))
         made.sort(key=lambda item: item[0])  # by when the last gradient came; equal on all ranks
         self._groups = [group for _, group in made]
-        self._home = {id(p): group for group in self._groups for p in group.params}
+        self._home = {id(p): (group, p) for group in self._groups for p in group.params}
         self._learned = True
 
     def _forget(self) -> None:
@@ -463,6 +493,7 @@ class Averager:
             self._complete()  # on some ranks more groups have left than on others: now all have
         self._groups, self._home = [], {}
         self._marked.clear()
+        self._dropped.clear()
         self._next, self._again = 0, False
         self.ready = not self.delayed
         self._hook()

@@ -58,10 +58,11 @@ class Arena:
             p.grad = view
 
     def take_all(self, params: Sequence[torch.nn.Parameter]) -> None:
-        """Bring in all of these; one that was frozen meanwhile counts as zeros and keeps what it has."""
+        """Bring in all of these, graphs or not; one that was frozen meanwhile counts as zeros and keeps what it has."""
         for p in params:
             if p.requires_grad:
                 self.take(p)
+                p.grad = self.views[p]
             else:
                 self.views[p].zero_()
 

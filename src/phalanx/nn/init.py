@@ -7,6 +7,7 @@ the model is seconds of a record that takes seventy. Where a model is loaded on 
 from __future__ import annotations
 
 import random
+import sys
 from typing import Any
 
 import torch
@@ -18,11 +19,8 @@ def seed_everything(seed: int) -> None:
         raise ValueError(f"seed={seed!r}: an int from 0 to 2**32 - 1, which is what all three generators take")
     random.seed(seed)
     torch.manual_seed(seed)
-    try:
-        import numpy
-    except ImportError:
-        return
-    numpy.random.seed(seed)
+    if (numpy := sys.modules.get("numpy")) is not None:  # torch loads it; this room has no use for it
+        numpy.random.seed(seed)
 
 
 def bcast_parameters(model: torch.nn.Module, comm: Any, root: int = 0) -> None:

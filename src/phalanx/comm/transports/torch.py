@@ -14,14 +14,15 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from phalanx.comm.failure import CommunicationError, Store
-from phalanx.comm.launch import Launch, Note, address_through_mpi4py
+from phalanx.comm.launch import Launch, Note, meeting_point_through_mpi4py
 from phalanx.comm.transports import Message
 from phalanx.schedule import Collective, Schedule
 
@@ -56,6 +57,7 @@ class TorchTransport:
         self._collectives = _forced_form()
         self.moves_only = self._collectives is False
         self._groups: dict[tuple[int, ...], Any] = {}
+        self.got_on: Callable[[], None] = lambda: None  # called after every message: a long transfer that moves is not a hang
         backends = _backends()
         self._cpu = "gloo" in backends.get("cpu", "")
         self._cuda = "nccl" in backends.get("cuda", "")
@@ -64,6 +66,9 @@ class TorchTransport:
     @staticmethod
     def join(launch: Launch, backend: str | None, timeout: float) -> TorchTransport:
         """Meet the other ranks and initialise torch.distributed."""
+        if launch.address is None and launch.local_world < launch.world:
+            address, port = meeting_point_through_mpi4py()
+            launch = replace(launch, address=address, port=port)
         store = meet(launch, timeout)
         if backend is None:
             backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
@@ -105,6 +110,7 @@ class TorchTransport:
         for message in started:
             assert message is not None  # torch returns None only to ranks outside the group
             message.wait(self._limit)
+            self.got_on()
 
     def prepare(self, schedule: Schedule, ranks: Sequence[int]) -> None:
         if not (self._collectives or (self._collectives is None and self._cuda)):
@@ -256,11 +262,11 @@ def _open_store(launch: Launch, timeout: float) -> dist.Store:
     limit = datetime.timedelta(seconds=timeout)
     if launch.address is None and launch.local_world == launch.world:
         return _store_by_note(launch, timeout)
-    address = launch.address or address_through_mpi4py()
+    assert launch.address is not None  # `join` has asked mpi4py where nobody else tells
     holds = launch.rank == 0 and not launch.agent_store
     if not holds:
-        _knock(address, launch.port, timeout)
-    return dist.TCPStore(address, launch.port, launch.world, holds, limit, wait_for_workers=False)
+        _knock(launch.address, launch.port, timeout)
+    return dist.TCPStore(launch.address, launch.port, launch.world, holds, limit, wait_for_workers=False)
 
 
 def _knock(address: str, port: int, timeout: float) -> None:
@@ -311,8 +317,10 @@ def watch_stores(store: Any, prefix: str) -> tuple[Store, Store, bool]:
     """
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
-    held = isinstance(store, dist.TCPStore)
-    other = dist.TCPStore(store.host, store.port, None, False, store.timeout, wait_for_workers=False) if held else store
+    tcp = isinstance(store, dist.TCPStore)
+    other = dist.TCPStore(store.host, store.port, None, False, store.timeout, wait_for_workers=False) if tcp else store
+    held = tcp and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    prefix = f"{prefix}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"  # an elastic job keeps its store when it starts again
     return _store(prefix, store), _store(prefix, other), held
 
 
