@@ -27,19 +27,36 @@ constexpr std::size_t part_bytes = 1 << 20;
 
 float value(int rank, int number, std::size_t i) { return static_cast<float>((static_cast<std::size_t>(rank) * 7 + static_cast<std::size_t>(number) + i) % 17); }
 
-void play(Team& team, char* arena, int operations, unsigned seed) {
+// One copy of parameters and velocities starts at zero and moves by minus the sum of all gradients; LARS only has to run.
+void update(Team& team, float* gradients, float* shared, std::size_t count, int number, bool lars) {
+    float *w = shared, *v = shared + part_bytes / 8;
+    const double half = static_cast<double>(count / 2), rest = static_cast<double>(count - count / 2);
+    const TensorRow rows[2] = {{0, half, 1, 0, 0, 0, double(lars), 0.001, 1e-9}, {half, rest, 1, 0, 0, 0, double(lars), 0.001, 1e-9}};
+    if (team.rank() == 0) std::memset(static_cast<void*>(shared), lars ? 1 : 0, part_bytes);
+    if (team.barrier() != Status::ok) die(team.rank(), number, "barrier", 0);
+    if (team.update(gradients, w, v, rows, 2, 1.0) != Status::ok) die(team.rank(), number, "update", 0);
+    for (std::size_t i = 0; i < count && !lars; ++i) {
+        float sum = 0;
+        for (int r = 0; r < team.size(); ++r) sum += value(r, number, i);
+        if (w[i] != -sum) die(team.rank(), number, "wrong parameter", i);
+    }
+    if (team.barrier() != Status::ok) die(team.rank(), number, "barrier", 0);
+}
+
+void play(Team& team, char* arena, char* shared, int operations, unsigned seed) {
     const int size = team.size(), rank = team.rank();
     const std::size_t ranks = static_cast<std::size_t>(size);
     std::mt19937 random(seed);  // the same calls on all ranks
     std::vector<float> own(part_bytes / 4);
     for (int number = 0; number < operations; ++number) {
-        const int verb = static_cast<int>(random() % 6);
+        const int verb = static_cast<int>(random() % 7);
         const bool staged = random() % 2;
         const std::size_t limit = random() % 4 == 0 ? 200'000 : 2'000;
-        const std::size_t count = random() % limit, offset = random() % 1000;
+        std::size_t count = random() % limit;
+        const std::size_t offset = random() % 1000;
         const int root = static_cast<int>(random() % ranks);
         const unsigned nap = random() % 50;
-        float* x = staged ? own.data() + offset : reinterpret_cast<float*>(arena) + offset;
+        float* x = staged && verb != 6 ? own.data() + offset : reinterpret_cast<float*>(arena) + offset;
         for (std::size_t i = 0; i < count; ++i) x[i] = value(rank, number, i);
         if (nap == static_cast<unsigned>(rank)) usleep(200);  // somebody is late now and then
 
@@ -50,6 +67,11 @@ void play(Team& team, char* arena, int operations, unsigned seed) {
         if (verb == 2) status = team.reduce_scatter(x, count, Type::f32, Op::max, 1.0);
         if (verb == 3) status = team.all_gather(x, count, Type::f32);
         if (verb == 4) status = team.broadcast(x, count, Type::f32, root);
+        if (verb == 6) {
+            count = std::min<std::size_t>(count, part_bytes / 8);
+            update(team, reinterpret_cast<float*>(arena) + offset, reinterpret_cast<float*>(shared), count, number, staged);
+            continue;
+        }
         if (verb == 5) {
             if (staged) continue;
             status = team.begin_all_reduce(x, count, Type::f32, Op::sum, 1.0, ticket);
@@ -86,14 +108,19 @@ int threads(int size, int operations, unsigned seed) {
     arena.id = 1;
     arena.bytes = arena.stride = part_bytes;
     arena.segment = Segment::anonymous(part_bytes * static_cast<std::size_t>(size));
+    Arena shared;
+    shared.id = 2;
+    shared.bytes = part_bytes;
+    shared.segment = Segment::anonymous(part_bytes);
     std::vector<std::unique_ptr<Team>> teams;
     for (int r = 0; r < size; ++r) teams.push_back(std::make_unique<Team>(control, r, size));
     for (auto& team : teams) {
         team->meet();
         team->adopt(arena);
+        team->adopt(shared);
     }
     std::vector<std::thread> ranks;
-    for (int r = 0; r < size; ++r) ranks.emplace_back([&, r] { play(*teams[r], arena.part(r), operations, seed); });
+    for (int r = 0; r < size; ++r) ranks.emplace_back([&, r] { play(*teams[r], arena.part(r), shared.part(r), operations, seed); });
     for (std::thread& rank : ranks) rank.join();
     return 0;
 }
@@ -113,9 +140,9 @@ int processes(int size, int operations, unsigned seed) {
             team.set_timeout(60);
             team.set_method(seed % 2 ? Method::named : Method::memfd);
             Arena arena, shared;
-            if (team.allocate(part_bytes, false, arena) != Status::ok || team.allocate(5000, true, shared) != Status::ok)
+            if (team.allocate(part_bytes, false, arena) != Status::ok || team.allocate(part_bytes, true, shared) != Status::ok)
                 die(r, 0, ("allocate: " + team.failure().refusal).c_str(), 0);
-            play(team, arena.part(r), operations, seed);
+            play(team, arena.part(r), shared.part(r), operations, seed);
             if (team.release(shared.id) != Status::ok) die(r, 0, "release", 0);
             team.leave();
             std::exit(0);  // with the leak check

@@ -7,8 +7,7 @@ import itertools
 import torch
 
 import phalanx
-from phalanx.grad.allreduce import AllReduce, ReplicaError  # noqa: F401
-from phalanx.optim.multi_node import create_multi_node_optimizer
+from phalanx import AllReduce, ReplicaError, create_multi_node_optimizer  # noqa: F401
 
 WORLDS = (1, 2, 3, 4, 5, 8)
 SAMPLES = 120  # each of these worlds divides it

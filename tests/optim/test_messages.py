@@ -114,9 +114,7 @@ def test_a_replica_error_is_no_end():
         opt = create_multi_node_optimizer(sgd(own), comm)
         with pytest.raises(ReplicaError):
             plain_step(own, opt, comm, 0)
-        from phalanx.nn.init import bcast_parameters
-
-        bcast_parameters(own, comm, root=comm.size - 1)
+        phalanx.bcast_parameters(own, comm, root=comm.size - 1)
         plain_step(own, opt, comm, 0)
         return flat(own)
 

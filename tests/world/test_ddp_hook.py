@@ -7,7 +7,7 @@ import torch
 from tests.optim.oracle import MODEL, flat, loss_of
 from tests.world.conftest import ONLY
 
-from phalanx.comm.ddp import ddp_hook
+from phalanx import ddp_hook
 
 # MODEL has 170 KB in 6 tensors: at 0.05 MB several buckets, one of them larger than what takes the shortest way
 CAP = 0.05

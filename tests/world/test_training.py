@@ -22,7 +22,7 @@ from tests.optim.oracle import (
 )
 from tests.world.conftest import ONLY
 
-from phalanx.nn.init import bcast_parameters, seed_everything
+from phalanx import bcast_parameters, seed_everything
 
 
 @pytest.fixture(params=[ONLY] if ONLY else [2, 3, 5], ids=lambda n: f"{n}-ranks")

@@ -14,19 +14,18 @@ SMALL_BETWEEN_HOSTS = 32 << 10
 SMALL_BETWEEN_LEADERS = 1 << 20
 
 
-def for_world(hosts: Hosts, *, shared: bool = False) -> Schedule:
-    """The schedule for messages that are not small; `shared`: the ranks of a host share memory.
+def for_world(hosts: Hosts, *, shared: bool = False, library: bool = False) -> Schedule:
+    """The schedule for messages that are not small. `shared`: the ranks of a host share memory. `library`: NCCL is there.
 
     Several hosts with several ranks each: the torus, whose slow direction carries 1/ranks-per-host of the data. Otherwise one
-    level: a single collective where all share memory; halving-doubling where the world is a power of two (as few bytes as the
-    ring in 2 log2 n steps instead of 2(n-1)); the ring for the rest.
+    level: a single call where all share memory or have NCCL; halving-doubling where the world is a power of two (as few bytes as
+    the ring in 2 log2 n steps instead of 2(n-1)); the ring for the rest.
     """
     world = sum(len(ranks) for ranks in hosts.ranks)
     if hosts.grid and min(hosts.grid) > 1:
         return _placed(torus(*hosts.grid), hosts)
-    if shared and len(hosts.ranks) == 1:
-        return ring(world)
-    if world & (world - 1) == 0:
+    one_call = library or (shared and len(hosts.ranks) == 1)
+    if world & (world - 1) == 0 and not one_call:
         return halving_doubling(world)
     return ring(world)
 

@@ -31,7 +31,7 @@ from phalanx.comm.envelope import HEADER, announced, describes, header_of, is_pl
 from phalanx.comm.failure import CommunicationError, Watch, release
 from phalanx.comm.hosts import Hosts
 from phalanx.comm.issuer import Issuer, Operation, Pending
-from phalanx.comm.run import Part, execute, project
+from phalanx.comm.run import LANES, Form, execute
 from phalanx.comm.streams import Lane
 from phalanx.comm.transports import Message, Transport
 from phalanx.comm.transports.shared import SharedTransport
@@ -40,8 +40,6 @@ from phalanx.schedule import Collective, Schedule, Step, binomial, lower, scatte
 
 ReduceOp = Literal["sum", "mean", "max", "min"]
 Share = Callable[[str, int, int], HostTeam | None]  # (name, rank and size on this host) -> shared memory, where it is possible
-
-CUTTING = ("reduce_scatter", "all_gather")  # calls that cut their chunks into equal parts
 
 WINDOW = 32  # peers with whom a rank exchanges at a time where it must talk to all
 KEEP = 64 << 20  # bytes of scratch kept between operations
@@ -71,29 +69,41 @@ class Communicator:
         self._keys = tuple(keys)
         self._hosts = Hosts.of(self._keys)
         self._inter_rank, self._intra_rank = self._hosts.place(me)
-        self._share = share
-        self._team = (
-            share(f"{name}/{self._inter_rank}", self._intra_rank, self.intra_size) if share and self.intra_size > 1 else None
-        )
-        if self._team is not None:
-            host = [self._ranks[rank] for rank in self._hosts.ranks[self._inter_rank]]
-            self._transport = SharedTransport(transport, self._team, host)
-            if watch is not None:
-                watch.interrupts.append(self._team.abort)
-        self._algorithm = algorithm
-        shared = self._team is not None
-        self._schedule = algorithm or for_world(self._hosts, shared=shared)
-        self._small, self._small_limit = for_small(self._hosts, shared=shared)
-        # all ranks share memory, and nobody asked for a certain schedule: no schedule is needed
-        self._direct = self._team if algorithm is None and self.inter_size == 1 else None
         self._number = 0
         self._splits = 0
         self._closed = False
         self._debug = os.environ.get("PHALANX_DEBUG", "") not in ("", "0")
         self._scattering = _scattering(self.size)
         self._broadcasts: dict[tuple[str, int], Schedule] = {}
-        self._projections: dict[tuple[int, torch.dtype, str], tuple[Schedule, tuple[Part, ...]]] = {}
-        self._room: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
+        self._forms: dict[tuple[int, torch.dtype, str], Form] = {}
+        self._room: dict[tuple[torch.dtype, torch.device, int], torch.Tensor] = {}
+        self._algorithm, self._share = algorithm, share
+        self._team: HostTeam | None = None
+        self._shared = self._share_memory()  # on all hosts, so that all ranks run one schedule
+        shared = self._shared
+        self._schedule = algorithm or for_world(self._hosts, shared=shared, library=transport.library)
+        self._small, self._small_limit = for_small(self._hosts, shared=shared)
+        # all ranks share memory, and nobody asked for a certain schedule: no schedule is needed
+        self._direct = self._team if algorithm is None and self.inter_size == 1 else None
+
+    def _share_memory(self) -> bool:
+        """Make shared memory with the ranks of this host, and tell whether that worked on all hosts."""
+        if self._share is None or max(len(ranks) for ranks in self._hosts.ranks) == 1:
+            return False
+        team = None
+        if self.intra_size > 1:
+            team = self._share(f"{self._name}/{self._inter_rank}", self._intra_rank, self.intra_size)
+        works = team is not None or self.intra_size == 1
+        if self.inter_size > 1:
+            works = all(self.allgather_obj(works))
+        if team is not None and not works:
+            team.close()
+        elif team is not None:
+            host = [self._ranks[rank] for rank in self._hosts.ranks[self._inter_rank]]
+            self._team, self._transport = team, SharedTransport(self._transport, team, host)
+            if self._watch is not None:
+                self._watch.interrupts.append(team.abort)
+        return works
 
     # ---- who ---------------------------------------------------------------------------------------------------------------
 
@@ -146,7 +156,7 @@ class Communicator:
                 name = f"all_reduce({kind_of(dtype, shape)}, {op})"
                 return Operation(self._name, number, name, self._members(), lambda: None, Lane())
 
-            return self._issuer.directly(lambda: self._shared(lambda: team.all_reduce(x, op)), describe)
+            return self._issuer.directly(lambda: self._on_team(lambda: team.all_reduce(x, op)), describe)
         self.all_reduce_async(x, op).wait()
         return x
 
@@ -154,7 +164,8 @@ class Communicator:
         """Start an all-reduce; leave `x` alone until `wait()`, which returns it."""
         check_reduction(x, op)
         check_in_place(x)
-        schedule = self._small if x.nbytes <= self._small_limit else self._schedule
+        small = x.nbytes <= self._small_limit and not (x.is_cuda and self._transport.library)  # NCCL has its own small way
+        schedule = self._small if small else self._schedule
 
         def work(tag: int) -> torch.Tensor:
             self._reduce(x.detach(), op, schedule, tag)
@@ -191,7 +202,7 @@ class Communicator:
             x.copy_(dense)
             return
         if self._direct is not None and schedule is not self._scattering and x.dtype in TYPES:
-            self._direct.all_reduce(x, op)  # type: ignore[arg-type]
+            self._direct.all_reduce(x, op)
             return
         flat = x.view(-1)
         if x.dtype is torch.bool:  # a sum of truths is their `or`
@@ -203,8 +214,8 @@ class Communicator:
             flat.div_(self.size)
 
     def _run(self, schedule: Schedule, flat: torch.Tensor, op: str, tag: int) -> None:
-        parts = self._parts(schedule, flat)
-        if flat.numel() % schedule.chunks and any(part.collective and part.collective.kind in CUTTING for part in parts):
+        form = self._form(schedule, flat)
+        if form.cut and flat.numel() % schedule.chunks:
             # library calls want equal parts; Moves do not. Gradients never come here: their arena is padded once
             padded = flat.new_zeros(-(-flat.numel() // schedule.chunks) * schedule.chunks)
             padded[: flat.numel()] = flat
@@ -212,9 +223,9 @@ class Communicator:
             flat.copy_(padded[: flat.numel()])
             return
         execute(
-            parts,
+            form.parts,
             schedule.chunks,
-            flat,
+            form.pieces(flat),
             op=op,
             me=self.rank,
             transport=self._transport,
@@ -224,26 +235,28 @@ class Communicator:
             got_on=self._issuer.got_on,
         )
 
-    def _parts(self, schedule: Schedule, flat: torch.Tensor) -> tuple[Part, ...]:
-        """This rank's part of the schedule on tensors like `flat`, computed once (the schedule is kept: its id stays its own).
-
-        What the transport can do as one call stays a Collective, the rest is lowered.
-        """
+    def _form(self, schedule: Schedule, flat: torch.Tensor) -> Form:
+        """How the schedule runs on tensors like `flat`: what the transport can do as one call stays one, the rest is lowered."""
         key = (id(schedule), flat.dtype, flat.device.type)
-        if key not in self._projections:
+        if key not in self._forms:
             lowered = lower(schedule, keep=lambda call: self._transport.calls(call, flat, self._ranks))
-            self._projections[key] = schedule, project(lowered, self.rank)
-        return self._projections[key][1]
+            self._forms[key] = Form.of(schedule, lowered, self.rank, calls=self._shared or self._transport.library)
+        return self._forms[key]
 
-    def _scratch(self, count: int, like: torch.Tensor) -> torch.Tensor:
-        """Room for `count` elements next to the user's buffer; only the issuing thread asks, one operation at a time."""
-        key = (like.dtype, like.device)
+    def _scratch(self, count: int, like: torch.Tensor, lane: int) -> torch.Tensor:
+        """Room for `count` elements next to a piece of the user's buffer; only the issuing thread asks."""
+        key = (like.dtype, like.device, lane)
         room = self._room.get(key)
         if room is None or room.numel() < count:
             room = torch.empty(count, dtype=like.dtype, device=like.device)
             if room.nbytes <= KEEP:
                 self._room[key] = room
         return room
+
+    @property
+    def multiple(self) -> int:
+        """Buffers whose length is a multiple of this many elements need no padding."""
+        return self._schedule.chunks * LANES
 
     def buffer(self, numel: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> torch.Tensor:
         """A flat tensor in the memory that this communicator reduces fastest, not initialised. All ranks call it together."""
@@ -365,11 +378,12 @@ class Communicator:
     def _exchange(self, sends: dict[int, torch.Tensor], receives: dict[int, torch.Tensor], tag: int) -> None:
         via_host = {peer: x for peer, x in receives.items() if not self._transport.can_carry(x)}
         hosted = {peer: x.cpu() for peer, x in via_host.items()}
-        self._transport.exchange(
+        posted = self._transport.post(
             [Message(self._ranks[peer], x if self._transport.can_carry(x) else x.cpu()) for peer, x in sends.items()],
             [Message(self._ranks[peer], hosted.get(peer, x).view(-1)) for peer, x in receives.items()],
             tag,
         )
+        self._transport.wait(posted)
         for peer, x in via_host.items():
             x.copy_(hosted[peer])
         self._issuer.got_on()
@@ -432,9 +446,10 @@ class Communicator:
         ranks = {other: [self._ranks[rank] for rank in own] for other, own in members.items()}
         keys = {other: [self._keys[rank] for rank in own] for other, own in members.items()}
         algorithm = self._algorithm if len(members) == 1 else None  # a schedule is for one world size
-        if self._parent is None:  # torch makes groups only where all ranks of the world take part; elsewhere it is Moves
+        if self._parent is None and self._transport.library:
+            # NCCL's groups are made by all ranks of the world together, so only here; deeper splits run as Moves
             for other in members:
-                prepare(self._transport, ranks[other], algorithm or for_world(Hosts.of(keys[other])))
+                prepare(self._transport, ranks[other], algorithm or for_world(Hosts.of(keys[other]), library=True))
         return Communicator(
             f"{self._name}.{self._splits}.{color}",
             ranks[color],
@@ -498,12 +513,12 @@ class Communicator:
             with torch.inference_mode(inference):
                 if check:
                     self._agree(name, number)
-                return self._shared(lambda: work(tag)) if self._team is not None else work(tag)
+                return self._on_team(lambda: work(tag)) if self._team is not None else work(tag)
 
         operation = Operation(self._name, number, name, members, checked, Lane(tensors))
         return self._issuer.submit(operation)
 
-    def _shared(self, work: Callable[[], Any]) -> Any:
+    def _on_team(self, work: Callable[[], Any]) -> Any:
         """`work` on shared memory; ranks that called different things are told so, and nothing is broken."""
         try:
             return work()

@@ -56,8 +56,8 @@ def create_communicator(algorithm: Schedule | None = None, *, backend: str | Non
     guard(watch)
     # the keys of all hosts, over the store: the communicator that could gather them needs them to exist
     store.set(f"host/{rank}", host_key())
-    keys = [store.get(f"host/{r}").decode() for r in range(size)]
-    prepare(transport, range(size), algorithm or for_world(Hosts.of(keys)))
+    keys = [key.decode() for key in store.multi_get([f"host/{r}" for r in range(size)])]
+    prepare(transport, range(size), algorithm or for_world(Hosts.of(keys), library=transport.library))
     # the name is part of every tag: two communicators of one process share the connections, and must not share messages
     name = f"world {made}" if made else "world"
 

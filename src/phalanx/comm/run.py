@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import torch
 
 from phalanx.comm.transports import Message, Transport
 from phalanx.schedule import Collective, Move, Scale, Schedule
+
+LANES, LANE_BYTES = 4, 512 << 10  # pieces of a buffer that take turns on the network, and the least size of one
 
 REDUCERS: dict[str, Callable[..., object]] = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
 
@@ -58,6 +61,29 @@ def project(schedule: Schedule, rank: int) -> tuple[Part, ...]:
     return tuple(parts)
 
 
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A schedule as one rank runs it, and how buffers are cut for it: the same on all ranks, whatever their parts."""
+
+    schedule: Schedule  # kept so that its id stays its own
+    parts: tuple[Part, ...]
+    moves: bool  # whether messages are left
+    cut: bool  # whether library calls cut buffers into equal parts
+
+    @staticmethod
+    def of(schedule: Schedule, lowered: Schedule, rank: int, *, calls: bool) -> Form:
+        """`lowered` is `schedule` with only the collectives left that are library calls, if there are any (`calls`)."""
+        cut = calls and any(isinstance(op, Collective) and op.kind in ("reduce_scatter", "all_gather") for op in schedule.ops())
+        return Form(schedule, project(lowered, rank), any(isinstance(op, Move) for op in lowered.ops()), cut)
+
+    def pieces(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """The buffer in a few pieces, so that one travels while another is added up; small ones would only add latency."""
+        count = min(LANES, flat.nbytes // LANE_BYTES) if flat.is_cpu and self.moves else 1
+        if count < 2 or (self.cut and flat.numel() % (self.schedule.chunks * count)):
+            return [flat]
+        return list(flat.tensor_split(count))
+
+
 def _overlaps(chunks: range, sends: Sequence[tuple[int, range]]) -> bool:
     return any(chunks.start < other.stop and other.start < chunks.stop for _, other in sends)
 
@@ -65,48 +91,89 @@ def _overlaps(chunks: range, sends: Sequence[tuple[int, range]]) -> bool:
 def execute(
     parts: Sequence[Part],
     chunks: int,
-    flat: torch.Tensor,
+    flats: Sequence[torch.Tensor],
     *,
     op: str,
     me: int,
     transport: Transport,
     ranks: Sequence[int],
     tag: int,
-    scratch: Callable[[int, torch.Tensor], torch.Tensor],
+    scratch: Callable[[int, torch.Tensor, int], torch.Tensor],
     got_on: Callable[[], None],
 ) -> None:
-    """Run the `parts` of rank `me` in place on `flat`. `ranks[i]` is the transport's number of the schedule's rank i."""
-    bounds = [c * flat.numel() // chunks for c in range(chunks + 1)]
-    reduce = REDUCERS[op]
+    """Run the `parts` of rank `me` in place on `flats`. `ranks[i]` is the transport's number of the schedule's rank i.
 
-    def view(slots: range) -> torch.Tensor:
-        return flat[bounds[slots.start] : bounds[slots.stop]]
-
+    The flats are pieces of one buffer, each of which goes through the whole schedule. They take turns: while one piece is added
+    up, the messages of the others keep the network busy.
+    """
+    # a tag of its own for every piece: their messages do not wait in one queue
+    lanes = [_Lane(chunks, flat, op, me, transport, ranks, tag ^ i, scratch, i) for i, flat in enumerate(flats)]
     for part in parts:
-        # what may not be written yet is received next to the buffer
-        staged = [view(receipt.chunks) for receipt in part.receipts]
-        room = scratch(sum(x.numel() for x, r in zip(staged, part.receipts, strict=True) if not r.direct), flat)
-        landing = []
-        at = 0
-        for target, receipt in zip(staged, part.receipts, strict=True):
+        for lane in lanes:
+            lane.finish()
+            lane.start(part)
+            got_on()
+    for lane in lanes:
+        lane.finish()
+
+
+class _Lane:
+    """One piece of the buffer on its way through the schedule."""
+
+    def __init__(
+        self,
+        chunks: int,
+        flat: torch.Tensor,
+        op: str,
+        me: int,
+        transport: Transport,
+        ranks: Sequence[int],
+        tag: int,
+        scratch: Callable[[int, torch.Tensor, int], torch.Tensor],
+        number: int,
+    ) -> None:
+        self.flat, self.op, self.me, self.ranks = flat, op, me, ranks
+        self.transport, self.tag, self.scratch, self.number = transport, tag, scratch, number
+        self.bounds = [c * flat.numel() // chunks for c in range(chunks + 1)]
+        self.part: Part | None = None
+        self.messages: Any = None
+        self.landing: list[torch.Tensor] = []
+
+    def view(self, slots: range) -> torch.Tensor:
+        return self.flat[self.bounds[slots.start] : self.bounds[slots.stop]]
+
+    def start(self, part: Part) -> None:
+        """Post the messages of `part`. What may not be written yet is received next to the buffer."""
+        self.part = part
+        targets = [self.view(receipt.chunks) for receipt in part.receipts]
+        room = self.scratch(sum(x.numel() for x, r in zip(targets, part.receipts) if not r.direct), self.flat, self.number)
+        self.landing, at = [], 0
+        for target, receipt in zip(targets, part.receipts):
             if receipt.direct:
-                landing.append(target)
+                self.landing.append(target)
             else:
-                landing.append(room[at : at + target.numel()])
+                self.landing.append(room[at : at + target.numel()])
                 at += target.numel()
-        transport.exchange(
-            [Message(ranks[peer], view(slots)) for peer, slots in part.sends],
-            [Message(ranks[receipt.peer], x) for receipt, x in zip(part.receipts, landing, strict=True)],
-            tag,
+        self.messages = self.transport.post(
+            [Message(self.ranks[peer], self.view(slots)) for peer, slots in part.sends],
+            [Message(self.ranks[receipt.peer], x) for receipt, x in zip(part.receipts, self.landing)],
+            self.tag,
         )
+
+    def finish(self) -> None:
+        """Wait for the messages of the part that was started, and do the rest of it."""
+        part, self.part = self.part, None
+        if part is None:
+            return
+        self.transport.wait(self.messages)
         if part.collective is not None:  # after the sends, which may read what it overwrites
-            transport.collective(part.collective, view(part.collective.chunks), op, ranks)
-        for target, receipt, x in zip(staged, part.receipts, landing, strict=True):
+            self.transport.collective(part.collective, self.view(part.collective.chunks), self.op, self.ranks)
+        for receipt, x in zip(part.receipts, self.landing):
+            target = self.view(receipt.chunks)
             if receipt.reduce:
                 # the lower rank's first on both sides of an exchange: max(0.0, -0.0) and NaN + NaN are one of the two
-                reduce(*((x, target) if receipt.peer < me else (target, x)), out=target)
+                REDUCERS[self.op](*((x, target) if receipt.peer < self.me else (target, x)), out=target)
             elif not receipt.direct:
                 target.copy_(x)
         for slots, factor in part.scales:
-            view(slots).mul_(float(factor))
-        got_on()
+            self.view(slots).mul_(float(factor))

@@ -472,7 +472,7 @@ class Averager:
             params = [self._params[i] for i in members]
             sizes = [p.numel() * p.element_size() for p in params]
             runs = growing(len(params), self._sync.growing) if self._sync.growing is not None else even(sizes, bucket)
-            arena = Arena(params, runs, multiple=self._comm.schedule.chunks, allocate=self._comm.buffer)
+            arena = Arena(params, runs, multiple=self._comm.multiple, allocate=self._comm.buffer)
             for run, flat in zip(runs, arena.groups):
                 own = [params[i] for i in run]
                 early = not any(members[i] in late for i in run)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -20,11 +20,16 @@ class Message(NamedTuple):
 class Transport(Protocol):
     """Point-to-point messages, and library collectives where the engine prefers them."""
 
-    def exchange(self, sends: Sequence[Message], receives: Sequence[Message], tag: int) -> None:
-        """Send and receive all of these together; blocks (on a GPU: orders the stream). Empty messages are not sent.
+    library: bool  # whether NCCL carries tensors on GPUs
+
+    def post(self, sends: Sequence[Message], receives: Sequence[Message], tag: int) -> Any:
+        """Begin to send and receive all of these together; `wait` for what it returns. Empty messages are not sent.
 
         Messages of one pair and tag keep their order. A message meets a receive of the same tag, and of no other.
         """
+
+    def wait(self, posted: Any) -> None:
+        """Until these messages have arrived and left; blocks (on a GPU: orders the stream)."""
 
     def prepare(self, schedule: Schedule, ranks: Sequence[int]) -> None:
         """Make what `collective` will need to run this schedule among `ranks`; called by all ranks of the world, in one order."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -55,11 +56,16 @@ class LocalTransport:
 
     def __init__(self, world: LocalWorld, rank: int) -> None:
         self.world, self.rank = world, rank
+        self.library = False
 
-    def exchange(self, sends: Sequence[Message], receives: Sequence[Message], tag: int) -> None:
+    def post(self, sends: Sequence[Message], receives: Sequence[Message], tag: int) -> Any:
         for peer, x in sends:
             if x.numel():
                 self.world.put(self.rank, peer, tag, x)
+        return receives, tag
+
+    def wait(self, posted: Any) -> None:
+        receives, tag = posted
         for peer, x in receives:
             if x.numel():
                 x.copy_(self.world.take(peer, self.rank, tag))

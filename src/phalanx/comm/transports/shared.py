@@ -7,6 +7,7 @@ gloo. Which it is depends on the group alone, so all ranks of a group decide ali
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -20,9 +21,13 @@ class SharedTransport:
 
     def __init__(self, below: Transport, team: HostTeam, host: Sequence[int]) -> None:
         self.below, self.team, self.host = below, team, tuple(host)
+        self.library = below.library
 
-    def exchange(self, sends: Sequence[Message], receives: Sequence[Message], tag: int) -> None:
-        self.below.exchange(sends, receives, tag)
+    def post(self, sends: Sequence[Message], receives: Sequence[Message], tag: int) -> Any:
+        return self.below.post(sends, receives, tag)
+
+    def wait(self, posted: Any) -> None:
+        self.below.wait(posted)
 
     def prepare(self, schedule: Schedule, ranks: Sequence[int]) -> None:
         self.below.prepare(schedule, ranks)

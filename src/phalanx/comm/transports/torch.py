@@ -61,6 +61,7 @@ class TorchTransport:
         backends = _backends()
         self._cpu = "gloo" in backends.get("cpu", "")
         self._cuda = "nccl" in backends.get("cuda", "")
+        self.library = self._cuda or bool(self._collectives)
         self._cpu_group = None if self._cpu else dist.new_group(backend="gloo")
 
     @staticmethod
@@ -96,20 +97,18 @@ class TorchTransport:
         _lent += _lent > 0
         return TorchTransport(dist.distributed_c10d._get_default_store(), timeout=timeout)
 
-    def exchange(self, sends: Sequence[Message], receives: Sequence[Message], tag: int) -> None:
+    def post(self, sends: Sequence[Message], receives: Sequence[Message], tag: int) -> Any:
         # receives first: on one gloo pair a send that is posted first makes the exchange half-duplex
         incoming = [(dist.irecv, piece, m.peer) for m in receives for piece in _pieces(m.tensor)]
         outgoing = [(dist.isend, piece, m.peer) for m in sends for piece in _pieces(m.tensor)]
-        if not incoming and not outgoing:
-            return
-        if (incoming or outgoing)[0][1].is_cuda:
-            for work in dist.batch_isend_irecv([dist.P2POp(kind, x, peer) for kind, x, peer in outgoing + incoming]):
-                work.wait()  # orders the stream, does not block the host
-            return
-        started = [kind(x, peer, group=self._cpu_group, tag=tag) for kind, x, peer in incoming + outgoing]
-        for message in started:
-            assert message is not None  # torch returns None only to ranks outside the group
-            message.wait(self._limit)
+        messages = incoming + outgoing
+        if messages and messages[0][1].is_cuda:
+            return dist.batch_isend_irecv([dist.P2POp(kind, x, peer) for kind, x, peer in messages])
+        return [kind(x, peer, group=self._cpu_group, tag=tag) for kind, x, peer in messages]
+
+    def wait(self, posted: Any) -> None:
+        for message in posted:
+            message.wait(self._limit)  # for NCCL this orders the stream and does not block the host
             self.got_on()
 
     def prepare(self, schedule: Schedule, ranks: Sequence[int]) -> None:
@@ -150,7 +149,7 @@ class TorchTransport:
         return not x.is_cuda or self._cuda
 
     def cut(self) -> None:
-        """After a failure: break the connections, so that a thread which waits in `exchange` returns with an error.
+        """After a failure: break the connections, so that a thread which waits in `wait` returns with an error.
 
         torch has no call for it, but gloo closes all connections of a group in which one wait runs out of time.
         """
@@ -158,7 +157,7 @@ class TorchTransport:
             if peer != self.rank:
                 try:
                     work = dist.irecv(torch.empty(1), peer, group=self._cpu_group, tag=CUT)
-                    assert work is not None  # as in `exchange`
+                    assert work is not None  # torch returns None only to ranks outside the group
                     work.wait(datetime.timedelta(milliseconds=1))
                 except (RuntimeError, ValueError) as error:
                     if "Timed out" in str(error):
