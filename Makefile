@@ -45,7 +45,7 @@ bench: $(READY)  ## the programs in benchmarks/
 	@for program in benchmarks/*.py; do echo "== $$program"; $(BIN)/python "$$program" $(ARGS) || exit 1; done
 
 clean:  ## remove .venv, caches and build products
-	rm -rf .venv build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf .venv build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info src/phalanx/*.so
 	find src tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 # The stamp holds the directory for which .venv was made: an editable install that was copied along with the tree would run,

@@ -6,7 +6,7 @@
 //   Line[slots][size]      what each rank calls, and which of its chunks are taken
 //   staging                two halves per rank for tensors that live elsewhere, and two halves for their result
 //
-// Each field has one writer, or is an atomic; what is written by one rank and what is polled by others lie on different cache lines.
+// Each field has one writer, or is an atomic. What one rank writes and what others poll lie on different cache lines.
 #pragma once
 
 #include <atomic>

@@ -31,7 +31,7 @@ PyObject* raise_current() {
     return nullptr;
 }
 
-// ---- Arena: this rank's part, as a buffer that keeps the mapping alive -------------------------------------------------------------
+// ---- Arena: this rank's part, as a buffer that keeps the mapping alive ------------------------------------------------------
 
 struct ArenaObject {
     PyObject_HEAD
@@ -96,7 +96,7 @@ bool usable(TeamObject* self) {
         return false;
     }
     if (self->busy.exchange(true)) {
-        PyErr_SetString(PyExc_RuntimeError, "another thread is in a call of this team: one at a time, in the same order on all ranks");
+        PyErr_SetString(PyExc_RuntimeError, "another thread is in a call of this team: one at a time, in one order on all ranks");
         return false;
     }
     return true;

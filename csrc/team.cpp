@@ -68,7 +68,8 @@ void Team::leave() {
 Status Team::reduce(Verb verb, void* x, std::size_t count, Type type, Op op, double scale) {
     if (size_ == 1) {
         const void* from = x;
-        if (scale != 1.0 && count != 0) kernels().reduce[static_cast<int>(type)][static_cast<int>(op)](&x, 1, &from, 1, count, scale);
+        const Reduce reduce = kernels().reduce[static_cast<int>(type)][static_cast<int>(op)];
+        if (scale != 1.0 && count != 0) reduce(&x, 1, &from, 1, count, scale);
         return Status::ok;
     }
     Call call;

@@ -89,7 +89,8 @@ class Team {
 
     // The fused update: the sum of all ranks' gradients, which are only read, moves one copy of the parameters that all ranks see.
     // `gradients` lie in an arena, `parameters` and `velocities` in memory that is one for all; all float32 and laid out alike.
-    Status update(const float* gradients, float* parameters, float* velocities, const TensorRow* rows, std::size_t tensors, double scale);
+    Status update(
+        const float* gradients, float* parameters, float* velocities, const TensorRow* rows, std::size_t tensors, double scale);
 
   private:
     struct Plan;

@@ -89,7 +89,8 @@ Status Team::update(
         for (std::size_t t = 0; t < tensors; ++t) {
             const double norm_w = std::sqrt(total[t].w), norm_g = std::sqrt(total[t].g);
             if (rows[t].lars == 0 || rows[t].trust == 0 || norm_w == 0 || norm_g == 0) continue;
-            plan.rules[t].ratio = static_cast<float>(rows[t].trust * norm_w / (norm_g + rows[t].weight_decay * norm_w + rows[t].eps));
+            const double ratio = rows[t].trust * norm_w / (norm_g + rows[t].weight_decay * norm_w + rows[t].eps);
+            plan.rules[t].ratio = static_cast<float>(ratio);
         }
     }
     if (status == Status::ok) status = pass(Verb::update);

@@ -25,13 +25,16 @@ constexpr std::size_t part_bytes = 1 << 20;
     std::_Exit(1);
 }
 
-float value(int rank, int number, std::size_t i) { return static_cast<float>((static_cast<std::size_t>(rank) * 7 + static_cast<std::size_t>(number) + i) % 17); }
+float value(int rank, int number, std::size_t i) {
+    return static_cast<float>((static_cast<std::size_t>(rank * 7 + number) + i) % 17);
+}
 
 // One copy of parameters and velocities starts at zero and moves by minus the sum of all gradients; LARS only has to run.
 void update(Team& team, float* gradients, float* shared, std::size_t count, int number, bool lars) {
     float *w = shared, *v = shared + part_bytes / 8;
     const double half = static_cast<double>(count / 2), rest = static_cast<double>(count - count / 2);
-    const TensorRow rows[2] = {{0, half, 1, 0, 0, 0, double(lars), 0.001, 1e-9}, {half, rest, 1, 0, 0, 0, double(lars), 0.001, 1e-9}};
+    const TensorRow first{0, half, 1, 0, 0, 0, double(lars), 0.001, 1e-9}, second{half, rest, 1, 0, 0, 0, double(lars), 0.001, 1e-9};
+    const TensorRow rows[2] = {first, second};
     if (team.rank() == 0) std::memset(static_cast<void*>(shared), lars ? 1 : 0, part_bytes);
     if (team.barrier() != Status::ok) die(team.rank(), number, "barrier", 0);
     if (team.update(gradients, w, v, rows, 2, 1.0) != Status::ok) die(team.rank(), number, "update", 0);
@@ -94,8 +97,8 @@ void play(Team& team, char* arena, char* shared, int operations, unsigned seed) 
             if (verb == 4) wanted = value(root, number, i);
             if (verb == 5) wanted = sum;
             if (x[i] != wanted) {
-                std::fprintf(stderr, "verb %d, %s, %zu elements at %zu: got %g, wanted %g\n", verb, staged ? "staged" : "arena", count,
-                             offset, static_cast<double>(x[i]), static_cast<double>(wanted));
+                std::fprintf(stderr, "verb %d, %s, %zu elements at %zu: got %g, wanted %g\n", verb, staged ? "staged" : "arena",
+                             count, offset, static_cast<double>(x[i]), static_cast<double>(wanted));
                 die(rank, number, "wrong value", i);
             }
         }

@@ -165,6 +165,28 @@ def test_uneven_and_empty_batches_count_by_their_samples(n, options):
     close(history, alone(uneven_step), **tolerance)
 
 
+def test_weight_zero_hides_even_nan():
+    def step(model, opt, comm, t):
+        opt.zero_grad()
+        if comm is not None:
+            opt.weight = 0 if comm.rank == 2 else 60
+        own = None if comm is None else Half(comm.rank % 2)
+        loss = loss_of(model, own, t)
+        (loss * float("nan") if comm is not None and comm.rank == 2 else loss).backward()
+        opt.step()
+
+    close(together(3, step, sync=AllReduce(weighted=True)), alone(step))
+
+
+class Half:
+    """As much of a communicator of two as `shard` needs."""
+
+    size = 2
+
+    def __init__(self, rank):
+        self.rank = rank
+
+
 def test_the_unweighted_mean_of_uneven_batches_is_another():
     def step(model, opt, comm, t):
         own = slice(None) if comm is None else slice(0, 20) if comm.rank == 0 else slice(20, SAMPLES)

@@ -358,6 +358,41 @@ def test_branches_that_change_from_step_to_step():
     close(history, alone(step, model=model, make=make, steps=5))
 
 
+@unwarned
+def test_freezing_while_some_ranks_have_sent_more_than_others():
+    torch.manual_seed(5)
+    model = Branching().double()
+    branch = branching_step([(0, 1, 2, 3), (1,), (0, 3)])
+
+    def step(model, opt, comm, t):
+        model.layers[2].requires_grad_(t != 2)
+        if t == 3 and comm is not None:
+            opt.add_param_group({"params": [torch.nn.Parameter(torch.zeros(2).double())]})
+        branch(model, opt, comm, t)
+
+    make = lambda model: torch.optim.SGD(model.parameters(), lr=0.1)  # noqa: E731
+    close(together(3, step, model=model, make=make, steps=5, **EAGER), alone(step, model=model, make=make, steps=5))
+
+
+@pytest.mark.filterwarnings("ignore:Using backward:UserWarning")
+def test_a_gradient_with_a_graph_is_whole_again_when_others_send_again():
+    """Rank 0 keeps graphs, rank 1 has a surprising second backward: the mean is that of all pieces."""
+
+    def train(comm):
+        a, b = (torch.nn.Parameter(torch.ones(3)) for _ in "ab")
+        opt = create_multi_node_optimizer(torch.optim.SGD([a, b], lr=1.0), comm, **{**EAGER, "bucket_bytes": 1})
+        for t in range(3):
+            opt.zero_grad()
+            (a.sum() + b.sum()).backward(create_graph=t == 2 and comm.rank == 0)
+            if t == 2 and comm.rank == 1:
+                (a.sum() + b.sum()).backward()
+            opt.synchronize()
+        return torch.cat([a.grad, b.grad])
+
+    for grad in phalanx.run_local(2, train, timeout=10):
+        assert torch.equal(grad, torch.full((6,), 1.5))
+
+
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_parameters_that_nobody_uses_are_told_once_by_name(set_to_none):
     model = torch.nn.ModuleDict({"used": copy.deepcopy(SMALL), "spare": torch.nn.Linear(2, 2).double()})
@@ -598,7 +633,7 @@ ACTIONS = ["backward", "backward", "backward", "quiet", "graph", "grad", "nothin
 
 @unwarned
 @pytest.mark.filterwarnings("ignore:Using backward:UserWarning")
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [*range(8), 38, 50, 60, 154])  # the last ones found errors
 def test_random_training(seed):
     """Each rank does what it likes, on branches of its own; the oracle is the mean of what each has alone, in plain torch."""
     plan = random.Random(seed)

@@ -35,7 +35,7 @@ from phalanx.comm.run import LANES, Form, execute
 from phalanx.comm.streams import Lane
 from phalanx.comm.transports import Message, Transport
 from phalanx.comm.transports.shared import SharedTransport
-from phalanx.comm.transports.shm import TYPES, Disagreement, HostTeam
+from phalanx.comm.transports.shm import TYPES, Disagreement, HostTeam, Refused
 from phalanx.schedule import Collective, Schedule, Step, binomial, lower, scatter_gather
 
 ReduceOp = Literal["sum", "mean", "max", "min"]
@@ -264,7 +264,14 @@ class Communicator:
         if team is None or numel == 0 or dtype not in TYPES or torch.device(device).type != "cpu":
             return torch.empty(numel, dtype=dtype, device=device)
         nbytes = numel * dtype.itemsize
-        return self._start(f"buffer({nbytes} bytes)", lambda tag: team.allocate(nbytes).view(dtype)).wait()
+
+        def work(tag: int) -> torch.Tensor:
+            try:
+                return team.allocate(nbytes).view(dtype)
+            except Refused:  # on all ranks of the host alike: their memory limit, most likely
+                return torch.empty(numel, dtype=dtype)
+
+        return self._start(f"buffer({nbytes} bytes)", work).wait()
 
     # ---- tensors whose shape the receiver does not know -----------------------------------------------------------------------
 

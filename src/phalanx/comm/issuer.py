@@ -164,6 +164,7 @@ class Issuer:
             self._current = None
             self._completed += 1
             operation.finished.set()
+            del operation  # and with it the tensors: nobody knows when the next one comes
 
     def stop(self) -> None:
         """Finish what is queued, then end the thread; what does not finish soon is given up. Idempotent."""
