@@ -62,7 +62,7 @@ def create_communicator(algorithm: Schedule | None = None, *, backend: str | Non
     name = f"world {made}" if made else "world"
 
     def share(name: str, rank: int, size: int) -> HostTeam | None:
-        if transport.moves_only:
+        if transport.compares:
             return None
         return HostTeam.join(store, rank, size, timeout=issuer.patience, name=name)
 

@@ -55,7 +55,7 @@ class TorchTransport:
         # the watch ends a hopeless wait after `timeout`; the engine's own limit is only the last resort
         self._limit = datetime.timedelta(seconds=2 * timeout + 30)
         self._collectives = _forced_form()
-        self.moves_only = self._collectives is False
+        self.compares = self._collectives is not None  # PHALANX_FORM: torch.distributed as it is, no shared memory beside it
         self._groups: dict[tuple[int, ...], Any] = {}
         self.got_on: Callable[[], None] = lambda: None  # called after every message: a long transfer that moves is not a hang
         backends = _backends()
