@@ -531,7 +531,8 @@ class Communicator:
             return work()
         except Disagreement as error:
             host = self._hosts.ranks[self._inter_rank]
-            raise CommunicationError(str(error), missing=[host[rank] for rank in error.late]) from None
+            operation = str(error).partition(": ")[0]
+            raise CommunicationError(str(error), operation=operation, missing=[host[rank] for rank in error.late]) from None
 
     def _agree(self, name: str, number: int) -> None:
         """Under PHALANX_DEBUG: all ranks tell what they are about to do, and all raise when they differ."""

@@ -131,7 +131,7 @@ def _fact(mine: State, other: State | None, held_store: bool) -> str:
     if (other.comm, other.number, other.operation) == (mine.comm, mine.number, mine.operation):
         return ""
     if mine.number and (other.comm, other.number) == (mine.comm, mine.number):
-        return f"disagrees: it calls {other.operation}"
+        return f"called {other.operation} instead"
     return f"late: is in {other.operation} (number {other.number}) for {other.seconds:.1f} s"
 
 

@@ -302,10 +302,12 @@ def _disagreement(call: str, author: int, calls: Sequence[tuple[int, int, int, i
     names = {number: str(dtype).removeprefix("torch.") for dtype, number in TYPES.items() if dtype is not torch.bool}
     parties: dict[str, list[int]] = {}
     for rank, (verb, kind, op, staged, root, count, arena, offset, scale) in enumerate(calls):
-        where = "in memory of its own" if staged else f"at byte {offset} of arena {arena}"
+        where = (
+            "" if all(call[3] for call in calls) else " in memory of its own" if staged else f" at byte {offset} of arena {arena}"
+        )
         how = {4: f", root {root}", 1: f", {list(OPS)[op]}", 2: f", {list(OPS)[op]}"}.get(verb, "")
         scaled = f" x {scale:g}" if scale != 1.0 else ""
-        what = f"{names[kind]}[{count}]{how}{scaled} {where}" if 0 < verb < 5 else str(count or "")
+        what = f"{names[kind]}[{count}]{how}{scaled}{where}" if 0 < verb < 5 else str(count or "")
         parties.setdefault(f"{VERBS[verb]}({what})", []).append(rank)
     usual = max(parties.values(), key=len)
     odd = sorted(rank for ranks in parties.values() if ranks is not usual for rank in ranks)
