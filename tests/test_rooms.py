@@ -21,7 +21,7 @@ ROOMS = {
     "cluster": {"": ("phalanx.schedule", "numpy")},
     "comm": {"": ("phalanx.schedule", "torch", NATIVE), "launch": ("mpi4py",)},  # an mpirun over hosts tells no address
     "grad": {"": ("phalanx.comm", "torch")},
-    "optim": {"": ("torch",), "multi_node": ("phalanx.grad", "phalanx.comm")},  # its argument is a communicator
+    "optim": {"": ("torch",), "multi_node": ("phalanx.grad", "phalanx.comm"), "host_replica": ("phalanx.grad", "phalanx.comm")},
     "nn": {"": ("torch",), "batchnorm": ("phalanx.comm",)},
     "data": {"": ("phalanx.comm", "torch", "numpy")},
     "train": {"": None},  # everything

@@ -35,7 +35,7 @@ from phalanx.comm.run import LANES, Form, execute
 from phalanx.comm.streams import Lane
 from phalanx.comm.transports import Message, Transport
 from phalanx.comm.transports.shared import SharedTransport
-from phalanx.comm.transports.shm import TYPES, Disagreement, HostTeam, Refused
+from phalanx.comm.transports.shm import TYPES, Disagreement, HostTeam, Refused, Rule, update_rules
 from phalanx.schedule import Collective, Schedule, Step, binomial, lower, scatter_gather
 
 ReduceOp = Literal["sum", "mean", "max", "min"]
@@ -272,6 +272,35 @@ class Communicator:
                 return torch.empty(numel, dtype=dtype)
 
         return self._start(f"buffer({nbytes} bytes)", work).wait()
+
+    # ---- one replica per host ------------------------------------------------------------------------------------------------
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether all ranks are on one host and share memory."""
+        return self._team is not None and self.inter_size == 1
+
+    def shared_buffer(self, numel: int) -> torch.Tensor:
+        """Flat float32 zeros that all ranks see and any of them may write. All ranks call it together; needs `shares_memory`."""
+        team = self._need_shared_memory("shared_buffer")
+        work = lambda tag: team.allocate_one_for_all(numel * 4).view(torch.float32)  # noqa: E731
+        return self._start(f"shared_buffer({numel})", work).wait()
+
+    def update(self, gradients: torch.Tensor, parameters: torch.Tensor, velocities: torch.Tensor, rules: Sequence[Rule]) -> None:
+        """Move shared `parameters` and `velocities` by the mean of all ranks' `gradients`, in one pass over the memory.
+
+        `gradients` are from `buffer`, the others from `shared_buffer`, all of one layout, which `rules` (the same on all ranks)
+        describes, tensor by tensor. The gradients are only read.
+        """
+        team = self._need_shared_memory("update")
+        table = update_rules(rules)
+        work = lambda tag: team.update(gradients, parameters, velocities, table, scale=1 / self.size)  # noqa: E731
+        self._start(f"update({len(rules)} tensors)", work).wait()
+
+    def _need_shared_memory(self, verb: str) -> HostTeam:
+        if self._team is None or self.inter_size > 1:
+            raise RuntimeError(f"{verb}: the ranks of this communicator do not all share memory (comm.shares_memory tells)")
+        return self._team
 
     # ---- tensors whose shape the receiver does not know -----------------------------------------------------------------------
 

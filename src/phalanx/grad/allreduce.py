@@ -53,12 +53,15 @@ class AllReduce:
     `growing`: Fujitsu's groups, whose k-th boundary is after growing * k**3 tensors, instead of groups of equal bytes. `overlap`:
     let groups leave during backward; None measures both ways in the first steps and keeps the faster. `weighted`: the mean over
     samples instead of over ranks; set `opt.weight` to the size of each local batch. `record`: keep times for `opt.report()`.
+    `fused`: where all ranks share memory, keep one replica of parameters and momentum for all of them, and update it while the
+    gradients are summed (torch.optim.SGD only; elsewhere it is told once, and the step is the usual one).
     """
 
     growing: int | None = None
     overlap: bool | None = None
     weighted: bool = False
     record: bool = False
+    fused: bool = False
 
     def __post_init__(self) -> None:
         if self.growing is not None and (not isinstance(self.growing, int) or self.growing < 1):
@@ -156,7 +159,7 @@ class Averager:
         self._paused = False
         self._busy = False  # a backward has run since the last synchronisation
         self._finished = False  # this step's synchronisation has happened
-        self._overlap = Overlap(False if delayed else sync.overlap)
+        self._overlap = Overlap(False if delayed or sync.fused else sync.overlap)
         self.ready = not delayed  # whether the gradients are a mean that a step may apply
         self._last_end: float | None = None
         self._unused_told = self._overflow_told = False
@@ -299,6 +302,18 @@ class Averager:
                 p.grad = group.arena.views[p]
         self._tell_overflow()
         self._finish_step(begun, early)
+
+    def collect(self) -> list[Arena]:
+        """The arenas, with this rank's gradients in them, for who sums them himself. All ranks call it, instead of the above."""
+        begun = time.perf_counter()
+        if not self._learned or not _same(self._trained, [p for p in self._params if p.requires_grad]):
+            self._learn()
+        if not self._finished or self._busy:  # otherwise they are means already, and the mean of equal ones is the same
+            self._tell_unused()
+            for group in self._groups:
+                group.arena.take_all(group.params)
+            self._finish_step(begun, 0)
+        return list(dict.fromkeys(group.arena for group in self._groups))
 
     def _complete(self) -> None:
         """What has not left leaves now; wait for all."""

@@ -41,7 +41,12 @@ class Arena:
         self.flat = allocate(at, first.dtype, first.device)
         self.flat.zero_()  # the padding stays zero
         self.groups = [self.flat[begin:end] for begin, end in spans]
-        self.views = {p: _view(self.flat, start, p) for p, start in zip(params, starts)}
+        self.starts = dict(zip(params, starts))
+        self.views = self.views_of(self.flat)
+
+    def views_of(self, flat: torch.Tensor) -> dict[torch.nn.Parameter, torch.Tensor]:
+        """A tensor of the shape and layout of every parameter, in a buffer laid out as this one."""
+        return {p: _view(flat, start, p) for p, start in self.starts.items()}
 
     def take(self, p: torch.nn.Parameter) -> None:
         """Bring the gradient of `p` into its view, zeros if there is none, and make the view its gradient."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 
 from phalanx.comm.communicator import Communicator
 from phalanx.grad.allreduce import AllReduce, Averager, StepRecord
+from phalanx.optim.host_replica import HostReplica, obstacle
 
 
 def create_multi_node_optimizer(
@@ -43,6 +45,8 @@ def create_multi_node_optimizer(
         raise TypeError(f"comm is what phalanx.create_communicator() returns, got {type(comm).__name__}")
     if sync is not None and not isinstance(sync, AllReduce):
         raise TypeError(f"sync is phalanx.AllReduce(...), got {type(sync).__name__}")
+    if sync is not None and sync.fused and (wire is not None or double_buffering or sync.weighted):
+        raise ValueError("AllReduce(fused=True) goes without wire, double_buffering and weighted: nothing travels")
     if bucket_bytes is not None and (not isinstance(bucket_bytes, int) or isinstance(bucket_bytes, bool)):
         raise TypeError(f"bucket_bytes={bucket_bytes!r}: an int, or None to measure")
     if bucket_bytes is not None and bucket_bytes < 1:
@@ -66,6 +70,8 @@ class MultiNodeOptimizer(torch.optim.Optimizer):
     ) -> None:
         # not super().__init__(): it would make a second set of groups and state beside the inner optimizer's
         self.optimizer, self.comm, self.sync = optimizer, comm, sync
+        self._replica: HostReplica | None = None
+        self._fused_told = False
         self._averager = Averager(*self._parameters(), comm, sync, wire=wire, bucket_bytes=bucket_bytes, delayed=double_buffering)
 
     def _parameters(self) -> tuple[list[torch.nn.Parameter], list[str]]:
@@ -98,11 +104,26 @@ class MultiNodeOptimizer(torch.optim.Optimizer):
                 return self._averager.mean(loss)
 
             result: Any = self.optimizer.step(averaged)
+        elif self._fusable():
+            result = None
+            self._watch_changes()
+            self._replica = HostReplica.over(self._averager.collect(), self._replica, self.optimizer, self.comm)
+            self._replica.update()
         else:
             self.synchronize()
             result = self.optimizer.step() if self._averager.ready else None
         self._averager.next_step()
         return result
+
+    def _fusable(self) -> bool:
+        """Whether the update is done while the gradients are summed; a reason against it is told once."""
+        if not self.sync.fused or self.comm.size == 1:
+            return False
+        why = obstacle(self.optimizer, self.comm)
+        if why and not self._fused_told:
+            self._fused_told = True
+            warnings.warn(f"AllReduce(fused=True): {why}; the step is the usual one. Told once", stacklevel=3)
+        return not why
 
     def synchronize(self) -> None:
         """Wait until every gradient is the mean over the ranks: before clipping, or looking at them. All ranks call it."""
@@ -168,6 +189,8 @@ class MultiNodeOptimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.optimizer.load_state_dict(state_dict)
+        if self._replica is not None:
+            self._replica.take_state()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """All ranks call it. The groups of gradients are learned anew in the next step."""

@@ -23,9 +23,9 @@ import torch
 
 log = logging.getLogger("phalanx")
 
+SWITCHED_OFF = "PHALANX_NATIVE=0"
+
 try:
-    if os.environ.get("PHALANX_NATIVE") == "0":
-        raise ImportError("PHALANX_NATIVE=0")
     from phalanx import _native
 
     UNAVAILABLE = ""
@@ -129,7 +129,7 @@ class HostTeam:
         """Meet the others. None, on all ranks, if they cannot share memory; rank 0 logs the reason."""
         team, reason = _meet(store, rank, size, timeout, f"shm/{name}")
         if team is None:
-            if rank == 0:
+            if rank == 0 and SWITCHED_OFF not in reason:  # who did it knows
                 log.warning("phalanx: %s: ranks of one host talk through torch.distributed, because %s", name, reason)
             return None
         return HostTeam(team, rank, size, timeout)
@@ -372,8 +372,9 @@ def _enter(rank: int, size: int, path: str | None, method: int, timeout: float) 
 
 def _identity() -> dict[str, str]:
     """What must be equal on ranks that share memory, and why this one cannot."""
-    if UNAVAILABLE:
-        return {"unavailable": UNAVAILABLE, "kernel": "", "pids": "", "layout": ""}
+    unavailable = SWITCHED_OFF if os.environ.get("PHALANX_NATIVE") == "0" else UNAVAILABLE
+    if unavailable:
+        return {"unavailable": unavailable, "kernel": "", "pids": "", "layout": ""}
     try:
         kernel = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         pids = os.readlink("/proc/self/ns/pid")

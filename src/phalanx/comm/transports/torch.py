@@ -356,3 +356,18 @@ def interface_towards(address: str, port: int) -> str | None:
     except (OSError, ImportError):
         pass
     return None
+
+
+# ---- contenders of `phalanx bench` --------------------------------------------------------------------------------------------
+
+
+def library_all_reduce(x: torch.Tensor) -> None:
+    """torch.distributed's own sum over the default group: what Phalanx is compared with."""
+    dist.all_reduce(x)
+
+
+def library_fp16_hook() -> Any:
+    """DDP's own 16-bit compression."""
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+    return fp16_compress_hook
