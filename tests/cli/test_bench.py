@@ -13,6 +13,7 @@ import torch
 import phalanx
 from phalanx.cli.bench_allreduce import PERIOD, count_wrong, inputs
 from phalanx.cli.bench_config import AllReduceBench, TrainBench, from_record, parse_size
+from phalanx.cli.bench_cores import CORES, are_crowded
 from phalanx.cli.bench_table import print_table
 from phalanx.cli.main import main
 
@@ -36,11 +37,24 @@ def sabotage(folder, monkeypatch, code):
 def test_allreduce(tmp_path, capfd):
     path = tmp_path / "rows.jsonl"
     sizes = ["--min", "256", "--max", "4K", "--repeat", "3"]
-    argv = ["bench", "allreduce", "--ranks", "2", *sizes, "--algorithm", "ring:2", "--json", str(path), "--deadline", DEADLINE]
+    argv = [
+        "bench",
+        "allreduce",
+        "--ranks",
+        "2",
+        *sizes,
+        "--algorithm",
+        "ring:2",
+        "--pin",
+        "--json",
+        str(path),
+        "--deadline",
+        DEADLINE,
+    ]
     assert main(argv) == 0
     first, *rows, last = records_of(path)
     assert first["config"] == {
-        "verb": "allreduce", "ranks": 2, "smallest": 256, "largest": 4096, "repeat": 3, "algorithms": ["ring:2"],
+        "verb": "allreduce", "ranks": 2, "smallest": 256, "largest": 4096, "repeat": 3, "algorithms": ["ring:2"], "pin": True,
     }  # fmt: skip
     assert first["versions"]["torch"] == torch.__version__
     assert first["hosts"] == [socket.gethostname()]
@@ -51,6 +65,7 @@ def test_allreduce(tmp_path, capfd):
     assert [(row["size"], row["contender"]) for row in rows] == [(n, who) for n in (256, 1024, 4096) for who in contenders]
     for row in rows:
         assert row["wrong"] == 0
+        assert row["crowded"] == (0 if len(CORES) > 1 else 1)
         assert row["count"] * 4 == row["size"]
         assert len(row["times_us"]) == 3
         assert row["busbw"] == row["algbw"] > 0  # 2(n-1)/n is 1 for 2 ranks
@@ -58,7 +73,20 @@ def test_allreduce(tmp_path, capfd):
     out = capfd.readouterr().out
     assert out.startswith("# phalanx bench allreduce: 2 ranks")
     (heading,) = [line for line in out.splitlines() if "size(B)" in line]
-    names = ["size(B)", "count", "type", "redop", "contender", "time(us)", "algbw(GB/s)", "busbw(GB/s)", "#wrong", "x", "gloo"]
+    names = [
+        "size(B)",
+        "count",
+        "type",
+        "redop",
+        "contender",
+        "time(us)",
+        "algbw(GB/s)",
+        "busbw(GB/s)",
+        "#wrong",
+        "crowded",
+        "x",
+        "gloo",
+    ]
     assert heading.split()[1:] == names
     assert sum(line.startswith("  ") for line in out.splitlines()) == len(rows)
 
@@ -69,7 +97,8 @@ def test_train(tmp_path, capfd):
     assert main(["bench", "train", "--ranks", "2", *model, "--json", str(path), "--deadline", DEADLINE]) == 0
     first, *rows, _last = records_of(path)
     assert first["config"] == {
-        "verb": "train", "ranks": 2, "model": "resnet_cifar20", "pixels": 8, "batch": 2, "repeat": 2, "everybody": True,
+        "verb": "train", "ranks": 2, "model": "resnet_cifar20", "pixels": 8, "batch": 2, "repeat": 2,
+        "everybody": True, "pin": False,
     }  # fmt: skip
     timed = {row["contender"]: row for row in rows if "note" not in row}
     assert {"none", "DDP", "DDP fp16", "phalanx", "phalanx inline", "phalanx bfloat16"} <= timed.keys()
@@ -222,6 +251,12 @@ def test_wrong_sums_are_counted(world):
     for mutant in (forgets, doubles, shifts):
         counts = phalanx.run_local(world, lambda comm, f=mutant: count_wrong(comm, torch.empty(1000), lambda x: f(comm, x)))
         assert min(counts) > 900
+
+
+def test_crowded_ranks():
+    assert are_crowded([(0, 1), (0, 2), (0, 1)])
+    assert not are_crowded([(0, 1), (1, 1), (0, 2)])  # the same number on another host is another core
+    assert not are_crowded([(0, None), (0, None)])
 
 
 def test_the_inputs_are_exact_in_float32_for_thousands_of_ranks():

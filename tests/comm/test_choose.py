@@ -73,3 +73,4 @@ def test_between_hosts_less_counts_as_small():
 
 def test_where_memory_is_shared_one_leader_speaks_for_a_host():
     assert for_small(hosts(2, 2, 2), shared=True)[0] == hierarchical(3, 2, among=recursive_doubling)
+    assert for_small(hosts(4), shared=True)[0] == ring(4)  # one call among all of them

@@ -12,7 +12,7 @@ import torch
 from tests.world.test_reductions import LARGE, SMALL, contribution, equal, totals
 
 import phalanx
-from phalanx.schedule import Schedule, gossip, lower, recursive_doubling, relabel
+from phalanx.schedule import Schedule, chain, gossip, lower, recursive_doubling, relabel
 
 BITS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
 
@@ -233,3 +233,22 @@ def two_at_once(comm):
 
 def test_two_communicators_in_flight_at_once_do_not_mix_their_messages(world):
     world.run(two_at_once)
+
+
+def runs_any_schedule(comm):
+    n = comm.size
+    for schedule in (phalanx.ring(n), phalanx.halving_doubling(n), recursive_doubling(n), phalanx.tree(n)):
+        for count in (1, n + 1, 100_003):
+            x = torch.arange(count, dtype=torch.float32) % 31 + comm.rank
+            assert comm.run(schedule, x) is x
+            assert torch.equal(x, (torch.arange(count, dtype=torch.float32) % 31) * n + n * (n - 1) / 2)
+    with pytest.raises(phalanx.ScheduleError, match="ranks"):
+        comm.run(phalanx.ring(n + 1), torch.ones(3))
+    rounds = chain([gossip(n, k) for k in range(2)], goal="mixing")
+    mixed = torch.full((5,), float(comm.rank))
+    total = comm.allreduce_obj(comm.run(rounds, mixed)[0].item())
+    assert total == pytest.approx(n * (n - 1) / 2)  # mixing moves values about and loses nothing
+
+
+def test_a_communicator_runs_any_schedule(world):
+    world.run(runs_any_schedule)

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Sequence
 
 import phalanx
-from phalanx.cli import show, verify
+from phalanx.cli import bench, show, verify
 from phalanx.cli.names import UsageError
 from phalanx.schedule import ScheduleError
 
-VERBS = (show, verify)
+VERBS = (bench, show, verify)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -35,6 +35,8 @@ def for_small(hosts: Hosts, *, shared: bool = False) -> tuple[Schedule, int]:
     world = sum(len(ranks) for ranks in hosts.ranks)
     if shared and hosts.grid and min(hosts.grid) > 1:
         return _placed(hierarchical(*hosts.grid, among=recursive_doubling), hosts), SMALL_BETWEEN_LEADERS
+    if shared and len(hosts.ranks) == 1:
+        return ring(world), SMALL_ON_ONE_HOST  # one call
     return recursive_doubling(world), SMALL_ON_ONE_HOST if len(hosts.ranks) == 1 else SMALL_BETWEEN_HOSTS
 
 

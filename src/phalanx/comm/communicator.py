@@ -36,7 +36,7 @@ from phalanx.comm.streams import Lane
 from phalanx.comm.transports import Message, Transport
 from phalanx.comm.transports.shared import SharedTransport
 from phalanx.comm.transports.shm import TYPES, Disagreement, HostTeam, Refused, Rule, update_rules
-from phalanx.schedule import Collective, Schedule, Step, binomial, lower, scatter_gather
+from phalanx.schedule import Collective, Schedule, ScheduleError, Step, binomial, lower, scatter_gather, verify
 
 ReduceOp = Literal["sum", "mean", "max", "min"]
 Share = Callable[[str, int, int], HostTeam | None]  # (name, rank and size on this host) -> shared memory, where it is possible
@@ -76,6 +76,7 @@ class Communicator:
         self._scattering = _scattering(self.size)
         self._broadcasts: dict[tuple[str, int], Schedule] = {}
         self._forms: dict[tuple[int, torch.dtype, str], Form] = {}
+        self._verified: dict[int, Schedule] = {}
         self._room: dict[tuple[torch.dtype, torch.device, int], torch.Tensor] = {}
         self._algorithm, self._share = algorithm, share
         self._team: HostTeam | None = None
@@ -172,6 +173,25 @@ class Communicator:
             return x
 
         return self._start(f"all_reduce({text_of(x)}, {op})", work, [x])
+
+    def run(self, schedule: Schedule, x: torch.Tensor) -> torch.Tensor:
+        """Execute any schedule for this world on `x`, in place, whatever its size; returns `x`. It is verified the first time."""
+        check_reduction(x, "sum")
+        check_in_place(x)
+        if schedule.world != self.size:
+            raise ScheduleError(f"{schedule.name} is for {schedule.world} ranks, but this communicator has {self.size}")
+        if not is_plain(x) or not self._transport.can_carry(x):
+            raise ValueError(f"run wants a contiguous tensor on a device of the backend, got {text_of(x)} on {x.device}")
+        if id(schedule) not in self._verified:
+            verify(schedule)
+            verify(lower(schedule))
+            self._verified[id(schedule)] = schedule
+
+        def work(tag: int) -> torch.Tensor:
+            self._run(schedule, x.detach().view(-1), "sum", tag)
+            return x
+
+        return self._start(f"run({schedule.name}, {text_of(x)})", work, [x]).wait()
 
     def reduce_scatter(self, x: torch.Tensor, op: ReduceOp = "sum") -> torch.Tensor:
         """Reduce `x`, cut along dim 0 into `size` parts, and return this rank's part; `x` itself is not changed."""

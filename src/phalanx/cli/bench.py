@@ -1,0 +1,147 @@
+"""`phalanx bench`: contenders side by side in one run: an all-reduce in the columns of nccl-tests, or steps of training."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from phalanx.cli.bench_config import MODELS, AllReduceBench, Bench, TrainBench, parse_size
+from phalanx.cli.bench_ranks import RankError, measure, run_ranks
+from phalanx.cli.bench_table import Record, print_table, write_lines
+from phalanx.cli.names import FORMS, UsageError
+from phalanx.comm.launch import LaunchError, discover
+
+DEADLINE = 1800  # seconds
+MAX_RANKS = 256  # processes started on one machine: a slip of the finger should not end it
+
+EXAMPLES = """examples:
+  phalanx bench allreduce                                   as many ranks as cores, at least 2
+  phalanx bench allreduce --ranks 4 --algorithm ring:4 torus:2x2
+  mpirun -n 2 phalanx bench allreduce --max 4M              against the MPI that started it, too
+  phalanx bench train --ranks 2 --json train.jsonl          ResNet-50 at 64 pixels, against DDP
+  torchrun --nproc-per-node 2 -m -- phalanx bench train --model resnet_cifar20 --pixels 32
+"""
+
+
+def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Make `bench` known to the command line."""
+    style: Any = {"epilog": EXAMPLES, "formatter_class": argparse.RawDescriptionHelpFormatter}
+    parser = verbs.add_parser(
+        "bench",
+        help="measure side by side with gloo, MPI and DDP",
+        description="Measure contenders side by side, in turns in one run. docs/bench.md explains how to read the tables.",
+        **style,
+    )
+    benches = parser.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
+
+    allreduce = benches.add_parser(
+        "allreduce",
+        help="sums of several sizes, nccl-tests columns",
+        description="All-reduce of float32 sums: Phalanx on its own memory and on any tensor, gloo, and MPI under mpirun.",
+        **style,
+    )
+    allreduce.add_argument("--min", metavar="SIZE", type=_size, default=4 << 10, help="the smallest, in bytes (default 4K)")
+    allreduce.add_argument(
+        "--max", metavar="SIZE", type=_size, default=64 << 20, help="the largest (default 64M); four-fold steps"
+    )
+    allreduce.add_argument(
+        "--algorithm", metavar="NAME", nargs="+", action="extend", default=[], help=f"also with these: {FORMS}"
+    )
+    _add_running(allreduce, repeat=11, unit="rounds")
+    allreduce.set_defaults(
+        run=lambda args: run(AllReduceBench(args.min, args.max, args.repeat, tuple(args.algorithm), args.pin), args),
+    )
+
+    train = benches.add_parser(
+        "train",
+        help="steps of training",
+        description="Steps of SGD with momentum: without communication, DDP, DDP with 16-bit compression, and Phalanx.",
+        **style,
+    )
+    train.add_argument("--model", choices=MODELS, default=MODELS[0], help=f"default {MODELS[0]}")
+    train.add_argument("--pixels", metavar="N", type=_positive, default=64, help="height and width of an image (default 64)")
+    train.add_argument("--batch", metavar="N", type=_positive, default=2, help="images per rank (default 2)")
+    train.add_argument("--all", action="store_true", help="also say which known contenders are not installed")
+    _add_running(train, repeat=9, unit="steps")
+    train.set_defaults(
+        run=lambda args: run(TrainBench(args.model, args.pixels, args.batch, args.repeat, args.all, args.pin), args)
+    )
+
+
+def _add_running(parser: argparse.ArgumentParser, *, repeat: int, unit: str) -> None:
+    parser.add_argument("--ranks", metavar="N", type=_positive, help="processes to start here, where no launcher did")
+    parser.add_argument("--repeat", metavar="N", type=_positive, default=repeat, help=f"{unit} per contender (default {repeat})")
+    parser.add_argument("--pin", action="store_true", help="keep every rank, with its threads, on a core of its own")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the records there, one per line")
+    parser.add_argument(
+        "--deadline", metavar="S", type=_positive, default=DEADLINE, help=f"seconds for ranks started here (default {DEADLINE})"
+    )
+
+
+def _positive(text: str) -> int:
+    number = int(text) if text.isascii() and text.isdigit() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 up")
+    return number
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def run(bench: Bench, args: argparse.Namespace) -> int:
+    """Measure on the ranks that a launcher started, or on ranks started here; 1 if a rank failed or a result was wrong."""
+    try:
+        launch = discover()
+    except LaunchError as error:
+        raise UsageError(str(error)) from None
+    launched = launch.how != "alone"
+    ranks = launch.world if launched else args.ranks or max(2, len(os.sched_getaffinity(0)))
+    if launched and args.ranks not in (None, ranks):
+        raise UsageError(f"--ranks {args.ranks}, but {launch.how} started {ranks}: leave --ranks out")
+    if not 2 <= ranks <= MAX_RANKS and not launched:
+        raise UsageError(f"--ranks {ranks}: from 2 to {MAX_RANKS}")
+    if ranks < 2:
+        raise UsageError(f"{launch.how} started one rank: a comparison needs at least 2")
+    bench.check(ranks)
+    with contextlib.ExitStack() as files:
+        takers: list[Callable[[Record], None]] = []
+        if launch.rank == 0:
+            if args.json:
+                takers.append(write_lines(files.enter_context(_opened(args.json))))
+            takers.append(print_table())
+        wrong = 0
+
+        def take(record: Record) -> None:
+            nonlocal wrong
+            wrong += record.get("wrong") or 0
+            for taker in takers:
+                taker(record)
+
+        if launched:
+            for record in measure(bench, launch.how):
+                take(record)
+        else:
+            try:
+                run_ranks(bench, ranks, args.deadline, take)
+            except RankError as error:
+                print(f"phalanx: {error}", file=sys.stderr)
+                return 1
+    if wrong and launch.rank == 0:
+        print(f"phalanx: {wrong} results were wrong", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+def _opened(path: Path) -> Any:
+    try:
+        return path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write the records: {error}") from None

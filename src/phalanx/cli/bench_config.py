@@ -1,0 +1,83 @@
+"""What `phalanx bench` measures, as values: they travel to the ranks as JSON and stand in the first record of the results."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from phalanx.cli.names import UsageError, find_schedule
+
+MODELS = ("resnet50", "resnet18", "resnet_cifar20")
+FACTOR = 4  # between one size and the next
+UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduceBench:
+    """All-reduces of `smallest`, four times that, ... `largest` bytes, each in `repeat` rounds of all contenders."""
+
+    verb: ClassVar[str] = "allreduce"
+    smallest: int
+    largest: int
+    repeat: int
+    algorithms: tuple[str, ...] = ()
+    pin: bool = False  # every rank on a core of its own
+
+    def __post_init__(self) -> None:
+        if not 4 <= self.smallest <= self.largest:
+            raise UsageError(f"--min {self.smallest} --max {self.largest}: bytes, at least 4 (one float), the smaller first")
+        if self.smallest % 4 or self.largest % 4:
+            raise UsageError(f"--min {self.smallest} --max {self.largest}: multiples of 4, the bytes of a float")
+
+    def sizes(self) -> Iterator[int]:
+        size = self.smallest
+        while size < self.largest:
+            yield size
+            size *= FACTOR
+        yield self.largest
+
+    def check(self, ranks: int) -> None:
+        """Raise unless every algorithm is an all-reduce of so many ranks."""
+        for text in self.algorithms:
+            s = find_schedule(text)
+            if s.world != ranks:
+                raise UsageError(f"--algorithm {text} is for {s.world} ranks, but there are {ranks}")
+            if s.goal != "sum":
+                raise UsageError(f"--algorithm {text} computes a {s.goal}, not the sum that an all-reduce is")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainBench:
+    """`repeat` steps of every contender, in turns, on `batch` random images of `pixels` x `pixels` per rank."""
+
+    verb: ClassVar[str] = "train"
+    model: str
+    pixels: int
+    batch: int
+    repeat: int
+    everybody: bool = False  # also name the contenders that are not installed
+    pin: bool = False
+
+    def check(self, ranks: int) -> None:
+        """Any number of ranks will do."""
+
+
+Bench = AllReduceBench | TrainBench
+
+
+def from_record(record: dict[str, Any]) -> Bench:
+    """What `dataclasses.asdict` and JSON made of a bench, with its verb."""
+    fields = {key: value for key, value in record.items() if key != "verb"}
+    if record["verb"] == TrainBench.verb:
+        return TrainBench(**fields)
+    return AllReduceBench(**fields | {"algorithms": tuple(record["algorithms"])})
+
+
+def parse_size(text: str) -> int:
+    """`4K`, `64M`, `1G` or a plain number, in bytes."""
+    found = re.fullmatch(r"(\d{1,12})([KMG]?)", text.upper(), re.ASCII)
+    if not found:
+        raise ValueError(f"{text!r} is not a number of bytes such as 4096, 4K, 64M or 1G")
+    return int(found[1]) * UNITS[found[2]]

@@ -1,0 +1,148 @@
+"""Ranks for a benchmark: started here as processes where no launcher did, watched, and ended by their ids."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import IO
+
+from phalanx.cli.bench_config import AllReduceBench, Bench, from_record
+from phalanx.cli.bench_cores import pin
+from phalanx.cli.bench_table import Record, write_lines
+from phalanx.comm.launch import discover
+
+GRACE = 3.0  # seconds that the other ranks get after one has failed: they may have more to say
+TAIL = 20  # lines shown of a failed rank's output
+
+
+class RankError(RuntimeError):
+    """A rank ended with an error, or the deadline passed."""
+
+
+def run_ranks(bench: Bench, n: int, deadline: float, take: Callable[[Record], None]) -> None:
+    """Run `bench` on `n` ranks of this host and hand each record to `take` as it comes.
+
+    Records come through a pipe of their own. What rank 0 prints is shown, the output of the others only if they fail.
+    """
+    reading, writing = os.pipe()
+    env = os.environ | {"WORLD_SIZE": str(n), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    env |= {"LOCAL_WORLD_SIZE": str(n), "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    task = json.dumps({"verb": bench.verb, **asdict(bench)})
+    ranks: list[subprocess.Popen[bytes]] = []
+    outputs: list[IO[bytes] | None] = []
+    with os.fdopen(reading, "rb") as rows:
+        try:
+            for r in range(n):
+                output: IO[bytes] | None = tempfile.TemporaryFile() if r else None  # noqa: SIM115  closed below
+                outputs.append(output)
+                ranks.append(
+                    subprocess.Popen(
+                        [sys.executable, "-m", "phalanx.cli.bench_ranks", task, str(writing) if r == 0 else "-"],
+                        env=env | {"RANK": str(r), "LOCAL_RANK": str(r)},
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=subprocess.STDOUT if output else None,
+                        pass_fds=[writing] if r == 0 else [],
+                    )
+                )
+            os.close(writing)
+            writing = -1
+            _collect(ranks, outputs, rows.fileno(), deadline, take)
+        finally:
+            for rank in ranks:
+                if rank.poll() is None:
+                    rank.kill()
+                rank.wait()
+            for file in filter(None, outputs):
+                file.close()
+            if writing >= 0:
+                os.close(writing)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _collect(
+    ranks: list[subprocess.Popen[bytes]],
+    outputs: list[IO[bytes] | None],
+    rows: int,
+    deadline: float,
+    take: Callable[[Record], None],
+) -> None:
+    """Hand on records until all ranks have ended; raise when one failed or the deadline, in seconds from now, has passed."""
+    end = time.monotonic() + deadline
+    patience = end
+    rest, open_ = b"", True
+    first: list[int] = []  # who failed before the others noticed
+    while open_ or any(rank.poll() is None for rank in ranks):
+        if open_ and select.select([rows], [], [], 0.1)[0]:
+            chunk = os.read(rows, 1 << 16)
+            open_ = bool(chunk)
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                take(json.loads(line))
+        elif not open_:
+            time.sleep(0.05)
+        if not first and (first := [r for r, rank in enumerate(ranks) if rank.poll()]):
+            patience = min(end, time.monotonic() + GRACE)
+        if time.monotonic() > patience:
+            break
+    failed = first or [r for r, rank in enumerate(ranks) if rank.poll()]
+    if failed:
+        r = failed[0]
+        raise RankError(f"rank {r} of {len(ranks)} failed with exit code {ranks[r].poll()}{_words(outputs[r])}")
+    late = [str(r) for r, rank in enumerate(ranks) if rank.poll() is None]
+    if late:
+        raise RankError(f"rank(s) {', '.join(late)} of {len(ranks)} did not finish within {deadline:g} s")
+
+
+def _words(output: IO[bytes] | None) -> str:
+    if output is None:
+        return ": its words are above"
+    output.seek(0)
+    lines = output.read().decode(errors="replace").splitlines()[-TAIL:]
+    return "".join(f"\n  {line}" for line in (":", *lines))[3:] if lines else ", without a word"
+
+
+# ---- in a rank -----------------------------------------------------------------------------------------------------------------
+
+
+def measure(bench: Bench, launcher: str) -> Iterator[Record]:
+    """Be one rank of the benchmark: its records, the same on all ranks."""
+    if bench.pin:
+        pin(discover().rank)
+    if isinstance(bench, AllReduceBench):
+        from phalanx.cli import bench_allreduce
+
+        yield from bench_allreduce.measure(bench, launcher)
+    else:
+        from phalanx.cli import bench_train
+
+        yield from bench_train.measure(bench, launcher)
+
+
+def _main(task: str, pipe: str) -> None:
+    records = measure(from_record(json.loads(task)), "phalanx bench")
+    if pipe == "-":
+        for _ in records:
+            pass
+    else:
+        with os.fdopen(int(pipe), "w", encoding="utf-8") as file:
+            write = write_lines(file)
+            for record in records:
+                write(record)
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1], sys.argv[2])

@@ -1,0 +1,185 @@
+"""`phalanx bench train` inside a rank: one replica per contender, steps in turns, one row per contender.
+
+A step is zero_grad, forward, backward and update of SGD with momentum. Every rank has other images, so gradients that agree on
+all ranks have been communicated; whether they do is counted at the end.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import statistics
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+import phalanx
+from phalanx.cli.bench_config import TrainBench
+from phalanx.cli.bench_record import Company, Record, first_record
+from phalanx.comm.communicator import Communicator
+from phalanx.comm.transports.torch import library_fp16_hook
+
+RATE = 1e-6  # the training must not get anywhere: late steps cost what early ones do
+WARM = 3  # steps before the timed ones: DDP rebuilds its buckets in the second
+TRYING = 12  # the same where Phalanx tries overlap on and off in its first 9 steps
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "resnet50": phalanx.models.resnet50,
+    "resnet18": phalanx.models.resnet18,
+    "resnet_cifar20": lambda: phalanx.models.resnet_cifar(20),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A name and one step of training; `averages` if the gradients are equal on all ranks after it."""
+
+    name: str
+    params: list[nn.Parameter]
+    step: Callable[[], None]
+    averages: bool = True
+    warm: int = WARM
+
+
+def measure(bench: TrainBench, launcher: str) -> Iterator[Record]:
+    """The records of the benchmark; all ranks yield the same."""
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)  # gradients that vanish would be slow, and differently so for different contenders
+    with phalanx.create_communicator() as comm:
+        company = Company()
+        yield first_record(bench, comm, launcher)
+        contenders = list(enter(bench, comm))
+        # in blocks, not in turns: Phalanx times its own first steps to choose between overlap and none
+        for contender in contenders:
+            for _ in range(contender.warm):
+                contender.step()
+        mine = [[seconds_of(comm, contender) for contender in contenders] for _ in range(bench.repeat)]
+        told = comm.allgather_obj(mine)
+        times = [[max(own[k][i] for own in told) * 1e3 for k in range(bench.repeat)] for i in range(len(contenders))]
+        medians = {contender.name: statistics.median(own) for contender, own in zip(contenders, times)}
+        for contender, own in zip(contenders, times):
+            yield {
+                "contender": contender.name,
+                "step_ms": medians[contender.name],
+                "spread_ms": _spread(own),
+                "over_none_ms": medians[contender.name] - medians["none"] if contender.name != "none" else None,
+                "times_ddp": medians["DDP"] / medians[contender.name],
+                "wrong": count_differing(comm, contender) if contender.averages else None,
+                "times_ms": [round(ms, 3) for ms in own],
+            }
+        if bench.everybody:
+            present = {contender.name for contender in contenders}
+            yield from ({"contender": name, "note": "not installed"} for name in OTHERS if name not in present)
+        yield company.last_record(comm)
+
+
+def seconds_of(comm: Communicator, contender: Contender) -> float:
+    """Of one step on this rank, where all begin together."""
+    comm.barrier()
+    begun = time.perf_counter()
+    contender.step()
+    return time.perf_counter() - begun
+
+
+def _spread(values: list[float]) -> float:
+    """The distance of the quartiles."""
+    if len(values) < 2:
+        return 0.0
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return high - low
+
+
+def count_differing(comm: Communicator, contender: Contender) -> int:
+    """Ranks whose gradients are not, bit by bit, those of rank 0."""
+    print_ = 0
+    for p in contender.params:
+        assert p.grad is not None
+        print_ = zlib.crc32(p.grad.detach().contiguous().view(-1).view(torch.uint8).numpy().data, print_)
+    told = comm.allgather_obj(print_)
+    return sum(own != told[0] for own in told)
+
+
+# ---- the contenders ----------------------------------------------------------------------------------------------------------
+
+
+def enter(bench: TrainBench, comm: Communicator) -> Iterator[Contender]:
+    """Each with a replica of its own."""
+    own = torch.Generator().manual_seed(1 + comm.rank)
+    x = torch.randn(bench.batch, 3, bench.pixels, bench.pixels, generator=own)
+    y = torch.randint(0, 10, (bench.batch,), generator=own)
+
+    def replica() -> nn.Module:
+        phalanx.seed_everything(0)
+        return MODELS[bench.model]()
+
+    def contender(name: str, model: nn.Module, opt: Any, *, averages: bool = True, warm: int = WARM) -> Contender:
+        def step() -> None:
+            opt.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            opt.step()
+
+        return Contender(name, [p for p in model.parameters() if p.requires_grad], step, averages, warm)
+
+    def ddp() -> nn.Module:
+        return DistributedDataParallel(replica(), static_graph=True, gradient_as_bucket_view=True)
+
+    def ours(name: str, **options: Any) -> Contender:
+        model = replica()
+        return contender(name, model, phalanx.create_multi_node_optimizer(_sgd(model), comm, **options), warm=TRYING)
+
+    model = replica()
+    yield contender("none", model, _sgd(model), averages=False)
+    model = ddp()
+    yield contender("DDP", model, _sgd(model))
+    model = ddp()
+    model.register_comm_hook(None, library_fp16_hook())  # type: ignore[operator]
+    yield contender("DDP fp16", model, _sgd(model))
+    yield ours("phalanx")
+    yield ours("phalanx inline", sync=phalanx.AllReduce(overlap=False))
+    yield ours("phalanx bfloat16", wire=torch.bfloat16)
+    for module, make in OTHERS.values():
+        if importlib.util.find_spec(module) is not None:
+            yield from make(replica(), comm, contender)
+
+
+def _sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9, fused=True)
+
+
+def _horovod(model: nn.Module, comm: Communicator, contender: Callable[..., Contender]) -> Iterator[Contender]:
+    import horovod.torch as hvd  # type: ignore[import-not-found,unused-ignore]
+
+    hvd.init()
+    if hvd.size() == comm.size:  # under a launcher that it does not know every rank is alone
+        yield contender("Horovod", model, hvd.DistributedOptimizer(_sgd(model), named_parameters=model.named_parameters()))
+
+
+class _InBackward:
+    """In place of an optimizer, for a model whose backward updates."""
+
+    def zero_grad(self) -> None:
+        """Backward does."""
+
+    def step(self) -> None:
+        """Backward did."""
+
+
+def _decent_dp(model: nn.Module, comm: Communicator, contender: Callable[..., Contender]) -> Iterator[Contender]:
+    from decent_dp.ddp import DecentralizedDataParallel  # type: ignore[import-not-found,unused-ignore]
+
+    def sgd(named: list[tuple[torch.Tensor, str]]) -> torch.optim.Optimizer:
+        return torch.optim.SGD([p for p, _ in named], lr=RATE, momentum=0.9, fused=True)
+
+    yield contender("decent-dp", DecentralizedDataParallel(model, sgd, topology="complete"), _InBackward(), averages=False)
+
+
+# name -> (module, what makes a contender of it)
+OTHERS: dict[str, tuple[str, Callable[..., Iterator[Contender]]]] = {
+    "Horovod": ("horovod", _horovod),
+    "decent-dp": ("decent_dp", _decent_dp),
+}
