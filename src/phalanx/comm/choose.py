@@ -11,7 +11,7 @@ from phalanx.schedule import Schedule, halving_doubling, hierarchical, recursive
 SMALL_ON_ONE_HOST = 128 << 10
 SMALL_BETWEEN_HOSTS = 32 << 10
 # Where the ranks of a host share memory, one leader per host speaks for all of them, and is ahead for longer.
-SMALL_BETWEEN_LEADERS = 1 << 20
+SMALL_BETWEEN_LEADERS = 512 << 10
 
 
 def for_world(hosts: Hosts, *, shared: bool = False, library: bool = False) -> Schedule:
