@@ -11,6 +11,7 @@ thread at a time; `abort()` alone may come from another thread.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import logging
@@ -119,20 +120,20 @@ class Store(Protocol):
 class HostTeam:
     """The ranks of one host that share memory. Made by `join`."""
 
-    def __init__(self, team: Any, rank: int, size: int, timeout: float) -> None:
-        self.rank, self.size, self.timeout = rank, size, timeout
+    def __init__(self, team: Any, rank: int, size: int, timeout: float, pids: Sequence[int]) -> None:
+        self.rank, self.size, self.timeout, self._pids = rank, size, timeout, pids
         self._team = team
         self._arenas: dict[int, int] = {}  # address of this rank's part -> id
 
     @staticmethod
     def join(store: Store, rank: int, size: int, *, timeout: float, name: str) -> HostTeam | None:
         """Meet the others. None, on all ranks, if they cannot share memory; rank 0 logs the reason."""
-        team, reason = _meet(store, rank, size, timeout, f"shm/{name}")
+        team, reason, pids = _meet(store, rank, size, timeout, f"shm/{name}")
         if team is None:
             if rank == 0 and SWITCHED_OFF not in reason:  # who did it knows
                 log.warning("phalanx: %s: ranks of one host talk through torch.distributed, because %s", name, reason)
             return None
-        return HostTeam(team, rank, size, timeout)
+        return HostTeam(team, rank, size, timeout, pids)
 
     # ---- memory --------------------------------------------------------------------------------------------------------------
 
@@ -276,6 +277,7 @@ class HostTeam:
             return _disagreement(call, author, calls)
         told = "" if author == self.rank else f" (noticed by rank {author})"
         if status == DEAD:
+            _sweep([self._pids[r] for r in dead])
             return RankDied(f"{call}: {_ranks(dead)} ended or left{told}", author=author, dead=dead)
         if status == LATE:
             return RankLate(f"{call}: {_ranks(late)} did not come within {self.timeout:g} s{told}", author=author, late=late)
@@ -318,8 +320,8 @@ def _disagreement(call: str, author: int, calls: Sequence[tuple[int, int, int, i
 # ---- meeting -------------------------------------------------------------------------------------------------------------------
 
 
-def _meet(store: Store, rank: int, size: int, timeout: float, name: str) -> tuple[Any, str]:
-    """The team after all have mapped its control segment, or None and the reason, the same on all ranks.
+def _meet(store: Store, rank: int, size: int, timeout: float, name: str) -> tuple[Any, str, list[int]]:
+    """The team after all have mapped its control segment, or None and the reason, the same on all ranks; and their processes.
 
     Every phase is: all tell, all read what all told, all come to the same conclusion.
     """
@@ -340,9 +342,10 @@ def _meet(store: Store, rank: int, size: int, timeout: float, name: str) -> tupl
         expected = "" if what == "unavailable" else told[0][what]
         odd = [r for r in range(size) if told[r][what] != expected]
         if odd:
-            return None, words.format(who=_ranks(odd), value=told[odd[0]][what])
+            return None, words.format(who=_ranks(odd), value=told[odd[0]][what]), []
     if size > _native.MAX_RANKS:
-        return None, f"{size} ranks are more than {_native.MAX_RANKS}"
+        return None, f"{size} ranks are more than {_native.MAX_RANKS}", []
+    pids = [int(own["pid"]) for own in told]
 
     reasons = []
     for method in METHODS:
@@ -357,10 +360,10 @@ def _meet(store: Store, rank: int, size: int, timeout: float, name: str) -> tupl
         answers = share(f"mapped{method}", reason)
         if path and not any(answers):
             team.meet()
-            return team, ""
+            return team, "", pids
         reasons.append(next(f"rank {r} cannot: {answer}" for r, answer in enumerate(answers) if answer))
         del team  # and with it the segment, the descriptor and the name
-    return None, "; ".join(reasons)
+    return None, "; ".join(reasons), []
 
 
 def _enter(rank: int, size: int, path: str | None, method: int, timeout: float) -> tuple[Any, str]:
@@ -374,13 +377,21 @@ def _identity() -> dict[str, str]:
     """What must be equal on ranks that share memory, and why this one cannot."""
     unavailable = SWITCHED_OFF if os.environ.get("PHALANX_NATIVE") == "0" else UNAVAILABLE
     if unavailable:
-        return {"unavailable": unavailable, "kernel": "", "pids": "", "layout": ""}
+        return {"unavailable": unavailable, "kernel": "", "pids": "", "layout": "", "pid": "0"}
     try:
         kernel = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         pids = os.readlink("/proc/self/ns/pid")
     except OSError as error:
-        return {"unavailable": f"no /proc ({error})", "kernel": "", "pids": "", "layout": ""}
-    return {"unavailable": "", "kernel": kernel, "pids": pids, "layout": _native.LAYOUT}
+        return {"unavailable": f"no /proc ({error})", "kernel": "", "pids": "", "layout": "", "pid": "0"}
+    return {"unavailable": "", "kernel": kernel, "pids": pids, "layout": _native.LAYOUT, "pid": str(os.getpid())}
+
+
+def _sweep(pids: Sequence[int]) -> None:
+    """Remove the names that these dead processes had given to memory and, killed in between, did not take back."""
+    for pid in pids:
+        for path in Path("/dev/shm").glob(f"phalanx-{pid}-*"):
+            with contextlib.suppress(OSError):  # another survivor was faster
+                path.unlink()
 
 
 def _wait(store: Store, keys: list[str], timeout: float, what: str, rank: int) -> None:
