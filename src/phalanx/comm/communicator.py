@@ -339,7 +339,7 @@ class Communicator:
             out = x.detach() if x is not None and describes(header, x) else announced(header)
             flat = plain(out if self._transport.can_carry(out) else out.cpu()).view(-1)
             self._run(
-                tree if flat.nbytes <= BCAST_TREE else self._broadcasting(scatter_gather, root),
+                tree if flat.nbytes <= BCAST_TREE or self.size == 2 else self._broadcasting(scatter_gather, root),
                 flat.view(torch.uint8),
                 "sum",
                 tag,
