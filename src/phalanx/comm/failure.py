@@ -32,6 +32,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, TypeVar
 
+from phalanx.comm.processes import look_up
+
 T = TypeVar("T")
 
 FOR_EVER = datetime.timedelta(days=30)
@@ -343,10 +345,10 @@ def _process_word(note: str) -> str:
     home, pid, started = note.split()
     if home != _process_home():
         return ""
-    found = _process_state(int(pid))
-    if found is None or found[1] != started or found[0] in "ZX":
+    found = look_up(int(pid))
+    if found is None or found.started != started or found.state in "ZX":
         return f"its process {pid} is dead"
-    return f"its process {pid} is stopped" if found[0] in "Tt" else ""
+    return f"its process {pid} is stopped" if found.state in "Tt" else ""
 
 
 def _process_home() -> str:
@@ -357,19 +359,9 @@ def _process_home() -> str:
         return f"unknown/{os.getpid()}"
 
 
-def _process_state(pid: int) -> tuple[str, str] | None:
-    """(state letter, start time) of a process, None if there is none."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    rest = text[text.rindex(")") + 2 :].split()
-    return rest[0], rest[19]
-
-
 def _process_note() -> str:
-    found = _process_state(os.getpid())
-    return f"{_process_home()} {os.getpid()} {found[1] if found else '?'}"
+    found = look_up(os.getpid())
+    return f"{_process_home()} {os.getpid()} {found.started if found else '?'}"
 
 
 # ---- uncaught exceptions ---------------------------------------------------------------------------------------------------

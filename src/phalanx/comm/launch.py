@@ -22,6 +22,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from phalanx.comm.processes import look_up
+
 DEFAULT_PORT = 29400  # of a MASTER_ADDR that comes without a MASTER_PORT
 LAUNCHERS = frozenset(
     {"mpirun", "mpiexec", "mpiexec.hydra", "hydra_pmi_proxy", "orterun", "orted", "prterun", "prted", "prte", "prun"}
@@ -200,20 +202,10 @@ def _private_folder() -> Path:
 def _launcher_process() -> str:
     """`pid-starttime` of the nearest ancestor that is an MPI launcher, else of the parent."""
     parent = pid = os.getppid()
-    while pid > 1:
-        name, above, _ = _stat(pid)
-        if name in LAUNCHERS:
+    while pid > 1 and (found := look_up(pid)):
+        if found.name in LAUNCHERS:
             parent = pid
             break
-        pid = above
-    return f"{parent}-{_stat(parent)[2]}"
-
-
-def _stat(pid: int) -> tuple[str, int, str]:
-    """Name, parent and start time of a process."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return "", 0, ""
-    name, rest = text[text.index("(") + 1 : text.rindex(")")], text[text.rindex(")") + 2 :].split()
-    return name, int(rest[1]), rest[19]
+        pid = found.parent
+    found = look_up(parent)
+    return f"{parent}-{found.started if found else ''}"
