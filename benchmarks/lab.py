@@ -302,6 +302,9 @@ class Bridge:
         pass  # all of it goes with the namespaces
 
 
+WIRES: dict[str | None, type[Switch] | type[Bridge]] = {"switch": Switch, "bridge": Bridge}
+
+
 def compiled_switch() -> str:
     """The path of the program, compiled once per version of its source, where only this user writes."""
     source = Path(__file__).with_name("lab_switch.c")
@@ -519,6 +522,7 @@ def main() -> int:
     parser.add_argument("--per-host", type=int, default=2, help="ranks on each host")
     parser.add_argument("--rate", default="1gbit", help="of each host's port, each way")
     parser.add_argument("--delay", default="0ms", help="one way, between any two hosts")
+    parser.add_argument("--wire", choices=WIRES, help="the network: by default the switch, the bridge where there is no compiler")
     parser.add_argument("--deadline", type=float, default=3600.0, help="seconds")
     parser.add_argument("--check", action="store_true", help="measure round trips and bandwidth (also without a command)")
     parser.add_argument("--repeat", type=int, default=3, help="measurements of each setting of the check")
@@ -535,7 +539,7 @@ def main() -> int:
         try:
             if args.command and not args.check:
                 lab = Lab(args.hosts, args.per_host, args.rate, args.delay)
-                with lab.up() as net:
+                with lab.up(WIRES.get(args.wire)) as net:
                     net.wait(net.start(args.command, keep=False), deadline=args.deadline)
             else:
                 check(args.repeat, args.json)

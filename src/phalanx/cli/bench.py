@@ -66,10 +66,19 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     train.add_argument("--model", choices=MODELS, default=MODELS[0], help=f"default {MODELS[0]}")
     train.add_argument("--pixels", metavar="N", type=_positive, default=64, help="height and width of an image (default 64)")
     train.add_argument("--batch", metavar="N", type=_positive, default=2, help="images per rank (default 2)")
+    train.add_argument(
+        "--only",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="only this contender, beside no communication and DDP; may be repeated (default: all)",
+    )
     train.add_argument("--all", action="store_true", help="also say which known contenders are not installed")
     _add_running(train, repeat=9, unit="steps")
     train.set_defaults(
-        run=lambda args: run(TrainBench(args.model, args.pixels, args.batch, args.repeat, args.all, args.pin), args)
+        run=lambda args: run(
+            TrainBench(args.model, args.pixels, args.batch, args.repeat, args.all, args.pin, tuple(args.only)), args
+        )
     )
 
 

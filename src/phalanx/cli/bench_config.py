@@ -10,6 +10,9 @@ from typing import Any, ClassVar
 from phalanx.cli.names import UsageError, find_schedule
 
 MODELS = ("resnet50", "resnet18", "resnet_cifar20")
+TRAINED = (
+    "none", "DDP", "DDP fp16", "phalanx", "phalanx inline", "phalanx fused", "phalanx bfloat16", "Horovod", "decent-dp",
+)  # fmt: skip
 FACTOR = 4  # between one size and the next
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -59,6 +62,12 @@ class TrainBench:
     repeat: int
     everybody: bool = False  # also name the contenders that are not installed
     pin: bool = False
+    only: tuple[str, ...] = ()  # contenders beside "none" and "DDP", with which all are compared; empty for all
+
+    def __post_init__(self) -> None:
+        for name in self.only:
+            if name not in TRAINED:
+                raise UsageError(f"--only {name!r}: the contenders are {', '.join(TRAINED)}")
 
     def check(self, ranks: int) -> None:
         """Any number of ranks will do."""
@@ -71,7 +80,7 @@ def from_record(record: dict[str, Any]) -> Bench:
     """What `dataclasses.asdict` and JSON made of a bench, with its verb."""
     fields = {key: value for key, value in record.items() if key != "verb"}
     if record["verb"] == TrainBench.verb:
-        return TrainBench(**fields)
+        return TrainBench(**fields | {"only": tuple(record["only"])})
     return AllReduceBench(**fields | {"algorithms": tuple(record["algorithms"])})
 
 

@@ -127,25 +127,44 @@ def enter(bench: TrainBench, comm: Communicator) -> Iterator[Contender]:
     def ddp() -> nn.Module:
         return DistributedDataParallel(replica(), static_graph=True, gradient_as_bucket_view=True)
 
-    def ours(name: str, **options: Any) -> Contender:
-        model = replica()
-        return contender(name, model, phalanx.create_multi_node_optimizer(_sgd(model), comm, **options), warm=TRYING)
+    def ours(**options: Any) -> Callable[[str], Contender]:
+        def make(name: str) -> Contender:
+            model = replica()
+            return contender(name, model, phalanx.create_multi_node_optimizer(_sgd(model), comm, **options), warm=TRYING)
 
-    model = replica()
-    yield contender("none", model, _sgd(model), averages=False)
-    model = ddp()
-    yield contender("DDP", model, _sgd(model))
-    model = ddp()
-    model.register_comm_hook(None, library_fp16_hook())  # type: ignore[operator]
-    yield contender("DDP fp16", model, _sgd(model))
-    yield ours("phalanx")
-    yield ours("phalanx inline", sync=phalanx.AllReduce(overlap=False))
-    if comm.shares_memory:
-        yield ours("phalanx fused", sync=phalanx.AllReduce(fused=True))
-    yield ours("phalanx bfloat16", wire=torch.bfloat16)
-    for module, make in OTHERS.values():
-        if importlib.util.find_spec(module) is not None:
-            yield from make(replica(), comm, contender)
+        return make
+
+    def plain(name: str) -> Contender:
+        model = replica()
+        return contender(name, model, _sgd(model), averages=False)
+
+    def fp16(name: str) -> Contender:
+        model = ddp()
+        model.register_comm_hook(None, library_fp16_hook())  # type: ignore[operator]
+        return contender(name, model, _sgd(model))
+
+    def of_ddp(name: str) -> Contender:
+        model = ddp()
+        return contender(name, model, _sgd(model))
+
+    field: dict[str, Callable[[str], Contender]] = {
+        "none": plain,
+        "DDP": of_ddp,
+        "DDP fp16": fp16,
+        "phalanx": ours(),
+        "phalanx inline": ours(sync=phalanx.AllReduce(overlap=False)),
+        "phalanx fused": ours(sync=phalanx.AllReduce(fused=True)),
+        "phalanx bfloat16": ours(wire=torch.bfloat16),
+    }
+    if not comm.shares_memory:
+        del field["phalanx fused"]
+    chosen = {"none", "DDP", *(bench.only or (*field, *OTHERS))}
+    for name, make in field.items():
+        if name in chosen:
+            yield make(name)
+    for name, (module, make_other) in OTHERS.items():
+        if name in chosen and importlib.util.find_spec(module) is not None:
+            yield from make_other(replica(), comm, contender)
 
 
 def _sgd(model: nn.Module) -> torch.optim.Optimizer:

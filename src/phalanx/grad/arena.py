@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from phalanx.grad.heap import keep_freed_memory
+
 ALIGN = 64  # bytes: a cache line, so that two groups never share one
 
 Allocate = Callable[[int, torch.dtype, torch.device], torch.Tensor]
@@ -27,6 +29,8 @@ class Arena:
         self, params: Sequence[torch.nn.Parameter], groups: Sequence[range], *, multiple: int, allocate: Allocate
     ) -> None:
         first = params[0]
+        if first.is_cpu:
+            keep_freed_memory()
         unit = max(1, ALIGN // first.element_size())
         starts, spans, at = [], [], 0
         for group in groups:
