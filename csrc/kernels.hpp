@@ -35,11 +35,19 @@ struct Squares {
 };
 using Norms = Squares (*)(const float* w, const float* const* gradients, int sources, std::size_t count, double scale);
 
+// Copy to memory that other cores have read: each line is asked for ahead, because a store that has to call it back waits.
+using Put = void (*)(void* to, const void* from, std::size_t bytes);
+
+// Put, and copy something else of the same length, line by line: one waits for memory while the other moves.
+using Exchange = void (*)(void* put_to, const void* put_from, void* take_to, const void* take_from, std::size_t bytes);
+
 struct Kernels {
     const char* name;
     Reduce reduce[types][ops];
     Update update;
     Norms norms;
+    Put put;
+    Exchange exchange;
 };
 
 const Kernels& kernels();            // the best that this processor has, or the chosen one

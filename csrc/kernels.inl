@@ -268,6 +268,43 @@ Squares norms(const float* w, const float* const* gradients, int sources, std::s
     return {ww.total(), gg.total()};
 }
 
+constexpr std::size_t copy_step = group * PHALANX_REGISTER;
+
+ALWAYS void ask_for(char* to) {
+    constexpr std::size_t ahead = 1024;
+    for (std::size_t k = 0; k < copy_step; k += 64) __builtin_prefetch(to + ahead + k, 1);
+}
+
+void put(void* to, const void* from, std::size_t bytes) {
+    char* target = static_cast<char*>(to);
+    const char* source = static_cast<const char*>(from);
+    for (; bytes >= copy_step; bytes -= copy_step, target += copy_step, source += copy_step) {
+        ask_for(target);
+        Bits v[group];
+        for (int k = 0; k < group; ++k) v[k] = load<Bits>(source + k * PHALANX_REGISTER);
+        for (int k = 0; k < group; ++k) store(target + k * PHALANX_REGISTER, v[k]);
+    }
+    __builtin_memcpy(target, source, bytes);
+}
+
+// All loads come before the stores: the four often lie at the same place of their pages, and a processor that compares only the
+// lower bits of addresses would have a load wait for a store it has nothing to do with.
+void exchange(void* put_to, const void* put_from, void* take_to, const void* take_from, std::size_t bytes) {
+    char *there = static_cast<char*>(put_to), *here = static_cast<char*>(take_to);
+    const char *mine = static_cast<const char*>(put_from), *given = static_cast<const char*>(take_from);
+    std::size_t at = 0;
+    for (; at + copy_step <= bytes; at += copy_step) {
+        ask_for(there + at);
+        Bits in[group], out[group];
+        for (int k = 0; k < group; ++k) in[k] = load<Bits>(mine + at + k * PHALANX_REGISTER);
+        for (int k = 0; k < group; ++k) out[k] = load<Bits>(given + at + k * PHALANX_REGISTER);
+        for (int k = 0; k < group; ++k) store(there + at + k * PHALANX_REGISTER, in[k]);
+        for (int k = 0; k < group; ++k) store(here + at + k * PHALANX_REGISTER, out[k]);
+    }
+    __builtin_memcpy(there + at, mine + at, bytes - at);
+    __builtin_memcpy(here + at, given + at, bytes - at);
+}
+
 #define ROW(Element, width) \
     {reduce_elements<Element, Sum, width>, reduce_elements<Element, Max, width>, reduce_elements<Element, Min, width>}
 
@@ -286,6 +323,8 @@ const Kernels table = {
     },
     update,
     norms,
+    put,
+    exchange,
 };
 
 #undef ROW

@@ -4,7 +4,8 @@
 //   Member[size]           process, cores, and what this rank found out when it gave up
 //   Slot[slots]            one operation in flight each: how many have arrived, and how far it is
 //   Line[slots][size]      what each rank calls, and which of its chunks are taken
-//   staging                two halves per rank for tensors that live elsewhere, and two halves for their result
+//   norms                  sums of squares that a fused update adds up
+//   staging                three thirds per rank, for tensors that live elsewhere
 //
 // Each field has one writer, or is an atomic. What one rank writes and what others poll lie on different cache lines.
 #pragma once
@@ -22,6 +23,8 @@ constexpr int max_ranks = 256;
 constexpr int depth = 16;          // operations that a rank may have begun and not finished
 constexpr int slots = 2 * depth;  // when a rank begins operation g, all ranks have left operation g - 2 * depth (team.hpp)
 constexpr std::size_t line = 64;  // bytes of a cache line
+constexpr int thirds = 3;         // of each rank's part of the staging area (stage.cpp)
+constexpr std::size_t norms_bytes = 512 << 10;
 constexpr std::size_t path_bytes = 96, text_bytes = 160;
 
 enum class Verb : std::uint8_t { barrier, all_reduce, reduce_scatter, all_gather, broadcast, allocate, release, update, norms };
@@ -31,7 +34,7 @@ struct Call {
     Verb verb = Verb::barrier;
     Type type = Type::u8;
     Op op = Op::sum;
-    std::uint8_t staged = 0;  // 0: in an arena; 1 or 2: through that half of the staging area
+    std::uint8_t staged = 0;  // 0: in an arena; 1, 2 or 3: through that third of the staging area
     std::uint32_t root = 0;
     std::uint64_t count = 0;   // elements of the whole
     std::uint64_t offset = 0;  // bytes from the beginning of each rank's part of the arena

@@ -456,7 +456,7 @@ PyMODINIT_FUNC PyInit__native() {
     arena_type = reinterpret_cast<PyTypeObject*>(arena);
     // the layout of the control segment: ranks that run different builds must not meet in one
     const std::string layout = std::to_string(sizeof(Header)) + "." + std::to_string(sizeof(Member)) + "." +
-                               std::to_string(Team::control_bytes(max_ranks)) + ".1";
+                               std::to_string(Team::control_bytes(max_ranks)) + ".2";
     if (arena == nullptr || team == nullptr || PyModule_AddObject(module, "Arena", Py_NewRef(arena)) < 0 ||
         PyModule_AddObject(module, "Team", team) < 0 || PyModule_AddStringConstant(module, "LAYOUT", layout.c_str()) < 0 ||
         PyModule_AddIntConstant(module, "MAX_RANKS", max_ranks) < 0 || PyModule_AddIntConstant(module, "DEPTH", depth) < 0)

@@ -1,7 +1,14 @@
-// Tensors that live outside of the arenas pass through the staging area piece by piece, in two halves that take turns.
+// Tensors that live outside of the arenas pass through the staging area piece by piece.
 //
-// Two ways. *Each for itself*: all put in, and each rank takes out what it wants, summing on the way; one meeting per piece, but
-// every rank reads what all have put in. *Together*: it is reduced once, by whoever has time, and all copy the result.
+// A step is a meeting of all ranks and what each does after it, until the next one. Steps are counted over all calls, alike on
+// all ranks, and each rank's part of the stage has three thirds that take turns. After the meeting of step s a rank
+//     writes its own third s + 1, and in its own third s the slice that it reduces;
+//     reads the thirds s of others, except the slice that its owner reduces, and of their thirds s - 1 just that slice.
+// All have done so when the next meeting is over: nothing is read while somebody writes it, and no step needs a second meeting.
+//
+// Reductions go two ways. *Each for itself*: all put in, and each takes out what it wants, summing on the way; a rank reads what
+// all others have put in. *In slices*: each rank reduces one slice of every piece, and all copy that a step later, because the
+// result needs a meeting of its own.
 #include <algorithm>
 #include <cstring>
 
@@ -10,22 +17,11 @@
 namespace phalanx {
 namespace {
 
-// Ranks whose reductions go each for itself: for 2, 64 KiB take 11 us instead of 14; for 3 it is slower than together.
+// Each for itself: 2 ranks read no more than in slices; and what is small is dominated by the one meeting that slices need more.
 constexpr int few_ranks = 2;
+constexpr std::size_t few_bytes = 128 << 10;  // of all ranks together
 
 }  // namespace
-
-bool Team::each_for_itself(const Call& call) const {
-    return call.verb == Verb::all_gather || call.verb == Verb::broadcast || size_ <= few_ranks;
-}
-
-// Begin piece k. Steps of the stage are counted over all calls, and only when they succeed, so that all ranks count alike; the
-// parity of the step is the half.
-Status Team::begin_piece(Call& call, std::uint32_t k, Generation& g) {
-    call.piece = k;
-    call.staged = static_cast<std::uint8_t>(1 + (stage_steps_ + k) % 2);
-    return begin(call, g);
-}
 
 // A range of the flat tensor, in elements.
 struct Team::Range {
@@ -34,106 +30,145 @@ struct Team::Range {
     std::size_t count() const { return first < last ? last - first : 0; }
 };
 
-Status Team::on_stage(Call call, char* x) {
-    const std::size_t width = size_of(call.type), per_piece = half_ / width, ranks = static_cast<std::size_t>(size_);
-    const auto part = [&](int rank) {
-        const std::size_t r = static_cast<std::size_t>(rank);
-        return Range{call.count * r / ranks, call.count * (r + 1) / ranks};
-    };
-    const Range all{0, call.count}, none{0, 0};
-    // piece k of a range lies at the beginning of the half
-    const auto piece = [&](const Range& whole, std::uint32_t k) {
-        const std::size_t first = whole.first + k * per_piece;
-        return Range{first, std::min(first + per_piece, whole.last)};
-    };
-    const auto gives = [&](int rank) {
-        if (call.verb == Verb::all_gather) return part(rank);
-        return call.verb == Verb::broadcast && call.root != static_cast<std::uint32_t>(rank) ? none : all;
-    };
-    const auto put_in = [&](std::uint32_t k) {
-        const Range mine = piece(gives(rank_), k);
-        if (mine.count() != 0) std::memcpy(stage(rank_, stage_steps_ + k), x + mine.first * width, mine.count() * width);
-    };
-    const auto copy_out = [&](int source, const Range& given, const Range& wanted, std::uint32_t k) {
-        const Range here = piece(given, k), range = here.within(wanted);
-        if (range.count() == 0) return;
-        const char* from = stage(source, stage_steps_ + k) + (range.first - here.first) * width;
-        std::memcpy(x + range.first * width, from, range.count() * width);
-    };
-
-    if (call.verb == Verb::all_gather || call.verb == Verb::broadcast) {
-        const std::size_t longest = call.verb == Verb::broadcast ? call.count : (call.count + ranks - 1) / ranks;
-        return take_turns(call, longest, put_in, [&](std::uint32_t k) {
-            for (int source = 0; source < size_; ++source)
-                if (source != rank_) copy_out(source, gives(source), all, k);
-        });
-    }
-    const Range wanted = call.verb == Verb::all_reduce ? all : part(rank_);
-    if (!each_for_itself(call))
-        return take_turns_together(call, call.count, put_in, [&](std::uint32_t k) { copy_out(size_, all, wanted, k); });
-    return take_turns(call, call.count, put_in, [&](std::uint32_t k) {
-        const Range here = piece(all, k), range = here.within(wanted);
-        if (range.count() == 0) return;
-        void* to = x + range.first * width;
-        reduce_stages(call, stage_steps_ + k, range.first - here.first, range.count(), to);
-    });
+Team::Range Team::part_of(const Call& call, int rank) const {
+    const std::size_t r = static_cast<std::size_t>(rank), ranks = static_cast<std::size_t>(size_);
+    return {call.count * r / ranks, call.count * (r + 1) / ranks};
 }
 
-// finish(k) | in(k+1) | out(k) | begin(k+1): all have begun k, so all have taken k-1 out, so its half is free for k+1.
-// Piece 0 is finished before piece 1 begins, so that ranks which disagree on the count have made the same number of steps.
-template <class In, class Out>
-Status Team::take_turns(Call call, std::size_t longest, In in, Out out) {
-    const std::uint32_t pieces = pieces_of(call, longest);
-    Generation g;
-    in(0);
-    Status status = begin_piece(call, 0, g);
-    for (std::uint32_t k = 0; k < pieces && status == Status::ok; ++k) {
-        status = finish(g);
-        if (status != Status::ok) return status;
-        if (k + 1 < pieces) in(k + 1);
-        out(k);
-        if (k + 1 < pieces) status = begin_piece(call, k + 1, g);
-    }
-    if (status == Status::ok) stage_steps_ += pieces;
-    return status;
-}
-
-// in(k+1) | finish(k) | begin(k+1) | out(k): while I copy out, the others already reduce the next piece.
-// in(k+1) overwrites what the reduction of k-1 read, and I have finished that. The result of k+1 overwrites that of k-1, and is not
-// begun before all have copied k-1 out, because each does so before it begins k+1. But in(1) may overwrite what others still take
-// from an earlier broadcast, until all have begun 0.
-template <class In, class Out>
-Status Team::take_turns_together(Call call, std::size_t longest, In in, Out out) {
-    const std::uint32_t pieces = pieces_of(call, longest);
-    Generation g;
-    in(0);
-    Status status = begin_piece(call, 0, g);
-    for (std::uint32_t k = 0; k < pieces && status == Status::ok; ++k) {
-        if (k > 0 && k + 1 < pieces) in(k + 1);
-        status = finish(g);
-        if (status != Status::ok) return status;
-        if (k == 0 && pieces > 1) in(1);
-        if (k + 1 < pieces) status = begin_piece(call, k + 1, g);
-        out(k);
-    }
-    if (status == Status::ok) stage_steps_ += pieces;
-    return status;
+// Piece k of a range; it lies at the beginning of its third.
+Team::Range Team::piece_of(const Call& call, const Range& whole, std::uint32_t k) const {
+    const std::size_t per_piece = third_ / size_of(call.type), first = whole.first + k * per_piece;
+    return {first, std::min(first + per_piece, whole.last)};
 }
 
 std::uint32_t Team::pieces_of(const Call& call, std::size_t elements) const {
-    const std::size_t per_piece = half_ / size_of(call.type);
+    const std::size_t per_piece = third_ / size_of(call.type);
     return static_cast<std::uint32_t>(std::max<std::size_t>(1, (elements + per_piece - 1) / per_piece));
 }
 
-void Team::reduce_stages(const Call& call, std::uint32_t step, std::size_t first, std::size_t count, void* to) {
-    const void* from[max_ranks];
-    for (int r = 0; r < size_; ++r) from[r] = stage(r, step) + first * size_of(call.type);
-    kernels().reduce[static_cast<int>(call.type)][static_cast<int>(call.op)](&to, 1, from, size_, count, call.scale);
+Status Team::on_stage(const Call& call, char* x) {
+    if (call.verb == Verb::all_gather || call.verb == Verb::broadcast) return copy_on_stage(call, x);
+    const bool small = call.count * size_of(call.type) * static_cast<std::size_t>(size_) <= few_bytes;
+    return small || size_ <= few_ranks ? reduce_each_for_itself(call, x) : reduce_in_slices(call, x);
 }
 
-void Team::work_on_stage(const Call& call, std::size_t first, std::size_t last) {
-    const std::uint32_t half = call.staged - 1u;
-    reduce_stages(call, half, first, last - first, stage(size_, half) + first * size_of(call.type));
+// The meetings of one call, and `after(k)` each of them. Steps count only if the call succeeds. Ranks that disagree on the count
+// find that out at the first meeting, so they have all made the same number of steps.
+template <class After>
+Status Team::take_steps(Call call, std::uint32_t steps, After after) {
+    for (std::uint32_t k = 0; k < steps; ++k) {
+        call.piece = k;
+        call.staged = static_cast<std::uint8_t>(1 + (stage_steps_ + k) % thirds);
+        const Status status = sync(call);
+        if (status != Status::ok) return status;
+        after(k);
+    }
+    stage_steps_ += steps;
+    return Status::ok;
+}
+
+Status Team::copy_on_stage(const Call& call, char* x) {
+    const std::size_t width = size_of(call.type), ranks = static_cast<std::size_t>(size_);
+    const auto gives = [&](int rank) {
+        if (call.verb == Verb::all_gather) return part_of(call, rank);
+        return call.root == static_cast<std::uint32_t>(rank) ? Range{0, call.count} : Range{0, 0};
+    };
+    const auto put_in = [&](std::uint32_t k) {
+        const Range mine = piece_of(call, gives(rank_), k);
+        if (mine.count() != 0) kernels().put(stage(rank_, k), x + mine.first * width, mine.count() * width);
+    };
+    const std::uint32_t pieces = pieces_of(call, call.verb == Verb::broadcast ? call.count : (call.count + ranks - 1) / ranks);
+    put_in(0);
+    return take_steps(call, pieces, [&](std::uint32_t k) {
+        put_in(k + 1);
+        for (int source = 0; source < size_; ++source) {
+            const Range given = piece_of(call, gives(source), k);
+            if (source == rank_ || given.count() == 0) continue;
+            std::memcpy(x + given.first * width, stage(source, k), given.count() * width);
+        }
+    });
+}
+
+Status Team::reduce_each_for_itself(const Call& call, char* x) {
+    const std::size_t width = size_of(call.type);
+    const Range all{0, call.count}, wanted = call.verb == Verb::all_reduce ? all : part_of(call, rank_);
+    const Reduce reduce = kernels().reduce[static_cast<int>(call.type)][static_cast<int>(call.op)];
+    const auto put_in = [&](std::uint32_t k) {
+        const Range piece = piece_of(call, all, k);
+        if (piece.count() != 0) kernels().put(stage(rank_, k), x + piece.first * width, piece.count() * width);
+    };
+    put_in(0);
+    return take_steps(call, pieces_of(call, call.count), [&](std::uint32_t k) {
+        put_in(k + 1);
+        const Range piece = piece_of(call, all, k), range = piece.within(wanted);
+        if (range.count() == 0) return;
+        void* to = x + range.first * width;
+        const void* from[max_ranks];
+        for (int r = 0; r < size_; ++r) from[r] = stage(r, k) + (range.first - piece.first) * width;
+        from[rank_] = to;  // it is in this core's cache; so nobody reads what it has put in itself
+        reduce(&to, 1, from, size_, range.count(), call.scale);
+    });
+}
+
+// After meeting k a rank reduces its slice of piece k, puts piece k + 1 in, and takes piece k - 1 out. Its own slice it takes
+// from the tensor, and leaves the result in its place on the stage.
+Status Team::reduce_in_slices(const Call& call, char* x) {
+    const std::size_t width = size_of(call.type), ranks = static_cast<std::size_t>(size_);
+    const std::uint32_t pieces = pieces_of(call, call.count);
+    const Range all{0, call.count}, wanted = call.verb == Verb::all_reduce ? all : part_of(call, rank_);
+    const bool everywhere = call.verb == Verb::all_reduce;
+    const Reduce reduce = kernels().reduce[static_cast<int>(call.type)][static_cast<int>(call.op)];
+    const auto slice_of = [&](std::uint32_t k, int rank) {  // whole cache lines of the stage
+        const Range piece = piece_of(call, all, k);
+        const std::size_t share = ((piece.count() + ranks - 1) / ranks * width + line - 1) / line * line / width;
+        const std::size_t first = piece.first + share * static_cast<std::size_t>(rank);
+        return Range{std::min(first, piece.last), std::min(first + share, piece.last)};
+    };
+    const auto on_third = [&](int owner, std::uint32_t k, std::size_t element) {
+        return stage(owner, k) + (element - piece_of(call, all, k).first) * width;
+    };
+    const auto put_in = [&](std::uint32_t k, int peer) {
+        const Range slice = slice_of(k, peer);
+        if (slice.count() != 0) kernels().put(on_third(rank_, k, slice.first), x + slice.first * width, slice.count() * width);
+    };
+    const auto take_out = [&](std::uint32_t k, int peer) {
+        const Range range = slice_of(k, peer).within(wanted);
+        if (range.count() != 0) std::memcpy(x + range.first * width, on_third(peer, k, range.first), range.count() * width);
+    };
+    const auto reduce_mine = [&](std::uint32_t k) {
+        const Range slice = slice_of(k, rank_);
+        if (slice.count() == 0) return;
+        void* to[2] = {on_third(rank_, k, slice.first), x + slice.first * width};
+        const void* from[max_ranks];
+        for (int r = 0; r < size_; ++r) from[r] = on_third(r, k, slice.first);
+        from[rank_] = to[1];
+        reduce(to, everywhere ? 2 : 1, from, size_, slice.count(), call.scale);
+    };
+    // put k + 1 in and take k - 1 out at once; they are cut alike, unless k + 1 is the last and shorter
+    const auto exchange = [&](std::uint32_t k, int peer) {
+        const Range in = slice_of(k + 1, peer), out = slice_of(k - 1, peer);
+        const std::size_t bytes = std::min(in.count(), out.count()) * width;
+        kernels().exchange(on_third(rank_, k + 1, in.first), x + in.first * width, x + out.first * width,
+                           on_third(peer, k - 1, out.first), bytes);
+        const std::size_t rest = out.count() * width - bytes;
+        if (rest != 0) std::memcpy(x + out.first * width + bytes, on_third(peer, k - 1, out.first) + bytes, rest);
+    };
+
+    for (int peer = 0; peer < size_; ++peer)
+        if (peer != rank_) put_in(0, peer);
+    return take_steps(call, pieces + 1, [&](std::uint32_t k) {
+        if (k < pieces) reduce_mine(k);
+        for (int i = 1; i <= size_; ++i) {
+            const int peer = (rank_ + i) % size_;  // not all at the same one
+            if (peer == rank_ && everywhere) continue;
+            if (everywhere && k > 0 && k + 1 < pieces) {
+                exchange(k, peer);
+                continue;
+            }
+            if (k + 1 < pieces && peer != rank_) put_in(k + 1, peer);
+            if (k > 0) take_out(k - 1, peer);
+        }
+    });
 }
 
 }  // namespace phalanx

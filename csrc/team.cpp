@@ -11,14 +11,14 @@ namespace {
 
 constexpr std::size_t chunk_bytes = 64 << 10;     // 16 to 256 KiB measured equal; small enough for any L2 with several ranks
 constexpr std::size_t small_bytes = 16 << 10;     // of all ranks together: below, helpers cost more than they bring
-constexpr std::size_t staging_bytes = 4 << 20;    // for all ranks together
-constexpr std::size_t smallest_half = 64 << 10, largest_half = 256 << 10;  // 128 to 256 KiB measured best for 2 ranks
+constexpr std::size_t staging_bytes = 2 << 20;    // for all ranks together: what two cores' caches hold beside the tensors
+constexpr std::size_t smallest_third = 64 << 10, largest_third = 128 << 10;
 constexpr std::int64_t look_every_ns = 50'000'000;
 
 constexpr std::size_t up(std::size_t n, std::size_t to) { return (n + to - 1) / to * to; }
 
-std::size_t half_bytes(int size) {
-    return std::clamp(up(staging_bytes / (2 * static_cast<std::size_t>(size) + 2), 4096), smallest_half, largest_half);
+std::size_t third_bytes(int size) {
+    return std::clamp(up(staging_bytes / (thirds * static_cast<std::size_t>(size)), 4096), smallest_third, largest_third);
 }
 
 }  // namespace
@@ -26,17 +26,18 @@ std::size_t half_bytes(int size) {
 std::size_t Team::control_bytes(int size) {
     const std::size_t n = static_cast<std::size_t>(size);
     const std::size_t books = sizeof(Header) + n * sizeof(Member) + slots * (sizeof(Slot) + n * sizeof(Line));
-    return up(books, 4096) + (n + 1) * 2 * half_bytes(size);
+    return up(books, 4096) + norms_bytes + n * thirds * third_bytes(size);
 }
 
 Team::Team(std::shared_ptr<Segment> control, int rank, int size)
-    : control_(std::move(control)), rank_(rank), size_(size), half_(half_bytes(size)) {
+    : control_(std::move(control)), rank_(rank), size_(size), third_(third_bytes(size)) {
     char* at = control_->data();
     header_ = reinterpret_cast<Header*>(at);
     members_ = reinterpret_cast<Member*>(header_ + 1);
     slots_ = reinterpret_cast<Slot*>(members_ + size);
     lines_ = reinterpret_cast<Line*>(slots_ + slots);
-    staging_ = at + up(reinterpret_cast<char*>(lines_ + static_cast<std::size_t>(slots) * size) - at, 4096);
+    norms_ = at + up(reinterpret_cast<char*>(lines_ + static_cast<std::size_t>(slots) * size) - at, 4096);
+    staging_ = norms_ + norms_bytes;
 
     Member& me = members_[rank];
     me.process = Process::self();
@@ -53,7 +54,7 @@ void Team::meet() {
     }
     int cores = 0;  // of all ranks together: ranks pinned to a core each do not share it
     for (std::uint64_t word : all) cores += __builtin_popcountll(word);
-    core_for_each_ = size_ <= cores;
+    ranks_per_core_ = (size_ + cores - 1) / std::max(1, cores);
     helpers_ = std::max(1, std::min(size_, cores) - 1);
     watchman_.watch(processes);
 }
@@ -175,7 +176,7 @@ bool Team::settle(Generation g, Phase from, Phase to) {
 Status Team::finish(Generation g) {
     if (g < oldest_ || g >= next_ || finished_[g % slots]) return Status::misused;
     Slot& here = slot(g);
-    Patience patience(core_for_each_);
+    Patience patience(ranks_per_core_);
     bool helped = false;
     std::int64_t begun = 0, looked = 0;
     Status status = Status::ok;
@@ -191,7 +192,7 @@ Status Team::finish(Generation g) {
         if (phase == Phase::open && !helped) {
             help(g);
             helped = true;
-            patience = Patience(core_for_each_);
+            patience = Patience(ranks_per_core_);
             continue;
         }
         if (patience.passes()) continue;
@@ -243,20 +244,14 @@ void Team::help(Generation g) {
 
 // ---- the work ----------------------------------------------------------------------------------------------------------------
 
-std::size_t Team::elements_at_hand(const Call& call) const {
-    if (!call.staged) return call.count;
-    if (each_for_itself(call)) return 0;
-    const std::size_t per_piece = half_ / size_of(call.type);
-    return std::min<std::size_t>(per_piece, call.count - per_piece * call.piece);
-}
-
 Team::Cut Team::cut(const Call& call) const {
-    if (call.verb == Verb::barrier || call.verb == Verb::allocate || call.verb == Verb::release) return {0, 0, 0};
+    const bool meeting = call.verb == Verb::barrier || call.verb == Verb::allocate || call.verb == Verb::release;
+    if (meeting || call.staged) return {0, 0, 0};  // each rank works on its own tensor, before and after
     if (call.verb == Verb::update || call.verb == Verb::norms) {  // `count` chunks, as the plan has them
         const std::uint32_t chunks = static_cast<std::uint32_t>(call.count);
         return {chunks, 1, chunks <= 1 ? 0 : chunks};
     }
-    const std::size_t n = elements_at_hand(call), width = size_of(call.type), ranks = static_cast<std::size_t>(size_);
+    const std::size_t n = call.count, width = size_of(call.type), ranks = static_cast<std::size_t>(size_);
     if (n * width * ranks <= small_bytes) return {n, n, 0};
     // a few chunks for each, so that one that is late loses little; whole cache lines
     const std::size_t bytes = std::clamp(up(n * width / (4 * ranks), line), chunk_bytes / 8, chunk_bytes);
@@ -267,8 +262,6 @@ Team::Cut Team::cut(const Call& call) const {
 void Team::work(const Call& call, std::size_t first, std::size_t last) {
     if (call.verb == Verb::update || call.verb == Verb::norms)
         work_on_plan(call, first, last);
-    else if (call.staged)
-        work_on_stage(call, first, last);
     else
         work_on_arena(call, first, last);
 }

@@ -114,23 +114,23 @@ class Team {
         std::uint32_t chunks;  // 0: the last to come does it alone
     };
     Cut cut(const Call& call) const;
-    std::size_t elements_at_hand(const Call& call) const;
     void work(const Call& call, std::size_t first, std::size_t last);
     void work_on_arena(const Call& call, std::size_t first, std::size_t last);
-    void work_on_stage(const Call& call, std::size_t first, std::size_t last);
 
     struct Range;
-    Status on_stage(Call call, char* x);
-    bool each_for_itself(const Call& call) const;
-    template <class In, class Out>
-    Status take_turns(Call call, std::size_t longest, In in, Out out);
-    template <class In, class Out>
-    Status take_turns_together(Call call, std::size_t longest, In in, Out out);
-    Status begin_piece(Call& call, std::uint32_t k, Generation& g);
+    Status on_stage(const Call& call, char* x);
+    Status copy_on_stage(const Call& call, char* x);
+    Status reduce_each_for_itself(const Call& call, char* x);
+    Status reduce_in_slices(const Call& call, char* x);
+    template <class After>
+    Status take_steps(Call call, std::uint32_t steps, After after);
+    Range part_of(const Call& call, int rank) const;
+    Range piece_of(const Call& call, const Range& whole, std::uint32_t k) const;
     std::uint32_t pieces_of(const Call& call, std::size_t elements) const;
-    void reduce_stages(const Call& call, std::uint32_t step, std::size_t first, std::size_t count, void* to);
-    // the half of a rank for a step; that of rank `size` is for the result
-    char* stage(int rank, std::uint32_t step) const { return staging_ + (2 * static_cast<std::size_t>(rank) + step % 2) * half_; }
+    // where a rank puts piece k of the call that is next on the stage
+    char* stage(int rank, std::uint32_t k) const {
+        return staging_ + (thirds * static_cast<std::size_t>(rank) + (stage_steps_ + k) % thirds) * third_;
+    }
 
     void work_on_plan(const Call& call, std::size_t first, std::size_t last);
     Status reduce(Verb verb, void* x, std::size_t count, Type type, Op op, double scale);
@@ -153,11 +153,11 @@ class Team {
     Member* members_;
     Slot* slots_;
     Line* lines_;
-    char* staging_;
-    std::size_t half_;
+    char *norms_, *staging_;
+    std::size_t third_;
 
     Method method_ = Method::memfd;
-    bool core_for_each_ = false;
+    int ranks_per_core_ = max_ranks;  // rounded up
     int helpers_ = 1;  // ranks worth waking for large work, besides the one that opens it
     std::int64_t timeout_ns_ = 60'000'000'000;
     std::function<bool()> interrupt_;

@@ -1,5 +1,5 @@
 // The fused update: who sums a chunk of the gradients also moves the parameters by it. LARS needs norms first: two passes, where
-// the first leaves sums of squares per chunk in the staging area, so that all ranks add up the same numbers in the same order.
+// the first leaves sums of squares per chunk in the control segment, so that all ranks add up the same numbers in the same order.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -32,7 +32,7 @@ struct Team::Plan {
     double scale;
     std::vector<Rule> rules;
     std::vector<Chunk> chunks;
-    Squares* squares;  // per chunk, in the staging area
+    Squares* squares;  // per chunk, where all ranks see them
 };
 
 Status Team::update(
@@ -41,9 +41,9 @@ Status Team::update(
     std::size_t end = 0;
     for (std::size_t t = 0; t < tensors; ++t) end = std::max(end, static_cast<std::size_t>(rows[t].offset + rows[t].count));
     // a chunk has a place for its squares
-    const std::size_t places = 2 * half_ / sizeof(Squares);
+    const std::size_t places = norms_bytes / sizeof(Squares);
     const std::size_t per_chunk = tensors < places ? std::max(chunk_elements, end / (places - tensors) + 1) : 0;
-    if (per_chunk == 0) return refuse("more tensors than the staging area has places for their norms");
+    if (per_chunk == 0) return refuse("more tensors than the control segment has places for their norms");
     bool lars = false;
     for (std::size_t t = 0; t < tensors; ++t) {
         const TensorRow& row = rows[t];
@@ -69,7 +69,7 @@ Status Team::update(
     plan.parameters = parameters;
     plan.velocities = velocities;
     plan.scale = scale;
-    plan.squares = reinterpret_cast<Squares*>(stage(size_, 0));
+    plan.squares = reinterpret_cast<Squares*>(norms_);
 
     const auto pass = [&](Verb verb) {
         call.verb = verb;

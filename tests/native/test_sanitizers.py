@@ -75,10 +75,19 @@ def test_threads_have_no_races(threaded):
         assert (ended.returncode, ended.stderr) == (0, ""), ended.stderr[:5000]
 
 
-def test_a_mutant_without_ordering_is_caught(threaded):
-    original = ROOT / "csrc" / "team.cpp"
-    mutant = threaded.directory / "mutant.cpp"
-    mutant.write_text(original.read_text().replace("memory_order_acq_rel", "memory_order_relaxed"))
+@pytest.mark.parametrize(
+    ("source", "text", "instead"),
+    [
+        ("team.cpp", "memory_order_acq_rel", "memory_order_relaxed"),
+        ("stage.cpp", "stage_steps_ += steps;", "stage_steps_ += steps + 1;"),  # into a third that others still read
+    ],
+    ids=["without_ordering", "a_third_too_early"],
+)
+def test_a_mutant_is_caught(threaded, source, text, instead):
+    original = ROOT / "csrc" / source
+    mutant = threaded.directory / f"mutant_{source}"
+    assert text in original.read_text()
+    mutant.write_text(original.read_text().replace(text, instead))
     ended = run(threaded.link("mutant", {original: mutant}), "threads", "3", "200", "1")
     assert "data race" in ended.stderr
 

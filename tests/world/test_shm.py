@@ -195,6 +195,12 @@ def larger_than_the_stage(comm) -> None:
     team.all_reduce(x)
     assert torch.equal(x, wanted)
     x = integers(comm.rank, count, torch.float32)
+    part = team.reduce_scatter(x)
+    assert torch.equal(part, team.part(wanted, comm.rank))
+    for rank in range(comm.size):
+        if rank != comm.rank:  # left as they were
+            assert torch.equal(team.part(x, rank), team.part(integers(comm.rank, count, torch.float32), rank))
+    x = integers(comm.rank, count, torch.float32)
     team.broadcast(x, comm.size - 1)
     assert torch.equal(x, integers(comm.size - 1, count, torch.float32))
     team.close()
