@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from phalanx.comm.choose import for_small, for_world
+from phalanx.comm.choose import for_less, for_world
 from phalanx.comm.hosts import Hosts
 from phalanx.schedule import halving_doubling, hierarchical, latency_steps, recursive_doubling, ring, torus, verify
 
@@ -55,22 +55,26 @@ def test_rules_where_the_ranks_of_a_host_share_memory(machines, wanted):
 @pytest.mark.parametrize("n", range(1, 7))
 def test_every_assignment_of_ranks_to_hosts_gets_an_all_reduce(n, shared):
     for keys in itertools.product("abc", repeat=n):
-        for chosen in (for_world(Hosts.of(keys), shared=shared), for_small(Hosts.of(keys), shared=shared)[0]):
+        smaller = for_less(Hosts.of(keys), shared=shared)
+        assert list(smaller) == sorted(smaller, key=lambda choice: choice[0])
+        for chosen in (for_world(Hosts.of(keys), shared=shared), *(choice[1] for choice in smaller)):
             assert (chosen.world, chosen.goal) == (n, "sum")
             verify(chosen)
 
 
 @pytest.mark.parametrize("n", range(1, 34))
 def test_small_messages_take_the_fewest_steps(n):
-    chosen, _ = for_small(hosts(n))
+    ((_, chosen),) = for_less(hosts(n))
     assert chosen == recursive_doubling(n)
     assert latency_steps(chosen) <= min(latency_steps(ring(n)), latency_steps(halving_doubling(n)))
 
 
 def test_between_hosts_less_counts_as_small():
-    assert 0 < for_small(hosts(2, 2))[1] < for_small(hosts(4))[1]
+    assert 0 < for_less(hosts(2, 2))[0][0] < for_less(hosts(4))[0][0]
 
 
-def test_where_memory_is_shared_one_leader_speaks_for_a_host():
-    assert for_small(hosts(2, 2, 2), shared=True)[0] == hierarchical(3, 2, among=recursive_doubling)
-    assert for_small(hosts(4), shared=True)[0] == ring(4)  # one call among all of them
+def test_where_memory_is_shared_leaders_speak_for_their_hosts_until_a_torus_has_enough_to_send():
+    (small, quick), (medium, ring_of_leaders) = for_less(hosts(2, 2, 2), shared=True)
+    assert (quick, ring_of_leaders) == (hierarchical(3, 2, among=recursive_doubling), hierarchical(3, 2))
+    assert small < medium < for_less(hosts(4, 4, 4), shared=True)[1][0]
+    assert [chosen for _, chosen in for_less(hosts(4), shared=True)] == [ring(4)]  # one call among all of them

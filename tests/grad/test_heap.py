@@ -7,17 +7,23 @@ import sys
 import pytest
 
 PROGRAM = """
-import resource, sys, torch
+import ctypes, resource, sys
 from phalanx.grad.heap import keep_freed_memory
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+SIZE, COUNT = 16 << 20, 6  # gradients, freed together: more than glibc keeps by itself
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(20):
-        del_me = [torch.ones(4 << 20) for _ in range(6)]  # 16 MiB each, as gradients are made and freed
-        del del_me
+        blocks = [libc.malloc(ctypes.c_size_t(SIZE)) for _ in range(COUNT)]
+        for block in blocks:
+            libc.memset(ctypes.c_void_p(block), 1, ctypes.c_size_t(SIZE))
+        for block in reversed(blocks):
+            libc.free(ctypes.c_void_p(block))
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
-torch.set_num_threads(1)
 if "keep" in sys.argv:
     print(keep_freed_memory())
 faults()

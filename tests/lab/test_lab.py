@@ -160,7 +160,7 @@ with phalanx.create_communicator(timeout=30) as comm:
     assert [json.loads(output) for output in outputs] == [[2, 2, rank // 2, rank % 2, "torus(2x2)"] for rank in range(4)]
     by_rank = sent(torus(2, 2), lambda source, target: source // 2 != target // 2)
     predicted = [float(sum(by_rank[2 * host : 2 * host + 2])) * size * repeat for host in range(2)]
-    assert counted == pytest.approx(predicted, rel=0.05)
+    assert counted == pytest.approx(predicted, rel=0.03)
 
 
 @needs_root

@@ -2,6 +2,7 @@
 
 import copy
 import os
+from pathlib import Path
 
 import numpy
 import pytest
@@ -23,6 +24,7 @@ from tests.optim.oracle import (
 from tests.world.conftest import ONLY
 
 from phalanx import bcast_parameters, seed_everything
+from phalanx.comm.transports import shm
 
 
 @pytest.fixture(params=[ONLY] if ONLY else [2, 3, 5], ids=lambda n: f"{n}-ranks")
@@ -153,6 +155,43 @@ def test_seed_everything_seeds_three_generators():
     for wrong in (-1, 2**32, 1.5, "5", None):
         with pytest.raises(ValueError, match="seed="):
             seed_everything(wrong)
+
+
+# ---- optimizers made and dropped ---------------------------------------------------------------------------------------------
+
+
+def mapped():
+    """Bytes of memory that this process shares with others."""
+    total = 0
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if "phalanx" in line and ("memfd" in line or "/dev/shm" in line):
+            begin, end = line.split(" ")[0].split("-")
+            total += int(end, 16) - int(begin, 16)
+    return total
+
+
+def one_after_the_other(comm, sync):
+    """Each rank drops its optimizers when it likes: rank 0 at once, the others with some delay."""
+    net, kept, sizes = torch.nn.Linear(600, 600), [], []
+    bcast_parameters(net, comm)
+    for _ in range(16):
+        opt = create_multi_node_optimizer(torch.optim.SGD(net.parameters(), lr=1e-3, momentum=0.9), comm, sync=sync)
+        for _ in range(3):
+            opt.zero_grad()
+            net(torch.ones(2, 600)).sum().backward()
+            opt.step()
+        kept = [*kept, opt][-1 - comm.rank :] if comm.rank else []
+        del opt
+        sizes.append(mapped())
+    assert max(sizes[8:]) <= max(sizes[:8])  # no growth once the slowest has dropped its first
+    return sizes
+
+
+@pytest.mark.skipif(bool(shm.UNAVAILABLE), reason=shm.UNAVAILABLE)
+@pytest.mark.parametrize("fused", [None, True])
+def test_dropped_optimizers_leave_nothing(pools, fused):
+    for sizes in pools.of(3).run(one_after_the_other, AllReduce(fused=fused, overlap=False)):
+        assert sizes[-1] > 600 * 600 * 4  # something is shared at all
 
 
 # ---- torch.compile ----------------------------------------------------------------------------------------------------------

@@ -26,11 +26,12 @@ from phalanx.comm.arguments import (
     kind_of,
     text_of,
 )
-from phalanx.comm.choose import for_small, for_world
+from phalanx.comm.choose import for_less, for_world
 from phalanx.comm.envelope import HEADER, announced, describes, header_of, is_plain, pack, plain, unpack
 from phalanx.comm.failure import CommunicationError, Watch, release
 from phalanx.comm.hosts import Hosts
 from phalanx.comm.issuer import Issuer, Operation, Pending
+from phalanx.comm.loans import Loans
 from phalanx.comm.run import LANES, Form, execute
 from phalanx.comm.streams import Lane
 from phalanx.comm.transports import Message, Transport
@@ -80,10 +81,13 @@ class Communicator:
         self._room: dict[tuple[torch.dtype, torch.device, int], torch.Tensor] = {}
         self._algorithm, self._share = algorithm, share
         self._team: HostTeam | None = None
+        self._loans: Loans | None = None
         self._shared = self._share_memory()  # on all hosts, so that all ranks run one schedule
         shared = self._shared
         self._schedule = algorithm or for_world(self._hosts, shared=shared, library=transport.library)
-        self._small, self._small_limit = for_small(self._hosts, shared=shared)
+        smaller = for_less(self._hosts, shared=shared)
+        self._small = smaller[0][1]
+        self._smaller = smaller if algorithm is None else smaller[:1]  # the user's own serves all but what is very small
         # all ranks share memory, and nobody asked for a certain schedule: no schedule is needed
         self._direct = self._team if algorithm is None and self.inter_size == 1 else None
 
@@ -102,6 +106,7 @@ class Communicator:
         elif team is not None:
             host = [self._ranks[rank] for rank in self._hosts.ranks[self._inter_rank]]
             self._team, self._transport = team, SharedTransport(self._transport, team, host)
+            self._loans = Loans(team)
             if self._watch is not None:
                 self._watch.interrupts.append(team.abort)
         return works
@@ -141,6 +146,11 @@ class Communicator:
         """What an all-reduce of more than a few KiB executes."""
         return self._schedule
 
+    @property
+    def patience(self) -> float:
+        """Seconds without progress after which a wait is given up: the timeout, less what it takes to find out why."""
+        return self._issuer.patience
+
     def __repr__(self) -> str:
         return f"<Communicator {self._name}: rank {self.rank} of {self.size}, {self.inter_size} host(s), {self.schedule.name}>"
 
@@ -165,14 +175,18 @@ class Communicator:
         """Start an all-reduce; leave `x` alone until `wait()`, which returns it."""
         check_reduction(x, op)
         check_in_place(x)
-        small = x.nbytes <= self._small_limit and not (x.is_cuda and self._transport.library)  # NCCL has its own small way
-        schedule = self._small if small else self._schedule
+        schedule = self._schedule_for(x)
 
         def work(tag: int) -> torch.Tensor:
             self._reduce(x.detach(), op, schedule, tag)
             return x
 
         return self._start(f"all_reduce({text_of(x)}, {op})", work, [x])
+
+    def _schedule_for(self, x: torch.Tensor) -> Schedule:
+        if x.is_cuda and self._transport.library:
+            return self._schedule  # NCCL has its own way with small messages
+        return next((schedule for limit, schedule in self._smaller if x.nbytes <= limit), self._schedule)
 
     def run(self, schedule: Schedule, x: torch.Tensor) -> torch.Tensor:
         """Execute any schedule for this world on `x`, in place, whatever its size; returns `x`. It is verified the first time."""
@@ -280,14 +294,14 @@ class Communicator:
 
     def buffer(self, numel: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> torch.Tensor:
         """A flat tensor in the memory that this communicator reduces fastest, not initialised. All ranks call it together."""
-        team = self._team
-        if team is None or numel == 0 or dtype not in TYPES or torch.device(device).type != "cpu":
+        team, loans = self._team, self._loans
+        if team is None or loans is None or numel == 0 or dtype not in TYPES or torch.device(device).type != "cpu":
             return torch.empty(numel, dtype=dtype, device=device)
         nbytes = numel * dtype.itemsize
 
         def work(tag: int) -> torch.Tensor:
             try:
-                return team.allocate(nbytes).view(dtype)
+                return loans.give(lambda: team.allocate(nbytes)).view(dtype)
             except Refused:  # on all ranks of the host alike: their memory limit, most likely
                 return torch.empty(numel, dtype=dtype)
 
@@ -303,7 +317,9 @@ class Communicator:
     def shared_buffer(self, numel: int) -> torch.Tensor:
         """Flat float32 zeros that all ranks see and any of them may write. All ranks call it together; needs `shares_memory`."""
         team = self._need_shared_memory("shared_buffer")
-        work = lambda tag: team.allocate_one_for_all(numel * 4).view(torch.float32)  # noqa: E731
+        loans = self._loans
+        assert loans is not None
+        work = lambda tag: loans.give(lambda: team.allocate_one_for_all(numel * 4)).view(torch.float32)  # noqa: E731
         return self._start(f"shared_buffer({numel})", work).wait()
 
     def update(self, gradients: torch.Tensor, parameters: torch.Tensor, velocities: torch.Tensor, rules: Sequence[Rule]) -> None:
@@ -413,6 +429,49 @@ class Communicator:
         work = lambda wire_tag: self._swap({}, [source], wire_tag)[source]  # noqa: E731
         return self._start(f"recv(from {source}, tag {tag})", work, pair=(source, self.rank, tag)).wait()
 
+    def exchange_async(
+        self, x: torch.Tensor, dest: int, out: torch.Tensor, source: int, tag: int = 0, *, may_fail: bool = False
+    ) -> Pending:
+        """Start to send `x` to `dest` and to fill `out` from `source`; leave both alone until `wait()`, which returns `out`.
+
+        For neighbours that know each other's sizes: contiguous tensors, no header, the receive posted first; an empty tensor is
+        not sent. A slow neighbour holds nothing else up: what is called later does not wait for the exchange, only `wait()` does.
+        With `may_fail` a neighbour that has died breaks this exchange and nothing else: use `settle(seconds)` instead of `wait()`.
+        """
+        for tensor in (x, out):
+            check_tensor(tensor)
+            if not is_plain(tensor) or not self._transport.can_carry(tensor):
+                raise ValueError(
+                    f"exchange_async: contiguous tensors on a device of the backend are wanted, got {text_of(tensor)} on "
+                    f"{tensor.device}"
+                )
+        if x.device != out.device:
+            raise ValueError(f"exchange_async: one tensor is on {x.device}, the other on {out.device}")
+        check_peer(dest, "dest", self.size, self.rank)
+        check_peer(source, "source", self.size, self.rank)
+        outgoing, incoming = Message(self._ranks[dest], x.detach().view(-1)), Message(self._ranks[source], out.detach().view(-1))
+        posted: list[Any] = []
+
+        def work(_: int) -> torch.Tensor:
+            if x.is_cuda:  # NCCL matches by order instead of tags, wants both in one call, and its wait does not block
+                self._transport.wait(self._transport.post([outgoing], [incoming], 0))
+            else:
+                # the size is in the tag: a message never meets a receive that is too small for it
+                receive_tag = _tag(self._name, "exchange", source, self.rank, tag, out.nbytes)
+                posted.append(self._transport.post([], [incoming], receive_tag))
+                send_tag = _tag(self._name, "exchange", self.rank, dest, tag, x.nbytes)
+                posted.append(self._transport.post([outgoing], [], send_tag))
+            return out
+
+        def land() -> None:
+            for messages in posted:
+                self._transport.wait(messages, for_ever=may_fail)
+
+        # one name on all ranks, without peers: by it the watch knows that they wait in the same operation
+        return self._start(
+            f"exchange(tag {tag})", work, [x, out], pair=(source, dest, tag), landing=land, may_fail=may_fail
+        )
+
     def _swap(self, outgoing: dict[int, torch.Tensor], incoming: Sequence[int], tag: int) -> dict[int, torch.Tensor]:
         """Send each peer its tensor and receive one from each of `incoming`: first the headers, then what they announce.
 
@@ -519,6 +578,27 @@ class Communicator:
             share=self._share,
         )
 
+    def survivors(self, ranks: Sequence[int]) -> Communicator:
+        """A communicator of these ranks of it, made without a message: all of them call it with the same ones, the others are lost.
+
+        It has no shared memory, to make which the ranks would have to meet.
+        """
+        kept = sorted(set(ranks))
+        if self.rank not in kept or any(rank not in range(self.size) for rank in kept):
+            raise ValueError(f"survivors({list(ranks)}): ranks of this communicator of {self.size}, {self.rank} among them")
+        below = self._transport.below if isinstance(self._transport, SharedTransport) else self._transport
+        return Communicator(
+            f"{self._name}.{'-'.join(map(str, kept))}",
+            [self._ranks[rank] for rank in kept],
+            kept.index(self.rank),
+            below,
+            self._issuer,
+            self._watch,
+            [self._keys[rank] for rank in kept],
+            None,
+            parent=self,
+        )
+
     def close(self) -> None:
         """End the communicator; what was queued is finished first. A split one leaves its parent open. Idempotent."""
         if self._closed:
@@ -552,14 +632,20 @@ class Communicator:
         work: Callable[[int], Any],
         tensors: Sequence[torch.Tensor] = (),
         pair: tuple[int, int, int] | None = None,
+        landing: Callable[[], None] | None = None,
+        *,
+        may_fail: bool = False,
     ) -> Pending:
-        """Number the operation and queue it. A `pair` (source, dest, tag) has an order of its own and no number."""
+        """Number the operation and queue it. A `pair` (source, dest, tag) has an order of its own and no number.
+
+        With `landing`, `work` only begins it; `landing` waits for its end, in a thread of its own.
+        """
         if self._is_closed():
             raise RuntimeError(f"{name}: this communicator is closed")
         if pair is None:
             self._number += 1
         number = 0 if pair else self._number
-        members = {rank: self._ranks[rank] for rank in sorted(pair[:2])} if pair else self._members()
+        members = {rank: self._ranks[rank] for rank in sorted({self.rank, *pair[:2]})} if pair else self._members()
         tag = _tag(self._name, number, pair or name)
         check = self._debug and pair is None and self.size > 1
         # a mode is of a thread; the issuing thread takes the caller's, or it could not write to tensors made under it
@@ -571,7 +657,13 @@ class Communicator:
                     self._agree(name, number)
                 return self._on_team(lambda: work(tag)) if self._team is not None else work(tag)
 
-        operation = Operation(self._name, number, name, members, checked, Lane(tensors))
+        def land() -> None:
+            assert landing is not None
+            with torch.inference_mode(inference):
+                landing()
+
+        then = land if landing else None
+        operation = Operation(self._name, number, name, members, checked, Lane(tensors), then, may_fail=may_fail)
         return self._issuer.submit(operation)
 
     def _on_team(self, work: Callable[[], Any]) -> Any:

@@ -25,14 +25,26 @@ class Operation:
     """One communication on its way: what it is called, who takes part, the work, and how it ended."""
 
     def __init__(
-        self, comm: str, number: int, name: str, members: Mapping[int, int], work: Callable[[], Any], lane: Lane
+        self,
+        comm: str,
+        number: int,
+        name: str,
+        members: Mapping[int, int],
+        work: Callable[[], Any],
+        lane: Lane,
+        landing: Callable[[], None] | None = None,
+        *,
+        may_fail: bool = False,
     ) -> None:
         self.comm, self.number, self.name, self.members = comm, number, name, members
+        self.may_fail = may_fail  # its failure is the caller's affair, and breaks nothing else
         self.work, self.lane = work, lane
+        self.landing = landing  # waits for what `work` has only begun; the operations behind it do not
         self.finished = threading.Event()
         self.result: Any = None
         self.error: BaseException | None = None
         self.alive = time.monotonic()  # when it last got on: started, or finished a step
+        self.ended = 0.0  # when it was over, by time.perf_counter(); on a GPU, when it was queued
 
 
 class Pending:
@@ -49,6 +61,15 @@ class Pending:
         self._operation.lane.join()
         return self._operation.result
 
+    def settle(self, seconds: float) -> BaseException | None:
+        """Of what may fail: wait for it, `seconds` at most, and return why it did not arrive; None if it did."""
+        return self._issuer.settle(self._operation, seconds)
+
+    @property
+    def ended(self) -> float:
+        """When it was over, by `time.perf_counter()`; on a GPU, when it was queued. To be read after `wait()`."""
+        return self._operation.ended
+
 
 class Issuer:
     """The thread, its queue, and the knowledge of what this rank is doing, which answers other ranks' alarms."""
@@ -62,6 +83,8 @@ class Issuer:
         self._thread: threading.Thread | None = None
         self._current: Operation | None = None
         self._submitted = self._completed = 0
+        self._flying: dict[threading.Thread, Operation] = {}  # begun, and waited for in threads of their own
+        self._awaited: Operation | None = None  # the one of them that the calling thread waits for
         self._doing: Callable[[], Operation] | None = None  # what the calling thread does itself, told only if somebody asks
         self._last: str | Callable[[], Operation] = ""
         self._idle_since = time.monotonic()
@@ -106,13 +129,14 @@ class Issuer:
 
     def got_on(self) -> None:
         """Called by the work itself after each step: a long transfer that moves is not a hang."""
-        if self._current is not None:
-            self._current.alive = time.monotonic()
+        current = self._flying.get(threading.current_thread()) or self._current
+        if current is not None:
+            current.alive = time.monotonic()
 
     def state(self) -> State:
         """What this rank is doing now."""
         doing = self._doing
-        current = self._current or (doing() if doing is not None else None)
+        current = self._current or (doing() if doing is not None else None) or self._awaited
         if current is None:
             last = self._last if isinstance(self._last, str) else self._last().name
             return State(operation=last, seconds=time.monotonic() - self._idle_since)
@@ -120,21 +144,48 @@ class Issuer:
 
     def finish(self, operation: Operation) -> None:
         """Wait until the operation is over; raise if it failed, or as soon as it is known that it cannot succeed."""
-        while not operation.finished.wait(LOOK):
-            if self._watch is None:
-                continue
-            current = self._current or operation
-            still = time.monotonic() - max(operation.alive, current.alive)
-            deserted = self._watch.deserted.is_set() and self._watch.store_rank in current.members.values()
-            if self._watch.alarmed.is_set() or (deserted and still > AFTERMATH):
-                raise self._fail(operation, "")
-            if still > self.patience:
-                raise self._fail(operation, f"no progress for {self.patience:.1f} s")
+        if operation.landing is not None and not operation.finished.is_set():
+            # patience begins here: the peers may have computed for as long as this rank has before it came to wait
+            operation.alive = time.monotonic()
+            self._awaited = operation
+        try:
+            while not operation.finished.wait(LOOK):
+                self._lose_patience(operation)
+        finally:
+            self._awaited = None
         error = operation.error
         if error is not None and not _is_transport_failure(error):
             raise error  # a mistake in the call, not in the communication
         if error is not None:
             raise self._fail(operation, _gist(error)) from error
+
+    def settle(self, operation: Operation, seconds: float) -> BaseException | None:
+        """Wait for an operation that may fail; TimeoutError if it is still under way after `seconds`. An alarm is raised here, too."""
+        until = time.monotonic() + seconds
+        self._awaited = operation
+        try:
+            while not operation.finished.wait(max(0.0, min(LOOK, until - time.monotonic()))):
+                if self._broken is not None or (self._watch is not None and self._watch.alarmed.is_set()):
+                    raise self._fail(operation, "")
+                if time.monotonic() >= until:
+                    return TimeoutError(f"{operation.name} did not arrive within {seconds:g} s")
+        finally:
+            self._awaited = None
+        if operation.error is not None and not _is_transport_failure(operation.error):
+            raise operation.error
+        return operation.error
+
+    def _lose_patience(self, operation: Operation) -> None:
+        """Raise if `operation`, which is not finished, will not be."""
+        if self._watch is None:
+            return
+        current = self._current or operation
+        still = time.monotonic() - max(operation.alive, current.alive)
+        deserted = self._watch.deserted.is_set() and self._watch.store_rank in current.members.values()
+        if self._watch.alarmed.is_set() or (deserted and still > AFTERMATH):
+            raise self._fail(operation, "")
+        if still > self.patience:
+            raise self._fail(operation, f"no progress for {self.patience:.1f} s")
 
     def _fail(self, operation: Operation, cause: str) -> CommunicationError:
         if self._broken is None:
@@ -157,28 +208,58 @@ class Issuer:
                     operation.result = operation.work()
             except BaseException as error:  # noqa: BLE001  whatever it is, the waiting thread has to know
                 operation.error = error
-                if _is_transport_failure(error):
+                if _is_transport_failure(error) and not operation.may_fail:
                     operation.finished.set()
                     return  # `_current` stays: it is this rank's answer to alarms
             self._last, self._idle_since = operation.name, time.monotonic()
             self._current = None
             self._completed += 1
-            operation.finished.set()
+            operation.ended = time.perf_counter()
+            if operation.landing is None or (operation.may_fail and operation.error is not None):
+                operation.finished.set()
+            else:
+                self._land_later(operation, operation.landing)
             del operation  # and with it the tensors: nobody knows when the next one comes
 
+    def _land_later(self, operation: Operation, landing: Callable[[], None]) -> None:
+        """Wait for `operation` in a thread of its own: gloo has no other way to learn that a message came, and blocks."""
+
+        def land() -> None:
+            try:
+                landing()
+            except BaseException as error:  # noqa: BLE001  whatever it is, the waiting thread has to know
+                operation.error = error
+            operation.ended = time.perf_counter()
+            del self._flying[thread]
+            operation.finished.set()
+
+        thread = threading.Thread(target=land, name="phalanx-landing", daemon=True)
+        self._flying[thread] = operation
+        thread.start()
+
     def stop(self) -> None:
-        """Finish what is queued, then end the thread; what does not finish soon is given up. Idempotent."""
+        """Finish what is queued or begun, then end the thread; what does not finish soon is given up. Idempotent."""
         if self._thread is not None and self._broken is None:
             self._queue.put(None)
-            self._thread.join(1.0)
-            if self._thread.is_alive():
+            if not self._join(1.0):
                 self._cut_off()
+
+    def _join(self, seconds: float) -> bool:
+        """Whether all threads ended within that time."""
+        assert self._thread is not None
+        until = time.monotonic() + seconds
+        self._thread.join(seconds)
+        threads = [self._thread, *self._flying]  # looked up now: until it ends, the issuing thread starts others
+        for thread in threads:
+            if thread.is_alive():
+                thread.join(max(0.0, until - time.monotonic()))
+        return not any(thread.is_alive() for thread in threads)
 
     def _cut_off(self) -> None:
         """Get the thread out of the transport: one that Python finds there at exit ends the process with SIGABRT."""
         if self._cut is not None and self._thread is not None:
             self._cut()
-            self._thread.join(1.0)
+            self._join(1.0)
 
 
 def _gist(error: BaseException) -> str:

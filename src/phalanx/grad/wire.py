@@ -34,7 +34,7 @@ def pack(flat: torch.Tensor, wire: torch.Tensor, scale: float) -> torch.Tensor:
 
 def unpack(wire: torch.Tensor, flat: torch.Tensor) -> bool:
     """Write the reduced copy back; whether all of it is finite."""
-    extremes = []
+    extremes: list[torch.Tensor] = []
     for x, narrow in _blocks(flat, wire):
         x.copy_(narrow)
         extremes += torch.aminmax(narrow)  # NaN goes through both; `isfinite(...).all()` takes sixteen times as long

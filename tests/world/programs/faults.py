@@ -11,6 +11,7 @@ import time
 import torch
 
 import phalanx
+import phalanx.data
 
 LARGE = 1 << 16  # elements: more than what counts as a small message, so that the schedule runs
 
@@ -141,6 +142,19 @@ def crawling(timeout: float, delay: float) -> None:
     x = torch.ones(LARGE)
     attempt(lambda: comm.all_reduce(x))
     say("sum", right=bool((x == comm.size).all()))
+
+
+def shuffling(timeout: float) -> None:
+    """Samples go round, and nothing else is sent, until a neighbour is struck."""
+    comm = start(timeout)
+    shuffle = phalanx.data.AsyncShuffle((torch.zeros(3000, 1000), torch.zeros(3000)), comm, batch=100)
+
+    def go_on() -> None:
+        while True:
+            for _ in shuffle:
+                time.sleep(0.02)
+
+    attempt(go_on)
 
 
 if __name__ == "__main__":

@@ -28,8 +28,11 @@ class Transport(Protocol):
         Messages of one pair and tag keep their order. A message meets a receive of the same tag, and of no other.
         """
 
-    def wait(self, posted: Any) -> None:
-        """Until these messages have arrived and left; blocks (on a GPU: orders the stream)."""
+    def wait(self, posted: Any, *, for_ever: bool = False) -> None:
+        """Until these messages have arrived and left; blocks (on a GPU: orders the stream).
+
+        `for_ever`: without the engine's own limit, whose end breaks all connections.
+        """
 
     def prepare(self, schedule: Schedule, ranks: Sequence[int]) -> None:
         """Make what `collective` will need to run this schedule among `ranks`; called by all ranks of the world, in one order."""

@@ -64,7 +64,7 @@ class LocalTransport:
                 self.world.put(self.rank, peer, tag, x)
         return receives, tag
 
-    def wait(self, posted: Any) -> None:
+    def wait(self, posted: Any, *, for_ever: bool = False) -> None:
         receives, tag = posted
         for peer, x in receives:
             if x.numel():

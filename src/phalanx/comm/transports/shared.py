@@ -26,8 +26,8 @@ class SharedTransport:
     def post(self, sends: Sequence[Message], receives: Sequence[Message], tag: int) -> Any:
         return self.below.post(sends, receives, tag)
 
-    def wait(self, posted: Any) -> None:
-        self.below.wait(posted)
+    def wait(self, posted: Any, *, for_ever: bool = False) -> None:
+        self.below.wait(posted, for_ever=for_ever)
 
     def prepare(self, schedule: Schedule, ranks: Sequence[int]) -> None:
         self.below.prepare(schedule, ranks)

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from phalanx.comm.failure import CommunicationError, Store
+from phalanx.comm.failure import FOR_EVER, CommunicationError, Store
 from phalanx.comm.launch import Launch, Note, meeting_point_through_mpi4py
 from phalanx.comm.transports import Message
 from phalanx.schedule import Collective, Schedule
@@ -106,9 +106,9 @@ class TorchTransport:
             return dist.batch_isend_irecv([dist.P2POp(kind, x, peer) for kind, x, peer in messages])
         return [kind(x, peer, group=self._cpu_group, tag=tag) for kind, x, peer in messages]
 
-    def wait(self, posted: Any) -> None:
+    def wait(self, posted: Any, *, for_ever: bool = False) -> None:
         for message in posted:
-            message.wait(self._limit)  # for NCCL this orders the stream and does not block the host
+            message.wait(FOR_EVER if for_ever else self._limit)  # for NCCL this orders the stream and does not block the host
             self.got_on()
 
     def prepare(self, schedule: Schedule, ranks: Sequence[int]) -> None:

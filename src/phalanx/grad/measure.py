@@ -1,0 +1,67 @@
+"""What is found out by measuring, in the first steps: how large a group should be, and whether groups leave during backward."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from statistics import median
+
+import torch
+
+from phalanx.comm.communicator import Communicator
+
+LATENCY_SHARE = 0.05  # of a group's time that its latency may take, when its size is chosen by measuring
+SMALLEST, LARGEST = 1 << 20, 32 << 20  # bytes of a group so chosen
+BUSY = (
+    8  # times the latency of gloo on idle cores, where cores compute: every hop waits for its turn (6 MB groups in a lab of 4 x 2
+)
+# ranks at 1 Gbit/s: a step of 2.37 s, groups of 25 MB: 2.04)
+TRIALS = 3  # steps with, and then without overlap, before the faster way is kept
+
+
+@dataclass(slots=True)
+class Overlap:
+    """Whether groups leave during backward: told, or found out by trying both."""
+
+    told: bool | None
+    times: dict[bool, list[float]] = field(default_factory=lambda: {True: [], False: []})
+    now: bool = True
+
+    def __post_init__(self) -> None:
+        self.now = True if self.told is None else self.told
+
+    @property
+    def decided(self) -> bool:
+        return self.told is not None
+
+    def tried(self, seconds: float, comm: Communicator) -> None:
+        """A step took so long. After enough of them on both sides, all ranks choose the side that is faster for the slowest."""
+        self.times[self.now].append(seconds)
+        if len(self.times[self.now]) <= TRIALS:  # one more than TRIALS: the first after a switch does not count
+            return
+        if self.now:
+            self.now = False
+            return
+        medians = torch.tensor([median(self.times[way][1:]) for way in (True, False)], dtype=torch.float64)
+        comm.all_reduce(medians, op="max")
+        self.told = self.now = bool(medians[0] < medians[1])
+
+
+def measure_bucket(comm: Communicator, device: torch.device) -> int:
+    """The size at which latency is a small share of a group's time; 25 MB of noise would be a bad guess, so take medians."""
+    if comm.size == 1:
+        return LARGEST
+    times = []
+    for count in (SMALLEST // 4, 4 * SMALLEST // 4):
+        x = comm.buffer(count, torch.float32, device).zero_()
+        samples = []
+        for _ in range(4):
+            begun = time.perf_counter()
+            comm.all_reduce(x)
+            if x.is_cuda:
+                torch.cuda.synchronize(device)
+            samples.append(time.perf_counter() - begun)
+        times.append(median(samples[1:]))
+    per_byte = max((times[1] - times[0]) / (3 * SMALLEST), 1e-12)
+    latency = max(times[0] - per_byte * SMALLEST, 0.0) * (BUSY if device.type == "cpu" and comm.inter_size > 1 else 1)
+    return int(min(LARGEST, max(SMALLEST, latency / per_byte / LATENCY_SHARE)))

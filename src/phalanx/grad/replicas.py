@@ -1,0 +1,58 @@
+"""Whether the ranks begin alike: the same parameters, shapes and options, or an error on all that names who and what differs."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from phalanx.comm.communicator import Communicator
+
+
+class ReplicaError(RuntimeError):
+    """Ranks that should hold the same parameters do not."""
+
+
+def check_replicas(
+    params: Sequence[torch.nn.Parameter], names: Sequence[str], options: Sequence[Any], comm: Communicator
+) -> None:
+    """Raise, on all ranks, where parameters or options differ."""
+    kinds = [(list(p.shape), str(p.dtype), list(p.stride()), p.requires_grad) for p in params]
+    prints = [_fingerprint(p) for p in params]
+    if not odd(comm.allgather_obj(_digest((options, kinds, prints)))):
+        return
+    if who := odd(comm.allgather_obj(_digest(options))):
+        raise ReplicaError(f"the options of create_multi_node_optimizer differ between ranks: {who} from rank 0")
+    remedy = "Build the model after phalanx.seed_everything(seed) on all ranks, or call phalanx.bcast_parameters(model, comm)"
+    if who := odd(comm.allgather_obj(_digest(kinds))):
+        raise ReplicaError(
+            f"the number of parameters, their shapes, dtypes, memory formats or requires_grad differ between ranks: {who} "
+            "from rank 0"
+        )
+    told = comm.allgather_obj(prints)
+    differing = [name for name, own in zip(names, zip(*told)) if len(set(own)) > 1]
+    raise ReplicaError(f"the parameters differ between ranks: {odd(told)} from rank 0, in {some(differing)}. {remedy}")
+
+
+def _fingerprint(p: torch.Tensor) -> int:
+    """A number that differs for different contents, or the same in another order."""
+    dense = torch.view_as_real(p.detach().resolve_conj()) if p.is_complex() else p.detach()
+    return zlib.crc32(dense.contiguous().reshape(-1).view(torch.uint8).cpu().numpy().data)
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()
+
+
+def odd(values: Sequence[Any]) -> str:
+    """The ranks whose value is not that of rank 0, as words; empty if there is none."""
+    others = [str(rank) for rank, value in enumerate(values) if value != values[0]]
+    return f"{'rank' if len(others) == 1 else 'ranks'} {', '.join(others)}" if others else ""
+
+
+def some(names: Sequence[str]) -> str:
+    """The first of many names."""
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
