@@ -1,0 +1,142 @@
+"""`phalanx pack`: tar shards from a folder of images."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from phalanx.cli.bench_config import parse_size
+from phalanx.cli.names import UsageError
+
+SIZE = "256M"
+
+EXAMPLES = """examples:
+  phalanx pack imagefolder:imagenet shards/train-%05d.tar
+  phalanx pack imagefolder:imagenet shards/val-%05d.tar --split val
+  phalanx pack imagefolder:photos photos-%02d.tar --count 1000 --shuffle 0
+then, in Python: phalanx.data.open("shards:shards/{split}-*.tar", "train")
+"""
+
+
+def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Make `pack` known to the command line."""
+    parser = verbs.add_parser(
+        "pack",
+        help="make tar shards of a folder of images",
+        description="Make tar shards, in WebDataset's layout, of a folder of images. The bytes of the images do not change.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("source", metavar="imagefolder:DIR", help="one folder of images per class, or train/ and val/ with these")
+    parser.add_argument("pattern", metavar="OUT", help="names of the shards, with one %%d or %%06d for their number")
+    parser.add_argument("--split", default="train", help="train, val, validation or test (default train)")
+    full = parser.add_mutually_exclusive_group()
+    full.add_argument("--size", metavar="SIZE", type=_size, help=f"bytes of a shard at most, such as 64M or 1G (default {SIZE})")
+    full.add_argument("--count", metavar="N", type=_count, help="samples of a shard, instead")
+    parser.add_argument("--shuffle", metavar="SEED", type=_seed, help="in a random order; default: class by class")
+    parser.add_argument("--skip-bad", action="store_true", help="leave unreadable and empty files out, and name them")
+    parser.set_defaults(run=run)
+
+
+def _number(least: int, meaning: str) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        number = int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else -1
+        if number < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not {meaning}")
+        return number
+
+    return parse
+
+
+_count = _number(1, "a number from 1 up")
+_seed = _number(0, "a number from 0 up")
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def run(args: argparse.Namespace) -> int:
+    """Pack, and print the spec that opens the shards; 1 if a file cannot be read or written."""
+    from phalanx.data.image import BadSample  # torch comes with it: the other verbs start without
+    from phalanx.data.order import epoch_order
+    from phalanx.data.source import SourceError
+    from phalanx.data.sources.pack import Limit, ShardNames, pack
+
+    source = _opened(args.source, args.split)
+    n = len(source)
+    try:
+        names = ShardNames.parse(args.pattern)
+        progress = Progress(n)
+        done = pack(
+            source,
+            names,
+            Limit(samples=args.count) if args.count else Limit(bytes=args.size or parse_size(SIZE)),
+            order=range(n) if args.shuffle is None else epoch_order(args.shuffle, 0, n),
+            skip_bad=args.skip_bad,
+            told=progress,
+        )
+    except SourceError as error:
+        raise UsageError(str(error)) from None
+    except BadSample as error:
+        return _failed(f"{error}; --skip-bad leaves such files out")
+    except OSError as error:
+        return _failed(f"cannot write the shards: {error}")
+    progress.finish()
+    for name, reason in done.skipped.examples:
+        print(f"phalanx: left out: {reason if name in reason else f'{name}: {reason}'}", file=sys.stderr)
+    if more := done.skipped.count - len(done.skipped.examples):
+        print(f"phalanx: and {more} more", file=sys.stderr)
+    told = f"{done.samples} images of {len(source.classes)} classes in {len(done.paths)} shards"
+    print(f"phalanx: {told}{f', {done.skipped.count} left out' if done.skipped.count else ''}", file=sys.stderr)
+    print(names.spec(len(done.paths)))
+    return 0
+
+
+def _opened(spec: str, split: str) -> Any:
+    """The folder of images; what it has to say is said in lines of ours."""
+    from phalanx.data.source import SourceError
+    from phalanx.data.source import open as open_source
+
+    if not spec.startswith("imagefolder:"):
+        raise UsageError(f"{spec!r}: only imagefolder:DIR can be packed")
+    try:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            source = open_source(spec, split)
+    except SourceError as error:
+        raise UsageError(str(error)) from None
+    for warning in said:
+        print(f"phalanx: {warning.message}", file=sys.stderr)
+    return source
+
+
+def _failed(message: str) -> int:
+    print(f"phalanx: {message}", file=sys.stderr)
+    return 1
+
+
+class Progress:
+    """A line on stderr that counts, on a terminal by writing over itself, elsewhere now and then."""
+
+    def __init__(self, total: int) -> None:
+        self.total, self.terminal = total, sys.stderr.isatty()
+        self.next = time.monotonic() + (0 if self.terminal else 10)
+
+    def __call__(self, samples: int, shards: int) -> None:
+        now = time.monotonic()
+        if now >= self.next:
+            self.next = now + (0.2 if self.terminal else 10)
+            text = f"{samples} of {self.total} images, shard {shards}"
+            print(f"\r{text} " if self.terminal else text, end="" if self.terminal else "\n", file=sys.stderr, flush=True)
+
+    def finish(self) -> None:
+        if self.terminal:
+            print(f"\r{' ' * 60}\r", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,89 @@
+"""Random numbers as a function: each is a hash of (seed, epoch, index of the sample, stream, count); nothing is remembered.
+
+A sample is therefore cropped and flipped in the same way on whichever rank, worker or batch it is met, and in another way in the
+next epoch. The hash is the finaliser of splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA
+2014), applied to a counter.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd: its multiples visit all 64-bit numbers before one returns
+_STREAM_BITS = 32  # a counter is stream << 32 | k
+# made once: for a single row the making of such small things would take most of the time
+_COUNTERS = np.arange(1, 65, dtype=np.uint64) * _GOLDEN
+_11, _27, _30, _31, _32 = (np.uint64(bits) for bits in (11, 27, 30, 31, 32))
+_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Draws:
+    """The random numbers of the samples `indices` in an epoch, one row each."""
+
+    seed: int
+    epoch: int
+    indices: np.ndarray
+
+    def __post_init__(self) -> None:
+        if self.seed < 0 or self.epoch < 0:
+            raise ValueError(f"seed={self.seed}, epoch={self.epoch}: both count from 0")
+        object.__setattr__(self, "indices", np.asarray(self.indices, dtype=np.int64).reshape(-1))
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, rows: int | slice | np.ndarray) -> Draws:
+        """The draws of some rows; of one row where an int is given."""
+        return Draws(self.seed, self.epoch, self.indices[rows])
+
+    def uniform(self, stream: int, count: int | None = None) -> np.ndarray:
+        """Numbers in [0, 1): one per row, or rows x `count`."""
+        bits = self._bits(stream, 1 if count is None else count)
+        numbers = (bits >> _11) * 2.0**-53  # all that a double can tell apart
+        return numbers[:, 0] if count is None else numbers
+
+    def integers(self, stream: int, high: int | np.ndarray) -> np.ndarray:
+        """One whole number in [0, high) per row; `high` is one for all or one for each, up to 2**32."""
+        limits = np.asarray(high, dtype=np.int64)
+        if limits.size and (limits.min() < 1 or limits.max() > 1 << 32):
+            raise ValueError(f"high={high}: from 1 to 2**32")
+        upper = self._bits(stream, 1)[:, 0] >> _32
+        return ((upper * limits.astype(np.uint64)) >> _32).astype(np.int64)  # favours none by more than high / 2**32
+
+    def _bits(self, stream: int, count: int) -> np.ndarray:
+        """64 bits for each of rows x `count`."""
+        samples = _mix(self.indices.view(np.uint64) * _GOLDEN + _key(self.seed, self.epoch))
+        counters = _COUNTERS[:count] if count <= len(_COUNTERS) else np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
+        return _mix(samples[:, None] + (counters + _stream_offset(stream)))
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """splitmix64's finaliser: a bijection of 64 bits in which every bit of the input reaches every bit of the output."""
+    x = x ^ (x >> _30)
+    x *= _FIRST
+    x ^= x >> _27
+    x *= _SECOND
+    x ^= x >> _31
+    return x
+
+
+@functools.lru_cache(maxsize=64)
+def _stream_offset(stream: int) -> np.uint64:
+    if not 0 <= stream < 1 << (64 - _STREAM_BITS):
+        raise ValueError(f"stream={stream}: from 0 to 2**{64 - _STREAM_BITS} - 1")
+    return (np.array([stream << _STREAM_BITS], dtype=np.uint64) * _GOLDEN)[0]
+
+
+@functools.lru_cache(maxsize=64)
+def _key(seed: int, epoch: int) -> np.uint64:
+    """64 bits of both, however long they are."""
+    key = np.zeros(1, dtype=np.uint64)
+    for number in (seed, epoch):
+        words = [number >> shift & (1 << 64) - 1 for shift in range(0, max(1, number.bit_length()), 64)]
+        for word in (len(words), *words):
+            key = _mix(_mix(key + _GOLDEN) ^ np.array([word], dtype=np.uint64))
+    return key[0]

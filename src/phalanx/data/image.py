@@ -1,0 +1,202 @@
+"""One encoded image to pixels, safely: whatever the bytes are, an image comes out or `BadSample` says why not.
+
+JPEGs go to libjpeg-turbo (simplejpeg), which decodes at reduced scale and lets other threads run meanwhile. What it finds odd,
+and every other format, goes to Pillow, whose judgement image folders are used to: what `Image.open(...).convert("RGB")` reads is
+read, what it refuses is refused. Sizes are read from the header and refused before any pixel has memory.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+MAX_PIXELS = 1 << 26  # 67 million: beyond every camera's JPEG of a data set; at most 7 bytes each are held while decoding
+MAX_SCANS = 100  # of a progressive JPEG; encoders write about 10, and each one costs a pass over all pixels
+MARGIN = 16  # rows decoded below the last one wanted, whose colours are interpolated with the next
+END = b"\xff\xd9"  # of a JPEG that was not cut off
+SHRINKS = (8, 4, 2, 1)  # by these libjpeg-turbo decodes faster than in full; 7/8 to 5/8 it also can, but more slowly than 1
+
+# What Pillow may look for. Its other readers are left out: some start programs (EPS), few see images from strangers as often.
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "PPM")
+
+
+class BadSample(Exception):  # noqa: N818  # it names the sample, not the accident
+    """A sample that cannot be used: its name (a file, or shard and member; empty while nobody has said it) and the reason."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(name, reason)  # both in `args`: a worker process can send it home
+        self.name = name
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.name or 'a sample'}: {self.reason}"
+
+    def named(self, name: str) -> BadSample:
+        """The same, by its name, for those who know it better than the decoder."""
+        return self if self.name else BadSample(name, self.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What an image says of itself before it is decoded.
+
+    `plain_jpeg`: libjpeg-turbo makes RGB of it. `frame`: where the frame header begins, of a JPEG whose pixels come in one scan,
+    from top to bottom; else None.
+    """
+
+    height: int
+    width: int
+    plain_jpeg: bool = False
+    frame: int | None = None
+
+
+def read_header(data: bytes, *, name: str = "", max_pixels: int = MAX_PIXELS) -> Header:
+    """Size and kind, from the first bytes; an image of more than `max_pixels` is refused here, undecoded."""
+    if not data:
+        raise BadSample(name, "the file is empty")
+    header = _jpeg_header(data, name) or _pillow_header(data, name)
+    if header.height * header.width > max_pixels:
+        raise BadSample(name, f"{header.width}x{header.height} pixels are more than the limit of {max_pixels:,}")
+    return header
+
+
+def decode_image(
+    data: bytes,
+    *,
+    name: str = "",
+    shrink: int = 1,
+    rows: int | None = None,
+    max_pixels: int = MAX_PIXELS,
+) -> Tensor:
+    """RGB as uint8, 3 x H x W in channels-last memory; with `shrink` 2, 4 or 8 only ceil(H / shrink) x ceil(W / shrink).
+
+    Who needs only the first `rows` of the image (counted before shrinking) says so, and gets these or more.
+
+    Grey and palette images become RGB, 16 bits become their upper 8, alpha is dropped, an animation is its first frame. The
+    orientation of EXIF is ignored, as the published recipes do.
+    """
+    if shrink not in SHRINKS:
+        raise ValueError(f"shrink={shrink}: images are decoded at 1/1, 1/2, 1/4 or 1/8")
+    header = read_header(data, name=name, max_pixels=max_pixels)
+    pixels = None
+    if header.plain_jpeg:
+        if rows is not None and header.frame is not None and rows + MARGIN < header.height and data.endswith(END):
+            pixels = _turbo_top(data, header, rows + MARGIN, shrink)
+        else:
+            pixels = _turbo_pixels(data, header, shrink)
+    if pixels is None:
+        pixels = _pillow_pixels(data, name, shrink)
+    return torch.from_numpy(pixels).permute(2, 0, 1)
+
+
+# ---- libjpeg-turbo -----------------------------------------------------------------------------------------------------------
+
+
+def _jpeg_header(data: bytes, name: str) -> Header | None:
+    """None where Pillow shall look: not a JPEG, or an odd one."""
+    if not data.startswith(b"\xff\xd8\xff"):
+        return None
+    # the bytes FF DA begin a scan; entropy-coded data never hold them, thumbnails may, a few times
+    frame = _frame_of_one_scan(data)
+    if frame is None and (scans := data.count(b"\xff\xda")) > MAX_SCANS:
+        raise BadSample(name, f"a JPEG of {scans} scans, more than the limit of {MAX_SCANS}")
+    try:
+        height, width, colours, _ = _simplejpeg().decode_jpeg_header(data)
+    except ValueError:
+        return None
+    return Header(height, width, colours in ("YCbCr", "Gray", "RGB"), frame)
+
+
+def _frame_of_one_scan(data: bytes) -> int | None:
+    """Where a sequential frame begins whose first scan has all components: the decoder then reads no other scan."""
+    at, frame = 2, None
+    while at + 9 < len(data) and data[at] == 0xFF:
+        marker, length = data[at + 1], data[at + 2] << 8 | data[at + 3]
+        if marker in (0xC0, 0xC1):
+            frame = at
+        elif marker == 0xDA:
+            return frame if frame is not None and data[at + 4] == data[frame + 9] else None
+        at += 2 + length
+    return None
+
+
+def _turbo_pixels(data: bytes, header: Header, shrink: int) -> np.ndarray | None:
+    """None where libjpeg-turbo has as little as a warning: Pillow knows which ones are harmless."""
+    # The library takes the smallest of its scales that is not below the size asked for; and it rounds sizes up, as here.
+    least = {"min_height": -(-header.height // shrink), "min_width": -(-header.width // shrink)} if shrink > 1 else {}
+    try:
+        return _simplejpeg().decode_jpeg(data, **least)
+    except ValueError:
+        return None
+
+
+def _turbo_top(data: bytes, header: Header, rows: int, shrink: int) -> np.ndarray | None:
+    """The first rows of a JPEG, by a header that says there are no more.
+
+    The library has no call for it. The decoder stops after them and warns of the bytes that are left, so here warnings must pass;
+    that is what Pillow does with them too, and a file that was cut off, which Pillow refuses, does not come this way.
+    """
+    assert header.frame is not None
+    height = header.frame + 5  # marker, length and precision stand before it
+    shorter = data[:height] + rows.to_bytes(2, "big") + data[height + 2 :]
+    least = {"min_height": -(-rows // shrink), "min_width": -(-header.width // shrink)} if shrink > 1 else {}
+    try:
+        return _simplejpeg().decode_jpeg(shorter, strict=False, **least)
+    except ValueError:
+        return None
+
+
+def _simplejpeg() -> Any:
+    try:
+        import simplejpeg
+    except ImportError as error:
+        raise ImportError(f"{error}: to decode JPEGs, pip install 'phalanx[images]'") from error
+    return simplejpeg
+
+
+# ---- Pillow ------------------------------------------------------------------------------------------------------------------
+
+
+def _pillow_header(data: bytes, name: str) -> Header:
+    image = _open(data, name)
+    return Header(image.height, image.width)
+
+
+def _pillow_pixels(data: bytes, name: str, shrink: int) -> np.ndarray:
+    image = _open(data, name)
+    from PIL import Image
+
+    try:
+        image.load()
+        if image.mode in ("I", "I;16", "I;16B", "I;16L"):  # 16-bit grey; convert("RGB") would cut all above 255 to white
+            image = Image.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))
+        if "transparency" in image.info:
+            image = image.convert("RGBA")  # the same colours, without Pillow's warning for every such file
+        rgb = image.convert("RGB")
+        return np.array(rgb.reduce(shrink) if shrink > 1 else rgb)
+    except Exception as error:
+        raise BadSample(name, _reason(error)) from error
+
+
+def _open(data: bytes, name: str) -> Any:
+    """Pillow's view of the header; the pixels wait."""
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError as error:
+        raise ImportError(f"{error}: to decode images, pip install 'phalanx[images]'") from error
+    try:
+        return Image.open(io.BytesIO(data), formats=FORMATS)
+    except UnidentifiedImageError as error:
+        raise BadSample(name, f"not an image of a known kind ({', '.join(FORMATS)}); begins with {data[:8]!r}") from error
+    # Pillow's readers meet broken headers with whatever their arithmetic raises: struct.error, IndexError, OverflowError, ...
+    except Exception as error:
+        raise BadSample(name, _reason(error)) from error
+
+
+def _reason(error: Exception) -> str:
+    return f"cannot be decoded: {error or type(error).__name__}"

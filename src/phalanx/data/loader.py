@@ -1,0 +1,299 @@
+"""The loader: micro-batches of this rank, epoch after epoch, made ahead of time; it knows where it stands and resumes anywhere.
+
+    loader = Loader(phalanx.data.open("cifar10:DIR"), comm, batch=512, transform=Chain(PadCrop(4), Flip(), Normalise(MEAN, STD)))
+    for epoch in range(90):
+        for x, y in loader:            # one epoch; the next `for` is the next epoch, in another order
+            ...
+
+What comes when is decided by position.py and batch.py; what a micro-batch is by assemble.py; who makes it by workers.py. Here
+is the queue between them. It goes on across the end of an epoch, so the first step of the next one finds its samples ready.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, get_args
+
+import torch
+from torch.utils.data import TensorDataset
+
+from phalanx.data.assemble import Decode, Made, Maker, OnBad
+from phalanx.data.batch import BatchPlan, Stage
+from phalanx.data.position import Last, Position, whole_number
+from phalanx.data.route import MicroBatch, Route
+from phalanx.data.scatter import Ranked, Shard, length_of
+from phalanx.data.source import Encoded
+from phalanx.data.transforms import Transform
+from phalanx.data.workers import Caller, Future, Kind, LocalWork, Pool, RemoteWork, Workers, default_workers
+
+REMEMBERED = 1000  # names of samples that were left out; their number is always exact
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One update of the weights: the micro-batches of this rank whose gradients are accumulated for it."""
+
+    epoch: int
+    index: int  # of the step in its epoch
+    batch: int  # samples over all ranks
+    micro: tuple[Any, ...]  # (x, y) each
+    samples: int  # of this rank, in all micro-batches together
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """A world of one."""
+
+    rank: int = 0
+    size: int = 1
+
+
+class Loader:
+    """This rank's micro-batches of `source`; docs/data.md has every option.
+
+    `source` is one of `phalanx.data.open`, a tuple of tensors, or any map-style data set; the same on all ranks. `batch` is the
+    total over all ranks, or a `BatchPlan`. `comm` is a communicator, anything with rank and size, or None: alone.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        comm: Ranked | None = None,
+        *,
+        batch: int | BatchPlan,
+        shuffle: bool = True,
+        seed: int = 0,
+        last: Last | None = None,
+        decode: Decode | None = None,
+        transform: Transform | None = None,
+        micro_batch: int | None = None,
+        workers: int | None = None,
+        kind: Kind = "thread",
+        prefetch: int = 2,
+        pin_memory: bool | None = None,
+        on_bad: OnBad = "error",
+    ) -> None:
+        comm = comm if comm is not None else Alone()
+        plan = batch if isinstance(batch, BatchPlan) else BatchPlan([Stage(epochs=1, batch=whole_number("batch", batch, 1))])
+        last = last if last is not None else "drop" if shuffle else "keep"
+        self._maker = Maker(_checked_source(source, decode, comm), shuffle, decode, transform, _one_of("on_bad", on_bad, OnBad))
+        self._route = Route(length_of(self._maker.source), plan, last, comm.size, comm.rank, micro_batch)
+        self._kind = _checked_kind(kind, self._maker)
+        self._workers = default_workers(self._maker, comm, kind) if workers is None else whole_number("workers", workers)
+        self._depth = max(1, self._workers * whole_number("prefetch", prefetch, 1))
+        self._pin = _checked_pin(pin_memory)
+        self._position = Position(whole_number("seed", seed))
+        self._pool: Pool | None = None  # started by the first iteration
+        self._queue: _Queue | None = None
+        self._turn = 0  # which iteration is the present one
+        self._closed = False
+        self._skipped: deque[tuple[str, str]] = deque(maxlen=REMEMBERED)
+        self._skipped_count = 0
+        self._warned_in: int | None = None  # an epoch
+
+    @property
+    def plan(self) -> BatchPlan:
+        """The batch plan; of one stage where `batch` was a number."""
+        return self._route.plan
+
+    @property
+    def workers(self) -> int:
+        """How many threads or processes make micro-batches ahead; 0: the caller makes them."""
+        return self._workers
+
+    # -- iterating
+
+    def __iter__(self) -> Iterator[Any]:
+        """The micro-batches from the position to the end of its epoch."""
+        for _, made in self._to_the_end_of_the_epoch():
+            yield made.data
+
+    def steps(self) -> Iterator[Step]:
+        """The steps from the position to the end of its epoch, each with all its micro-batches."""
+        parts: list[Made] = []
+        for wanted, made in self._to_the_end_of_the_epoch():
+            parts.append(made)
+            if wanted.ends_step:
+                micro, samples = tuple(part.data for part in parts), sum(part.samples for part in parts)
+                parts = []
+                yield Step(wanted.epoch, wanted.index, len(wanted.step), micro, samples)
+
+    def __len__(self) -> int:
+        """How many micro-batches the next `for` over this loader has."""
+        return self._route.micro_count(self._position)
+
+    def steps_per_epoch(self, epoch: int) -> int:
+        """How many steps `epoch` has, from its beginning."""
+        return len(self._route.steps(Position(0, epoch)))
+
+    # -- where it stands
+
+    @property
+    def position(self) -> Position:
+        """Where the run stands: after the last step that was handed out in full. What is prefetched does not count."""
+        return self._position
+
+    def seek(self, position: Position) -> None:
+        """Go on from `position`; it may have been saved on another number of ranks, or with another batch."""
+        self._position = self._route.reach(position)
+        self._turn += 1
+
+    def rewind(self) -> None:
+        """Go back to the beginning of the present epoch: for evaluation, whatever happened before."""
+        self.seek(Position(self._position.seed, self._position.epoch))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position as plain data, with what an order depends on besides."""
+        at = self._position
+        return {"seed": at.seed, "epoch": at.epoch, "samples": at.samples, "n": self._route.n, "shuffle": self._maker.shuffle}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resume at a saved position, on any number of ranks. The seed of the state replaces the loader's."""
+        mine = self.state_dict()
+        if missing := [name for name in mine if name not in state]:
+            raise ValueError(f"this is no state of a Loader: {', '.join(missing)} missing")
+        for name in ("n", "shuffle"):
+            if state[name] != mine[name]:
+                raise ValueError(f"the state is of {name}={state[name]!r}, this loader has {name}={mine[name]!r}: another order")
+        self.seek(Position(state["seed"], state["epoch"], state["samples"]))
+
+    @property
+    def skipped(self) -> tuple[tuple[str, str], ...]:
+        """(name, reason) of the last samples of this rank that were bad and left out; `skipped_count` counts all."""
+        return tuple(self._skipped)
+
+    @property
+    def skipped_count(self) -> int:
+        """How many samples of this rank were bad and left out, in all epochs."""
+        return self._skipped_count
+
+    # -- the end
+
+    def close(self) -> None:
+        """End the workers and wait for them. What was handed out stays valid."""
+        self._closed = True
+        self._turn += 1
+        self._forget_queue()
+        if self._pool is not None:
+            self._pool.close()
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    # -- how it works
+
+    def _to_the_end_of_the_epoch(self) -> Iterator[tuple[MicroBatch, Made]]:
+        queue = self._queue_from(self._position)
+        self._turn += 1
+        turn, epoch = self._turn, self._position.epoch
+        while self._position.epoch == epoch:
+            try:
+                wanted, made = queue.get()
+            except BaseException:
+                self._forget_queue()  # a new iteration begins again at the last completed step
+                raise
+            self._note(wanted, made)
+            yield wanted, made
+            if self._turn != turn:
+                raise RuntimeError("this iteration is over: the loader was closed, moved, or is iterated over elsewhere")
+
+    def _queue_from(self, position: Position) -> _Queue:
+        if self._closed:
+            raise RuntimeError("this loader is closed")
+        if self._pool is None:
+            self._pool = self._start()
+        if self._queue is None or self._queue.at != position:
+            self._forget_queue()
+            self._queue = _Queue(self._route.walk(position), self._pool, self._depth, position)
+        return self._queue
+
+    def _forget_queue(self) -> None:
+        if self._queue is not None:
+            self._queue.cancel()
+            self._queue = None
+
+    def _start(self) -> Pool:
+        if self._workers == 0:
+            return Caller(self._maker, self._pin)
+        # data in memory: one indexing operation per batch, for which more threads would only queue
+        count = 1 if self._maker.takes_at_once else self._workers
+        return Workers((LocalWork if self._kind == "thread" else RemoteWork)(self._maker, pin=self._pin), count)
+
+    def _note(self, wanted: MicroBatch, made: Made) -> None:
+        if wanted.ends_step:
+            self._position = wanted.after
+        self._skipped.extend(made.skipped)
+        self._skipped_count += len(made.skipped)
+        if made.skipped and self._warned_in != wanted.epoch:
+            self._warned_in = wanted.epoch
+            name, reason = made.skipped[0]
+            warnings.warn(f"epoch {wanted.epoch}: left out {name}: {reason} (`skipped` will have more)", stacklevel=4)
+
+
+class _Queue:
+    """Micro-batches that are being made: at most `depth` at a time, handed out in their order."""
+
+    def __init__(self, walk: Iterator[MicroBatch], pool: Pool, depth: int, at: Position) -> None:
+        self._walk, self._pool, self._depth = walk, pool, depth
+        self._ahead: deque[tuple[MicroBatch, Future]] = deque()
+        self.at: Position | None = at  # where what comes next begins; None amid a step
+
+    def get(self) -> tuple[MicroBatch, Made]:
+        """The next one; waits for it."""
+        self._fill(self._depth)
+        wanted, future = self._ahead[0]
+        made = future.result()
+        self._ahead.popleft()
+        self._fill(self._depth)  # a place is free: go on while the user trains
+        self.at = wanted.after if wanted.ends_step else None
+        return wanted, made
+
+    def cancel(self) -> None:
+        for _, future in self._ahead:
+            future.cancel()
+        self._ahead.clear()
+
+    def _fill(self, depth: int) -> None:
+        while len(self._ahead) < depth:
+            wanted = next(self._walk)
+            self._ahead.append((wanted, self._pool.submit(wanted)))
+
+
+def _checked_source(source: Any, decode: Decode | None, comm: Ranked) -> Any:
+    if isinstance(source, Shard) and comm.size > 1:
+        raise ValueError("a Shard is one rank's share already: give the Loader the whole data set, it shares out every batch")
+    if isinstance(source, Encoded) and decode is None:
+        raise ValueError(
+            "this source has encoded images: pass decode=, e.g. RandomResizedCrop(224) or CentreCrop(224, resize=256)"
+        )
+    if decode is not None and not isinstance(source, Encoded):
+        raise ValueError(f"decode= is for sources of encoded images, not for {type(source).__name__}: pass transform= instead")
+    return source.tensors if type(source) is TensorDataset else source
+
+
+def _checked_kind(kind: Kind, maker: Maker) -> Kind:
+    if _one_of("kind", kind, Kind) == "process" and maker.takes_at_once:
+        raise ValueError(
+            "kind='process' would copy data that are in memory to every process: kind='thread' takes them in one step"
+        )
+    return kind
+
+
+def _checked_pin(pin_memory: bool | None) -> bool:
+    available = torch.accelerator.is_available()
+    if pin_memory and not available:
+        raise ValueError("pin_memory=True, but there is no accelerator: None pins where there is one")
+    return available if pin_memory is None else pin_memory
+
+
+def _one_of(name: str, value: Any, kinds: Any) -> Any:
+    if value not in get_args(kinds):
+        raise ValueError(f"{name}={value!r}: one of {', '.join(map(repr, get_args(kinds)))}")
+    return value

@@ -1,0 +1,175 @@
+"""The order of an epoch: a permutation of range(n) that is computed where it is needed, never stored, never sent.
+
+`epoch_order(seed, epoch, n)` is the same on every rank and costs no memory that grows with n: element i is a pure function of
+(seed, epoch, n, i). It is a Feistel network on pairs (left, right) with left * right just above n (Black and Rogaway, Ciphers
+with arbitrary finite domains, 2002): each round adds a hash of one half to the other, which can be undone and therefore is a
+bijection; the few results that fall outside range(n) are sent through again until they fall inside.
+
+A network of so few states as a small n has would repeat itself between epochs, so up to SMALL elements the order is that of
+their 64-bit hashes: 32 KiB, kept.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phalanx.data.position import whole_number
+
+Indices = NDArray[np.int64]
+
+SMALL = 4096  # elements whose order is sorted hashes
+ROUNDS = 6  # with 2 an order is visibly regular (tests/data/test_order.py), with 3 no longer; the rest is margin
+BLOCK = 8192  # indices at a time: the five arrays of a block stay in the second-level cache
+LARGEST = 1 << 62  # left and right below 2**31, so that the product of a 32-bit hash and either fits in 64 bits
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15  # splitmix64 (Steele, Lea and Flood 2014)
+_MIX_1 = 0xBF58476D1CE4E5B9
+_MIX_2 = 0x94D049BB133111EB
+_DOMAIN = 0x6F72646572  # "order": other users of the same seed and epoch draw other numbers
+
+
+def epoch_order(seed: int, epoch: int, n: int) -> Order:
+    """The order in which epoch `epoch` visits the samples range(n); equal on all ranks, for any seed and epoch >= 0."""
+    return Order(whole_number("seed", seed), whole_number("epoch", epoch), whole_number("n", n))
+
+
+@dataclass(frozen=True)
+class Order:
+    """A permutation of range(n), read like a sequence: `o[i]` an int, `o[a:b]` and `o[array]` int64 arrays."""
+
+    seed: int
+    epoch: int
+    n: int
+
+    def __post_init__(self) -> None:
+        if self.n > LARGEST:
+            raise ValueError(f"n={self.n}: an order has at most 2**62 elements")
+
+    def __len__(self) -> int:
+        return self.n
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice | Indices | list[int] | range) -> Indices: ...
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self._at(range(self.n)[index])
+        if isinstance(index, range | list | np.ndarray):
+            places = np.asarray(index) if len(index) else np.empty(0, np.int64)
+            if places.dtype.kind not in "iu":
+                raise TypeError(f"an order is read at integers, got an array of {places.dtype}")
+            return self._at_array(self._inside(places.astype(np.int64)))
+        place = operator.index(index)
+        return int(self._at_array(self._inside(np.array([place])))[0])
+
+    def __iter__(self) -> Iterator[int]:
+        for start in range(0, self.n, BLOCK):
+            yield from self[start : start + BLOCK].tolist()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        if copy is False:
+            raise ValueError("an order is computed: its array is always new")
+        return self[:].astype(dtype or np.int64, copy=False)
+
+    def tolist(self) -> list[int]:
+        """All of it."""
+        return self[:].tolist()
+
+    def _inside(self, places: Indices) -> Indices:
+        outside = (places < -self.n) | (places >= self.n)
+        if outside.any():
+            raise IndexError(f"index {places[outside][0]} of an order of {self.n} elements")
+        return np.where(places < 0, places + self.n, places)
+
+    def _at(self, places: range) -> Indices:
+        found = np.empty(len(places), np.int64)
+        for start in range(0, len(places), BLOCK):
+            block = places[start : start + BLOCK]
+            found[start : start + len(block)] = self._block(np.arange(block.start, block.stop, block.step))
+        return found
+
+    def _at_array(self, places: Indices) -> Indices:
+        found = np.empty(places.shape, np.int64)
+        flat, out = places.reshape(-1), found.reshape(-1)
+        for start in range(0, len(flat), BLOCK):
+            out[start : start + BLOCK] = self._block(flat[start : start + BLOCK])
+        return found
+
+    def _block(self, places: Indices) -> Indices:
+        if self.n <= SMALL:
+            return self._sorted_hashes[places]
+        return permute(places, self.n, self._keys)
+
+    @cached_property
+    def _keys(self) -> tuple[int, ...]:
+        return tuple(_hash(self.seed, self.epoch, number) for number in range(ROUNDS))
+
+    @cached_property
+    def _sorted_hashes(self) -> Indices:
+        counter = np.arange(1, self.n + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
+        return np.argsort(_mix(counter + np.uint64(_hash(self.seed, self.epoch, 0))), kind="stable").astype(np.int64)
+
+
+def permute(places: Indices, n: int, keys: tuple[int, ...]) -> Indices:
+    """Where the permutation of range(n) that `keys` select sends each of `places`; one round per key."""
+    rows = math.isqrt(max(n - 1, 0)) + 1  # rows * columns >= n, and less than n + rows: few fall outside
+    columns = -(-n // rows)
+    found = _network(places.astype(np.uint64), rows, columns, keys)
+    outside = np.flatnonzero(found >= n)
+    while outside.size:  # every orbit that began inside comes back inside
+        found[outside] = _network(found[outside], rows, columns, keys)
+        outside = outside[found[outside] >= n]
+    return found.view(np.int64)
+
+
+def _network(x: NDArray[np.uint64], rows: int, columns: int, keys: tuple[int, ...]) -> NDArray[np.uint64]:
+    """The Feistel network on range(rows * columns)."""
+    row = x // np.uint64(columns)
+    halves, sizes = (row, x - row * np.uint64(columns)), (rows, columns)
+    h, t = np.empty_like(x), np.empty_like(x)
+    for number, key in enumerate(keys):
+        half, other, size = halves[number % 2], halves[1 - number % 2], np.uint64(sizes[number % 2])
+        np.add(other, np.uint64(key), out=h)
+        np.multiply(h, np.uint64(_MIX_1), out=h)
+        np.right_shift(h, np.uint64(29), out=t)
+        np.bitwise_xor(h, t, out=h)
+        np.multiply(h, np.uint64(_MIX_2), out=h)
+        np.right_shift(h, np.uint64(32), out=h)
+        np.multiply(h, size, out=h)
+        np.right_shift(h, np.uint64(32), out=h)  # 32 bits of hash, scaled to range(size)
+        np.add(half, h, out=half)
+        np.subtract(half, size, out=t)  # wraps to something huge where half < size already
+        np.minimum(half, t, out=half)
+    return halves[0] * np.uint64(columns) + halves[1]
+
+
+def _hash(seed: int, epoch: int, number: int) -> int:
+    """64 bits of (seed, epoch, number); seeds and epochs of any length count in full."""
+    state = _DOMAIN
+    for value in (seed, epoch, number):
+        limbs = max(1, -(-value.bit_length() // 64))
+        for limb in (limbs, *(value >> (64 * k) & _MASK for k in range(limbs))):
+            state = _mix_int((state ^ limb) + _GOLDEN & _MASK)
+    return state
+
+
+def _mix_int(z: int) -> int:
+    z = (z ^ z >> 30) * _MIX_1 & _MASK
+    z = (z ^ z >> 27) * _MIX_2 & _MASK
+    return z ^ z >> 31
+
+
+def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    z = (z ^ z >> np.uint64(30)) * np.uint64(_MIX_1)
+    z = (z ^ z >> np.uint64(27)) * np.uint64(_MIX_2)
+    return z ^ z >> np.uint64(31)

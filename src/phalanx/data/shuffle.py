@@ -1,0 +1,220 @@
+"""GossipGraD's asynchronous distributed shuffle: samples just read travel to another rank while the next ones are trained.
+
+    shuffle = phalanx.data.AsyncShuffle((x, y), comm, batch=128)
+    for epoch in range(90):
+        for x, y in shuffle:                    # one local epoch; the epoch advances by itself
+            train(x, y)
+
+A rank keeps only its share in memory, and no rank waits for a file, yet every rank sees all data in the course of the epochs.
+`exchange.py` says what travels where, `share.py` holds the samples; here they are sent. Published by Daily et al., GossipGraD
+(2018), as a ring without a local shuffle; docs/shuffle.md tells the differences.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from phalanx.comm.communicator import Communicator
+from phalanx.comm.issuer import Pending
+from phalanx.data.exchange import ExchangePlan, Indices, Kind, Last
+from phalanx.data.position import Position
+from phalanx.data.share import Parcel, Share, check_source
+
+if TYPE_CHECKING:
+    from phalanx.data.draws import Draws
+    from phalanx.data.loader import Step
+
+IN_FLIGHT = 2  # exchanges under way at most: each has two steps of time, and one that is late does not stop the training at once
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+Transform = Callable[[torch.Tensor, "Draws"], torch.Tensor]
+
+
+class AsyncShuffle:
+    """Batches (x, y) of the samples that this rank holds, which change from epoch to epoch.
+
+    `data` is the whole data set as every rank sees it, `phalanx.data.Arrays`, a pair of tensors (memory-mapped, say), or anything
+    with `len()` and `take(indices) -> (x, y)`: each rank reads only its share, before the first batch, and lets go of `data`.
+    `batch` is per rank. All ranks iterate alike. `transform(x, draws)` gets random numbers of (seed, epoch, sample), whichever
+    rank holds it. `last`, by default "drop" with a local shuffle and "keep" without, is explained in `ExchangePlan`.
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        comm: Communicator,
+        *,
+        batch: int,
+        plan: Kind = "ring",
+        seed: int = 0,
+        transform: Transform | None = None,
+        local_shuffle: bool = True,
+        last: Last | None = None,
+    ) -> None:
+        last = last or ("drop" if local_shuffle else "keep")
+        self.plan = ExchangePlan(check_source(data), comm.size, batch, plan, seed, local_shuffle, last)
+        self._data, self._comm, self._transform = data, comm, transform
+        self._epoch = self._step = 0
+        self._share: Share | None = None
+        self._order: Indices | None = None  # of the current epoch, None before its first step
+        self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []  # to send from and to receive into, used in turn
+        self._parcels: dict[tuple[int, int], tuple[Parcel, Parcel]] = {}  # of so many rows at the beginning of a pair of buffers
+        self._flying: deque[tuple[Pending, Parcel]] = deque()
+
+    def __len__(self) -> int:
+        """Batches of an epoch, the same on all ranks."""
+        return self.plan.steps
+
+    def __iter__(self) -> Iterator[Batch]:
+        """What is left of the current epoch."""
+        for _ in range(self._step, self.plan.steps):
+            yield self._next()
+
+    def steps(self) -> Iterator[Step]:
+        """What is left of the current epoch, as steps of one micro-batch."""
+        from phalanx.data.loader import Step
+
+        for index in range(self._step, self.plan.steps):
+            epoch = self._epoch
+            x, y = self._next()
+            yield Step(epoch=epoch, index=index, batch=self.plan.trained(index), micro=((x, y),), samples=len(x))
+
+    def _next(self) -> Batch:
+        """The next batch; its chunk leaves now, to be on its way while the batch is trained."""
+        share = self._share or self._read_share()
+        if self._order is None:
+            self._order = self._begin_epoch(share)
+        epoch, step = self._epoch, self._step
+        chunk = self.plan.chunk(self._order, step)
+        ids = chunk[: self.plan.batch]
+        x, y = share.read(ids)
+        if self._comm.size > 1:
+            self._send(share, chunk)
+        self._step += 1
+        if self._step == self.plan.steps:
+            self._epoch, self._step, self._order = epoch + 1, 0, None
+        if self._transform is not None:
+            from phalanx.data.draws import Draws
+
+            x = self._transform(x, Draws(self.plan.seed, epoch, ids))
+        return x, y
+
+    # ---- samples that travel -------------------------------------------------------------------------------------------------
+
+    def _send(self, share: Share, chunk: Indices) -> None:
+        """Exchange the chunk for as many samples of another rank; they are put in its place when they have come."""
+        while self._flying and (len(self._flying) == IN_FLIGHT or self._flying[0][0].done()):
+            self._land(share)
+        number, rank = self._epoch * self.plan.steps + self._step, self._comm.rank
+        destinations = self.plan.destinations(self._epoch, self._step)
+        dest, source = int(destinations[rank]), int((destinations == rank).argmax())
+        key = turn, rows = number % IN_FLIGHT, self.plan.rows(self._step)
+        if key not in self._parcels:
+            to_send, to_fill = self._buffers[turn]
+            self._parcels[key] = share.layout.parcel(to_send, rows), share.layout.parcel(to_fill, rows)
+        outgoing, incoming = self._parcels[key]
+        share.take_out(chunk, outgoing)
+        # the number as tag: ranks that are not in the same step wait for each other, and do not mix their samples up
+        pending = self._comm.exchange_async(outgoing.flat, dest, incoming.flat, source, tag=number)
+        self._flying.append((pending, incoming))
+
+    def _land(self, share: Share) -> None:
+        """Wait for the oldest exchange, and put what came into the share."""
+        pending, incoming = self._flying[0]
+        pending.wait()
+        self._flying.popleft()
+        share.put(incoming)
+
+    def _land_all(self) -> None:
+        while self._flying and self._share is not None:
+            self._land(self._share)
+
+    # ---- beginnings ------------------------------------------------------------------------------------------------------------
+
+    def _begin_epoch(self, share: Share) -> Indices:
+        """The order of the current epoch, over what has come by now."""
+        self._land_all()
+        share.index()
+        if self._step:  # resumed in mid-epoch: what this rank held at its beginning is partly elsewhere
+            return self.plan.order(self._epoch, self._comm.rank, self.plan.shares(self._epoch)[self._comm.rank])
+        return self.plan.order(self._epoch, self._comm.rank, share.ids())
+
+    def _read_share(self) -> Share:
+        """Read what this rank owns at the current position, and make sure that all ranks are at the same one."""
+        held = self.plan.held(self._epoch, self._step, self._comm.rank)
+        share = Share(self._data, held, self.plan.capacity)
+        kind = {name: str(value) for name, value in asdict(share.layout).items()}
+        _agree(self._comm, {**asdict(self.plan), "epoch": self._epoch, "step": self._step, **kind})
+        if self._comm.size > 1:
+            nbytes = share.layout.nbytes(max(self.plan.rows(step) for step in range(self.plan.steps)))
+            self._buffers = [
+                (torch.zeros(nbytes, dtype=torch.uint8), torch.empty(nbytes, dtype=torch.uint8)) for _ in range(IN_FLIGHT)
+            ]
+        self._share, self._data = share, None
+        return share
+
+    # ---- where it stands -------------------------------------------------------------------------------------------------------
+
+    @property
+    def position(self) -> Position:
+        """After the last batch that was handed out; samples are those that all ranks together have trained in this epoch."""
+        trained = sum(self.plan.trained(step) for step in range(self._step))
+        return Position(self.plan.seed, self._epoch, trained)
+
+    def held(self) -> Indices:
+        """The samples that this rank owns after the last batch that was handed out, ascending; waits for those on their way."""
+        if self._share is None:
+            return self.plan.held(self._epoch, self._step, self._comm.rank)
+        self._land_all()
+        return self._share.ids()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data, the same on all ranks; no samples, because who owns what follows from it."""
+        return {**asdict(self.plan), "epoch": self._epoch, "step": self._step}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to a saved position, before the first batch: the share that belongs to it is read from `data` then.
+
+        The seed of the state replaces this one's. Between epochs the number of ranks and the batch may have changed; in mid-epoch
+        they decide who owns what.
+        """
+        if missing := [name for name in self.state_dict() if name not in state]:
+            raise ValueError(f"this is no state of an AsyncShuffle: {', '.join(missing)} missing")
+        if self._share is not None:
+            raise RuntimeError("AsyncShuffle: load the state before the first batch; now make a new one, and load it there")
+        free = {"seed", "ranks", "batch"} if state["step"] == 0 else {"seed"}
+        for name, mine in asdict(self.plan).items():
+            if name not in free and state[name] != mine:
+                where = "at the end of an epoch" if name in ("ranks", "batch") else "with the same data and options"
+                raise ValueError(
+                    f"AsyncShuffle: the state is of {name}={state[name]!r}, step {state['step']} of epoch {state['epoch']}, but "
+                    f"this one has {name}={mine!r}: resume {where}"
+                )
+        self.plan = replace(self.plan, seed=state["seed"])
+        self._epoch, self._step = state["epoch"], state["step"]
+
+    def close(self) -> None:
+        """Wait for what is on its way, so that no neighbour misses it; iteration may go on later. Idempotent."""
+        self._land_all()
+
+    def __enter__(self) -> AsyncShuffle:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+        if kind is None:  # after an exception the neighbours may never come
+            self.close()
+
+
+def _agree(comm: Communicator, mine: Mapping[str, Any]) -> None:
+    """Raise, on all ranks, if they differ in anything of `mine`."""
+    told = comm.allgather_obj(dict(mine))
+    for name in mine:
+        values = [facts[name] for facts in told]
+        if any(value != values[0] for value in values):
+            raise ValueError(f"AsyncShuffle: ranks disagree on {name}: {values}, by rank")

@@ -1,0 +1,160 @@
+"""What a source is: samples with labels, by number. `open("cifar10:DIR")` finds one by its spec.
+
+There are two kinds. **Arrays** (and whatever else has `take`) hold decoded samples and give many of them in one indexing
+operation. **Encoded** sources give the bytes of one file at a time, for a decoder. Both have a length, `classes`, and
+`source[i]`; both may be used by several threads at once and pickled to worker processes.
+
+    Arrays      digits, mnist, fashion-mnist, cifar10, cifar100; synthetic data have the same interface
+    Encoded     imagefolder, shards
+"""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, SupportsIndex, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+HELD_OUT = ("val", "validation", "test")
+SPLITS = ("train", *HELD_OUT)
+MAX_EXAMPLES = 20  # of samples left out that are remembered by name; their number is always exact
+
+
+class SourceError(ValueError):
+    """A source that cannot be opened, or that is not what its spec says; the message names the cause and the remedy."""
+
+
+@runtime_checkable
+class Takes(Protocol):
+    """A source of decoded samples: `take` gives those of many numbers at once, as (x, y) with a leading dimension."""
+
+    @property
+    def classes(self) -> tuple[str, ...]: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, i: SupportsIndex) -> tuple[Tensor, int]: ...
+
+    def take(self, indices: np.ndarray | Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+@runtime_checkable
+class Encoded(Protocol):
+    """A source of files: `read` gives the bytes of one sample, `name` says which it was in an error message."""
+
+    @property
+    def classes(self) -> tuple[str, ...]: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, i: SupportsIndex) -> tuple[bytes, int]: ...
+
+    def read(self, i: SupportsIndex) -> bytes: ...
+
+    def label(self, i: SupportsIndex) -> int: ...
+
+    def name(self, i: SupportsIndex) -> str: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Arrays:
+    """A data set in memory: `x` with a leading dimension of samples (images: uint8, N x C x H x W) and int64 labels `y`."""
+
+    x: Tensor
+    y: Tensor
+    classes: tuple[str, ...] = ()
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if self.x.dim() < 1 or self.y.shape != self.x.shape[:1]:
+            raise SourceError(f"{self.name or 'Arrays'}: x is {tuple(self.x.shape)} and y {tuple(self.y.shape)}: one label each")
+        if self.y.dtype != torch.int64:
+            raise SourceError(f"{self.name or 'Arrays'}: labels are {self.y.dtype}, wanted int64: y.long()")
+        if self.classes and len(self.y):
+            low, high = int(self.y.min()), int(self.y.max())
+            if low < 0 or high >= len(self.classes):
+                raise SourceError(
+                    f"{self.name or 'Arrays'}: labels run from {low} to {high}, but there are {len(self.classes)} classes"
+                )
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, i: SupportsIndex) -> tuple[Tensor, int]:
+        k = at(i, len(self))
+        return self.x[k], int(self.y[k])
+
+    def take(self, indices: np.ndarray | Tensor) -> tuple[Tensor, Tensor]:
+        """The samples of these numbers, copied."""
+        rows = as_rows(indices)
+        return self.x.index_select(0, rows), self.y.index_select(0, rows)
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """What a source left out when it was indexed: how many, and the first few as (name, reason)."""
+
+    count: int = 0
+    examples: tuple[tuple[str, str], ...] = ()
+
+    def plus(self, name: str, reason: str) -> Skipped:
+        examples = self.examples if len(self.examples) >= MAX_EXAMPLES else (*self.examples, (name, reason))
+        return Skipped(self.count + 1, examples)
+
+    def joined(self, other: Skipped) -> Skipped:
+        return Skipped(self.count + other.count, (self.examples + other.examples)[:MAX_EXAMPLES])
+
+    def warn(self, source: str) -> None:
+        """Say so once, with names: a source that shrinks in silence is how accuracy gets lost."""
+        if self.count:
+            named = "; ".join(f"{name}: {reason}" for name, reason in self.examples[:5])
+            more = f"; and {self.count - 5} more (`skipped` has the first {MAX_EXAMPLES})" if self.count > 5 else ""
+            warnings.warn(f"{source}: left out {self.count}: {named}{more}", stacklevel=4)
+
+
+def at(i: SupportsIndex, n: int) -> int:
+    """The number `i` of n samples, counted from the end if it is negative, as Python's sequences do."""
+    k = operator.index(i)
+    if not -n <= k < n:
+        raise IndexError(f"sample {k} of {n}")
+    return k % n
+
+
+def as_rows(indices: np.ndarray | Tensor) -> Tensor:
+    """Numbers of samples as torch wants them; a mask of booleans would be read as zeros and ones, so it is refused."""
+    rows = torch.from_numpy(np.ascontiguousarray(indices)) if isinstance(indices, np.ndarray) else torch.as_tensor(indices)
+    if rows.dtype == torch.bool or rows.is_floating_point() or rows.dim() != 1:
+        raise TypeError(f"take() wants a vector of whole numbers, not {rows.dtype} of shape {tuple(rows.shape)}")
+    return rows.long()
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One row of the table of specs: how it is written, and what opens it."""
+
+    form: str
+    make: Callable[[str, str], Takes | Encoded]  # (what follows the colon, split) -> source
+
+
+def open(spec: str, split: str = "train") -> Takes | Encoded:  # noqa: A001  reads as phalanx.data.open
+    """The source that `spec` names: `digits`, `cifar10:DIR`, `imagefolder:DIR`, ...; docs/sources.md has them all.
+
+    `split` is "train", or one of "val", "validation" and "test" for what is held out; data sets that hold out one set give it
+    under any of the three names.
+    """
+    from phalanx.data.sources import SPECS  # here, because the sources are made of the types above
+
+    name, _, rest = spec.partition(":")
+    if name not in SPECS:
+        raise SourceError(f"no source is called {name!r}; there are " + ", ".join(row.form for row in SPECS.values()))
+    if split not in SPLITS:
+        raise SourceError(f"no split is called {split!r}; there are " + ", ".join(SPLITS))
+    form = SPECS[name].form
+    if bool(rest) != (":" in form):
+        raise SourceError(f"{spec!r} does not have the form {form}")
+    return SPECS[name].make(rest, split)

@@ -1,0 +1,71 @@
+"""Names of very many files in little memory, and reading one file without surprises."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"})  # torchvision's
+MAX_ENCODED = 256 << 20  # bytes of one encoded image; more is no photograph
+NOT_THE_FILES_FAULT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+
+
+class Names:
+    """A list of names as one block of bytes and where each ends: a million names in 30 MB instead of 100."""
+
+    def __init__(self, blob: np.ndarray, ends: np.ndarray) -> None:
+        self.blob, self.ends = blob, ends
+        if len(ends) and (int(ends[0]) < 0 or int(ends[-1]) != len(blob) or bool((np.diff(ends) < 0).any())):
+            raise ValueError("ends do not fit the names")
+
+    @staticmethod
+    def of(names: Iterable[str]) -> Names:
+        encoded = [os.fsencode(name) for name in names]
+        ends = np.cumsum(np.fromiter(map(len, encoded), np.int64, len(encoded)), dtype=np.int64)
+        return Names(np.frombuffer(b"".join(encoded), np.uint8), ends)
+
+    @staticmethod
+    def joined(parts: Sequence[Names]) -> Names:
+        before = np.cumsum([0, *(len(part.blob) for part in parts)], dtype=np.int64)
+        ends = [part.ends + start for part, start in zip(parts, before)]
+        return Names(np.concatenate([part.blob for part in parts]), np.concatenate(ends))
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, i: int) -> str:
+        return os.fsdecode(self.blob[self.ends[i - 1] if i else 0 : self.ends[i]].tobytes())
+
+
+def is_image(name: str) -> bool:
+    """By its extension, as torchvision has them, in any case; names that begin with a dot are not for us."""
+    return name[name.rfind(".") :].lower() in EXTENSIONS and not name.startswith(".")
+
+
+def read_regular(path: str) -> bytes:
+    """The content of a regular file; `OSError` for anything else, and for more than MAX_ENCODED bytes."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # NONBLOCK: a fifo does not hang us
+    try:
+        about = os.fstat(descriptor)
+        if not stat.S_ISREG(about.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+        if about.st_size > MAX_ENCODED:
+            raise OSError(errno.EFBIG, f"{about.st_size} bytes are more than an image has (at most {MAX_ENCODED})")
+        return read_at(descriptor, about.st_size, 0)
+    finally:
+        os.close(descriptor)
+
+
+def read_at(descriptor: int, size: int, offset: int) -> bytes:
+    """`size` bytes at `offset`; fewer only where the file ends."""
+    data = os.pread(descriptor, size, offset)
+    if len(data) == size:
+        return data
+    parts = [data]  # the kernel gives less than asked when a signal comes, and at most 2 GiB
+    while parts[-1] and (missing := size - sum(map(len, parts))) > 0:
+        parts.append(os.pread(descriptor, missing, offset + size - missing))
+    return b"".join(parts)

@@ -1,0 +1,195 @@
+"""Pickles that hold nothing but plain values and arrays of bytes, read without Python's unpickler.
+
+A pickle is a program; the unpickler runs it, with any function that the file names. Here the same opcodes are read (pickletools
+finds their borders and executes nothing) and a table of those that build plain values is interpreted: lists, tuples, dicts,
+bytes, text and whole numbers. Of callables there is a short table, and each entry is one of our own functions below: nothing
+that the file names is ever looked up. Everything else is refused, with its place. Work and memory are linear in the length of
+the file.
+"""
+
+from __future__ import annotations
+
+import pickletools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+class PickleRefused(ValueError):  # noqa: N818  says what happened
+    """The pickle holds something else than plain values, or is damaged."""
+
+
+@dataclass(frozen=True)
+class Named:
+    """A callable by the name that the pickle gave it."""
+
+    name: str
+
+
+@dataclass
+class Array:
+    """An array on its way: numpy makes an empty one first and fills it by its state."""
+
+    value: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class ByteType:
+    """numpy's dtype of unsigned bytes, the only one there is here."""
+
+
+MARK = object()
+
+
+def load_plain(data: bytes) -> Any:
+    """The value of a pickle; `Array`s in it have their `value`."""
+    stack: list[Any] = []
+    memo: dict[int, Any] = {}
+    position = 0
+    try:
+        for opcode, argument, place in pickletools.genops(data):
+            position = place or 0
+            if opcode.name == "STOP":
+                (value,) = stack
+                return value
+            _step(opcode.name, argument, stack, memo)
+    except PickleRefused as error:
+        raise PickleRefused(f"{error} (byte {position})") from None
+    except (ValueError, IndexError, KeyError, TypeError, AttributeError) as error:  # AttributeError: append to what is no list
+        raise PickleRefused(f"a damaged pickle: {error or type(error).__name__} (byte {position})") from None
+    raise PickleRefused("a damaged pickle: it has no end")
+
+
+def _step(name: str, argument: Any, stack: list[Any], memo: dict[int, Any]) -> None:
+    if name in ("PROTO", "FRAME"):
+        return
+    if name in CONSTANTS:
+        stack.append(CONSTANTS[name]())
+    elif name in TEXTS_OF_PYTHON_2:
+        stack.append(argument.encode("latin-1"))
+    elif name in ARGUMENTS:
+        stack.append(argument)
+    elif name in ("BINPUT", "LONG_BINPUT"):
+        memo[argument] = stack[-1]
+    elif name == "MEMOIZE":
+        memo[len(memo)] = stack[-1]
+    elif name in ("BINGET", "LONG_BINGET"):
+        stack.append(memo[argument])
+    elif name in TUPLES:
+        size = TUPLES[name]
+        if size > len(stack):
+            raise IndexError("a tuple of more than there is")
+        stack[len(stack) - size :] = [tuple(stack[len(stack) - size :])]
+    elif name == "TUPLE":
+        stack.append(tuple(_above_mark(stack)))
+    elif name == "APPEND":
+        value = stack.pop()
+        _of(list, stack[-1]).append(value)
+    elif name == "APPENDS":
+        values = _above_mark(stack)
+        _of(list, stack[-1]).extend(values)
+    elif name == "SETITEM":
+        value, key = stack.pop(), stack.pop()
+        _of(dict, stack[-1])[_of((bytes, str), key)] = value
+    elif name == "SETITEMS":
+        values = _above_mark(stack)
+        for key, value in zip(values[::2], values[1::2]):
+            _of(dict, stack[-1])[_of((bytes, str), key)] = value
+    elif name == "GLOBAL":
+        stack.append(_known(argument.replace(" ", ".", 1)))
+    elif name == "STACK_GLOBAL":
+        last, module = stack.pop(), stack.pop()
+        stack.append(_known(f"{module}.{last}"))
+    elif name == "REDUCE":
+        arguments, function = stack.pop(), stack.pop()
+        stack.append(CALLABLES[_of(Named, function).name](*_of(tuple, arguments)))
+    elif name == "BUILD":
+        state = stack.pop()
+        _set_state(stack[-1], _of(tuple, state))
+    else:
+        raise PickleRefused(f"opcode {name} is not one that builds plain values")
+
+
+CONSTANTS: dict[str, Callable[[], Any]] = {
+    "NONE": lambda: None,
+    "NEWTRUE": lambda: True,
+    "NEWFALSE": lambda: False,
+    "EMPTY_LIST": list,
+    "EMPTY_DICT": dict,
+    "EMPTY_TUPLE": tuple,
+    "MARK": lambda: MARK,
+}
+ARGUMENTS = frozenset(
+    {"BININT", "BININT1", "BININT2", "LONG1", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"}
+    | {"BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"}
+)
+TEXTS_OF_PYTHON_2 = frozenset({"BINSTRING", "SHORT_BINSTRING"})  # bytes, though pickletools shows them as text
+TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+
+
+def _above_mark(stack: list[Any]) -> list[Any]:
+    values: list[Any] = []
+    while (value := stack.pop()) is not MARK:
+        values.append(value)
+    values.reverse()
+    return values
+
+
+def _of(kind: Any, value: Any) -> Any:
+    if not isinstance(value, kind):
+        raise TypeError(f"a {type(value).__name__} where there should be none")
+    return value
+
+
+def _known(name: str) -> Any:
+    if name not in CALLABLES and name != "numpy.ndarray":
+        raise PickleRefused(f"it names {name}, which is neither a plain value nor an array of bytes")
+    return Named(name)
+
+
+def _empty_array(*_: Any) -> Array:
+    return Array()
+
+
+def _byte_type(code: Any, *_: Any) -> ByteType:
+    if code not in ("u1", "|u1", b"u1", b"|u1"):
+        raise PickleRefused(f"an array of type {code!r}; only unsigned bytes are read")
+    return ByteType()
+
+
+def _filled_array(data: Any, _type: ByteType, shape: tuple[int, ...], order: str) -> Array:
+    return Array(_shaped(data, _type, shape, order == "F"))
+
+
+def _encoded(text: str, encoding: str) -> bytes:
+    """How Python 3 writes bytes for Python 2: `_codecs.encode(text, "latin1")`."""
+    if encoding != "latin1":
+        raise PickleRefused(f"bytes in {encoding!r}")
+    return _of(str, text).encode("latin-1")
+
+
+CALLABLES: dict[str, Callable[..., Any]] = {
+    "numpy.core.multiarray._reconstruct": _empty_array,
+    "numpy._core.multiarray._reconstruct": _empty_array,
+    "numpy.core.numeric._frombuffer": _filled_array,
+    "numpy._core.numeric._frombuffer": _filled_array,
+    "numpy.dtype": _byte_type,
+    "_codecs.encode": _encoded,
+}
+
+
+def _set_state(owner: Any, state: tuple[Any, ...]) -> None:
+    if isinstance(owner, ByteType):  # byte order and fields, of which a byte has none
+        return
+    _version, shape, kind, fortran, data = state
+    _of(Array, owner).value = _shaped(data, kind, shape, fortran)
+
+
+def _shaped(data: Any, kind: Any, shape: Any, fortran: bool) -> np.ndarray:
+    _of(ByteType, kind)
+    flat = np.frombuffer(_of((bytes, bytearray), data), np.uint8)
+    if any(_of(int, size) < 0 for size in _of(tuple, shape)):  # numpy would take -1 as "whatever is left"
+        raise ValueError(f"an array of shape {shape}")
+    return flat.reshape(shape, order="F" if fortran else "C")

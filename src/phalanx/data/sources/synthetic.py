@@ -1,0 +1,101 @@
+"""Random images of any shape, for benchmarks: sample i is the same on every rank and in every run, and costs one copy.
+
+The pixels of a sample are a window, at a place drawn by its number, of one block of random bytes: drawing 150 KB anew for each
+image would be dearer than many a model that is to be measured. Samples are distinct as long as there are fewer than WINDOWS.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from typing import Any, SupportsIndex
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from phalanx.data.source import SourceError, as_rows, at
+
+WINDOWS = 1 << 20
+MAX_ELEMENTS = 1 << 28  # of one sample: a slip of the finger should not fill the memory
+MAX_SAMPLES = 1 << 40
+MAX_CLASSES = 1 << 20
+LABELS, PLACES = 1, 2  # what a number is drawn for
+
+
+@dataclass(frozen=True)
+class Synthetic:
+    """`n` random samples of uint8 with labels below `classes`, made as they are taken."""
+
+    shape: tuple[int, ...]
+    n: int = 100_000
+    class_count: int = 1000
+    seed: int = 0
+    _block: Tensor = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        bytes_ = np.random.RandomState(self.seed % (1 << 32)).bytes(WINDOWS + math.prod(self.shape))  # a frozen generator
+        object.__setattr__(self, "_block", torch.frombuffer(bytearray(bytes_), dtype=torch.uint8))
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return tuple(map(str, range(self.class_count)))
+
+    @property
+    def name(self) -> str:
+        return f"synthetic:{'x'.join(map(str, self.shape))}"
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, i: SupportsIndex) -> tuple[Tensor, int]:
+        x, y = self.take(np.array([at(i, self.n)]))
+        return x[0], int(y[0])
+
+    def take(self, indices: np.ndarray | Tensor) -> tuple[Tensor, Tensor]:
+        """The samples of these numbers."""
+        rows = as_rows(indices)
+        if len(rows) and not (int(rows.min()) >= 0 and int(rows.max()) < self.n):
+            raise IndexError(f"samples {int(rows.min())} to {int(rows.max())} of {self.n}")
+        numbers = rows.numpy().view(np.uint64)
+        y = torch.from_numpy((_mixed(numbers, self.seed, LABELS) % np.uint64(self.class_count)).astype(np.int64))
+        # an odd factor permutes the windows, so neighbours lie far apart and no two of WINDOWS samples are equal
+        starts = (numbers * np.uint64(0x9E3779B97F4A7C15 | 1) + _mixed(np.uint64(0), self.seed, PLACES)) % np.uint64(WINDOWS)
+        windows = self._block.as_strided((WINDOWS, math.prod(self.shape)), (1, 1))
+        return windows.index_select(0, torch.from_numpy(starts.astype(np.int64))).view(-1, *self.shape), y
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travels to a worker as its four numbers, without the block."""
+        return Synthetic, (self.shape, self.n, self.class_count, self.seed)
+
+
+def _mixed(numbers: Any, seed: int, purpose: int) -> Any:
+    """splitmix64 of numbers, seed and purpose: a fixed, well-stirred uint64 each."""
+    with np.errstate(over="ignore"):  # numbers modulo 2**64 are meant to wrap
+        z = numbers + np.uint64(((seed * 4 + purpose) * 0x9E3779B97F4A7C15) % (1 << 64))
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return z ^ (z >> np.uint64(31))
+
+
+def load(text: str, split: str) -> Synthetic:
+    """`3x224x224,classes=1000,n=100000,seed=0`; what is held out is drawn with another seed."""
+    shape_text, *options = text.split(",")
+    numbers = {"classes": 1000, "n": 100_000, "seed": 0}
+    for option in options:
+        found = re.fullmatch(r"(\w+)=(\d{1,18})", option, re.ASCII)
+        if not found or found[1] not in numbers:
+            raise SourceError(f"synthetic:{text}: {option!r} is none of classes=N, n=N, seed=N")
+        numbers[found[1]] = int(found[2])
+    if not re.fullmatch(r"\d{1,9}(x\d{1,9}){0,7}", shape_text, re.ASCII):
+        raise SourceError(f"synthetic:{text}: {shape_text!r} is no shape such as 3x224x224")
+    shape = tuple(map(int, shape_text.split("x")))
+    for what, number, most in (
+        ("elements of a sample", math.prod(shape), MAX_ELEMENTS),
+        ("n", numbers["n"], MAX_SAMPLES),
+        ("classes", numbers["classes"], MAX_CLASSES),
+    ):
+        if not 1 <= number <= most:
+            raise SourceError(f"synthetic:{text}: {what}: {number}, wanted 1 to {most}")
+    return Synthetic(shape, numbers["n"], numbers["classes"], 2 * numbers["seed"] + (split != "train"))

@@ -1,0 +1,253 @@
+"""From an encoded image to a square of pixels, and from a batch of pixels to what a model takes.
+
+Two kinds of frozen values, both called with the draws of their samples, so that the result for a sample depends on nothing but
+the sample, the seed and the epoch:
+
+    decode(data, draws of one row) -> uint8 C x H x W          RandomResizedCrop, CentreCrop
+    transform(batch, draws of N rows) -> N x C x H x W         PadCrop, Flip, Normalise, Chain
+
+Pixels stay uint8 until `Normalise`: a quarter of the memory to move.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .draws import Draws
+from .image import MAX_PIXELS, SHRINKS, decode_image, read_header
+
+Transform = Callable[[Tensor, Draws], Tensor]
+
+# Streams of random numbers. A new use takes a new number; a number that is changed changes every run that was ever recorded.
+CROP, PAD_CROP, FLIP = range(3)
+
+ATTEMPTS = 10  # to fit a box of the drawn area and aspect; then the centre is taken
+CACHED = 1 << 18  # numbers of one piece of `Normalise`: 1 MiB as float32, what an L2 cache holds
+
+
+# ---- decode: one encoded image -----------------------------------------------------------------------------------------------
+
+
+class Box(NamedTuple):
+    """A rectangle of pixels."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+
+    def shrunk(self, shrink: int) -> Box:
+        """The same place in an image decoded at 1/shrink: its corner on the nearest pixel of the coarser grid, never outside."""
+        return Box(
+            (self.top + shrink // 2) // shrink, (self.left + shrink // 2) // shrink, self.height // shrink, self.width // shrink
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RandomResizedCrop:
+    """A box of random area and aspect (width / height), resized to size x size and mirrored in half of the epochs.
+
+    The rule of GoogLeNet (Szegedy 2014) as everybody has it: `area` is uniform as a fraction of the image, `aspect` log-uniform,
+    up to 10 attempts, then the largest box in the centre whose aspect is allowed.
+    """
+
+    size: int
+    area: tuple[float, float] = (0.08, 1.0)
+    aspect: tuple[float, float] = (3 / 4, 4 / 3)
+    flip: bool = True
+    max_pixels: int = MAX_PIXELS
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(f"size={self.size}: at least 1 pixel")
+        if not 0 < self.area[0] <= self.area[1] <= 1:
+            raise ValueError(f"area={self.area}: two fractions of the image, the smaller first")
+        if not 0 < self.aspect[0] <= self.aspect[1]:
+            raise ValueError(f"aspect={self.aspect}: two ratios of width to height, the smaller first")
+
+    def __call__(self, data: bytes, draws: Draws) -> Tensor:
+        header = read_header(data, max_pixels=self.max_pixels)
+        numbers = draws.uniform(CROP, 4 * ATTEMPTS + 1)[0].tolist()
+        box = choose_box(header.height, header.width, numbers, self.area, self.aspect)
+        shrink = next(s for s in SHRINKS if s == 1 or min(box.height, box.width) // s >= self.size)
+        rows = box.top + box.height + shrink // 2  # its corner moves by so much at most
+        pixels = decode_image(data, shrink=shrink, rows=rows, max_pixels=self.max_pixels)
+        top, left, height, width = box.shrunk(shrink)
+        square = resize(pixels[:, top : top + height, left : left + width], self.size, self.size)
+        return square.flip(-1) if self.flip and numbers[-1] < 0.5 else square
+
+
+@dataclass(frozen=True, slots=True)
+class CentreCrop:
+    """The shorter side resized to `resize`, then size x size from the centre: how ImageNet is evaluated."""
+
+    size: int
+    resize: int
+    max_pixels: int = MAX_PIXELS
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.size <= self.resize:
+            raise ValueError(f"size={self.size}, resize={self.resize}: a square of 1 pixel at least, from an image not smaller")
+
+    def __call__(self, data: bytes, draws: Draws) -> Tensor:
+        header = read_header(data, max_pixels=self.max_pixels)
+        shorter = min(header.height, header.width)
+        # rounded down, as torchvision does
+        height, width = (self.resize * side // shorter for side in (header.height, header.width))
+        shrink = next(s for s in SHRINKS if s == 1 or shorter // s >= self.resize)
+        pixels = resize(decode_image(data, shrink=shrink, max_pixels=self.max_pixels), height, width)
+        top, left = round((height - self.size) / 2), round((width - self.size) / 2)
+        # a copy of its own: the view would keep, and a worker process would send, the whole image
+        return pixels[:, top : top + self.size, left : left + self.size].clone()
+
+
+def choose_box(height: int, width: int, numbers: Sequence[float], area: tuple[float, float], aspect: tuple[float, float]) -> Box:
+    """The crop of an image for `numbers` in [0, 1), four for each attempt: area, aspect, top, left."""
+    low, high = math.log(aspect[0]), math.log(aspect[1])
+    for attempt in range(ATTEMPTS):
+        for_area, for_aspect, for_top, for_left = numbers[4 * attempt : 4 * attempt + 4]
+        pixels = height * width * (area[0] + (area[1] - area[0]) * for_area)
+        ratio = math.exp(low + (high - low) * for_aspect)
+        w, h = round(math.sqrt(pixels * ratio)), round(math.sqrt(pixels / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            return Box(int(for_top * (height - h + 1)), int(for_left * (width - w + 1)), h, w)
+    h, w = height, width
+    if width < aspect[0] * height:
+        h = max(1, min(height, round(width / aspect[0])))
+    elif width > aspect[1] * height:
+        w = max(1, min(width, round(height * aspect[1])))
+    return Box((height - h) // 2, (width - w) // 2, h, w)
+
+
+def resize(pixels: Tensor, height: int, width: int) -> Tensor:
+    """uint8 C x H x W to height x width, bilinear, each pixel of the result a weighted mean of all that it covers (as Pillow)."""
+    # With its batch axis in front *before* the axes are permuted torch sees channels-last memory, and is half again as fast.
+    batch = pixels.permute(1, 2, 0)[None].permute(0, 3, 1, 2)
+    return F.interpolate(batch, (height, width), mode="bilinear", antialias=True)[0]
+
+
+# ---- transform: a whole batch ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PadCrop:
+    """Zeros around the image, `pad` wide, then a crop of the old size at a random place: the usual one for CIFAR."""
+
+    pad: int = 4
+
+    def __post_init__(self) -> None:
+        if self.pad < 0:
+            raise ValueError(f"pad={self.pad}: from 0")
+
+    def __call__(self, x: Tensor, draws: Draws) -> Tensor:
+        n, channels, height, width = x.shape
+        if not x.numel():
+            return x
+        places = 2 * self.pad + 1
+        top, left = torch.from_numpy(draws.uniform(PAD_CROP, 2) * places).long().unbind(1)
+        padded = F.pad(x.contiguous(), [self.pad] * 4).flatten()
+        line = width + 2 * self.pad
+        plane = line * (height + 2 * self.pad)
+        planes = torch.arange(n * channels).view(n, channels, 1) * plane
+        lines = torch.arange(height) * line
+        starts = planes + lines + (top * line + left).view(n, 1, 1)
+        # A line of the result is `width` neighbours in memory, wherever it begins. So let a window of that width begin at every
+        # address; then one gather takes all lines of the batch, each in one piece.
+        windows = padded.as_strided((padded.numel() - width + 1, width), (1, 1))
+        return windows.index_select(0, starts.flatten()).view(x.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """Mirrored left to right with probability `p`."""
+
+    p: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.p <= 1:
+            raise ValueError(f"p={self.p}: a probability")
+
+    def __call__(self, x: Tensor, draws: Draws) -> Tensor:
+        mirrored = torch.from_numpy(draws.uniform(FLIP) < self.p)
+        # each sample's choice among both: copies of whole images, where a mask would be asked for every pixel
+        return torch.cat([x, x.flip(-1)]).index_select(0, torch.arange(len(x)) + len(x) * mirrored)
+
+
+@dataclass(frozen=True, slots=True)
+class Normalise:
+    """uint8 to (x / 255 - mean) / std, per channel, in `dtype` and in either memory order; `mean` and `std` in [0, 1] units."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    dtype: torch.dtype = torch.float32
+    channels_last: bool = False
+
+    def __post_init__(self) -> None:
+        if len(self.mean) != len(self.std) or not all(s > 0 for s in self.std):
+            raise ValueError(f"mean={self.mean}, std={self.std}: one of each per channel, std above 0")
+        if not self.dtype.is_floating_point:
+            raise ValueError(f"dtype={self.dtype}: the result is fractions")
+
+    def __call__(self, x: Tensor, draws: Draws | None = None) -> Tensor:
+        if x.dtype != torch.uint8 or x.dim() != 4 or x.shape[1] != len(self.mean):
+            raise ValueError(f"Normalise wants uint8 N x {len(self.mean)} x H x W, not {x.dtype} {tuple(x.shape)}")
+        layout = torch.channels_last if self.channels_last else torch.contiguous_format
+        if not x.numel():
+            return torch.empty(x.shape, dtype=self.dtype, memory_format=layout)
+        out = _fresh(x.shape, self.dtype, channels_last=self.channels_last)
+        scale, shift = self._coefficients(x.shape[3])
+        # Piece by piece, small enough to stay in the cache between the operations: the memory sees one pass.
+        step = max(1, CACHED // x.shape[1:].numel())
+        for first in range(0, len(x), step):
+            pixels = x[first : first + step].contiguous(memory_format=layout)  # to transpose bytes is cheaper than floats
+            piece = out[first : first + step]
+            exact = piece.copy_(pixels) if self.dtype == torch.float32 else pixels.float()
+            self._lines(exact).mul_(scale).add_(shift)
+            if exact is not piece:
+                piece.copy_(exact)
+        return out
+
+    def _coefficients(self, width: int) -> tuple[Tensor, Tensor]:
+        std = torch.tensor(self.std, dtype=torch.float64)
+        scale = (1 / (255 * std)).float()
+        shift = (-torch.tensor(self.mean, dtype=torch.float64) / std).float()
+        if self.channels_last:  # one for each number of a line of pixels: an inner loop of width x C, not of C
+            return scale.repeat(width), shift.repeat(width)
+        return scale[:, None], shift[:, None]
+
+    def _lines(self, x: Tensor) -> Tensor:
+        return x.permute(0, 2, 3, 1).flatten(2) if self.channels_last else x.flatten(2)
+
+
+def _fresh(shape: Sequence[int], dtype: torch.dtype, *, channels_last: bool) -> Tensor:
+    """Uninitialised memory for a batch, in huge pages where it is large: numpy asks the kernel for them, torch does not.
+
+    64 images of 224 x 224 are 9,400 page faults otherwise, which take longer than the arithmetic.
+    """
+    n, channels, height, width = shape
+    memory = [n, height, width, channels] if channels_last else [n, channels, height, width]
+    numbers = torch.from_numpy(np.empty([*memory, dtype.itemsize], dtype=np.uint8)).view(dtype)[..., 0]
+    return numbers.permute(0, 3, 1, 2) if channels_last else numbers
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Chain:
+    """One transform after the other. Two of one kind draw the same numbers."""
+
+    transforms: tuple[Transform, ...]
+
+    def __init__(self, *transforms: Transform) -> None:
+        object.__setattr__(self, "transforms", transforms)
+
+    def __call__(self, x: Tensor, draws: Draws) -> Tensor:
+        for transform in self.transforms:
+            x = transform(x, draws)
+        return x

@@ -1,0 +1,108 @@
+"""Data sets with faults, for the loader: at the top of a module, so that worker processes can import them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from phalanx.data import BadSample, Draws
+
+
+@dataclass(frozen=True)
+class World:
+    """A rank without its communicator."""
+
+    rank: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Sample i is (i, i), whatever it takes. At some numbers something happens."""
+
+    n: int = 100
+    bad: int = -1
+    raises: int = -1
+    dies: int = -1
+    slow: float = 0.0
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        if self.slow:
+            time.sleep(self.slow)
+        if i == self.bad:
+            raise BadSample("", "it is bad")
+        if i == self.raises:
+            raise KeyError("no such key in the user's code")
+        if i == self.dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.tensor([float(i)]), i
+
+
+class Counted(Numbers):
+    """Counts how many samples have been read."""
+
+    read = 0
+    lock = threading.Lock()
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        with self.lock:
+            type(self).read += 1
+        return super().__getitem__(i)
+
+
+class Nested(Numbers):
+    """Samples that are more than a pair of tensors."""
+
+    def __getitem__(self, i: int) -> dict:
+        super().__getitem__(i)
+        image = torch.full((2, 3, 3), i, dtype=torch.bfloat16)
+        return {"text": f"sample {i}", "pair": (torch.tensor([i, -i], dtype=torch.int16), i / 2), "image": image}
+
+
+@dataclass(frozen=True)
+class Files:
+    """An encoded source without files: sample i is the text of i, and some are bad."""
+
+    n: int = 60
+    bad: tuple[int, ...] = ()
+    classes: tuple[str, ...] = ("even", "odd")
+
+    def __len__(self) -> int:
+        return self.n
+
+    def read(self, i: int) -> bytes:
+        return b"" if i in self.bad else str(i).encode()
+
+    def label(self, i: int) -> int:
+        return i % 2
+
+    def name(self, i: int) -> str:
+        return f"folder/{i}.jpg"
+
+    def __getitem__(self, i: int) -> tuple[bytes, int]:
+        return self.read(i), self.label(i)
+
+
+def decode(data: bytes, draws: Draws) -> Tensor:
+    """A picture whose first pixel is the number and whose second is random, with colours side by side in memory."""
+    if not data:
+        raise BadSample("", "the file is empty")
+    picture = torch.zeros(4, 4, 3, dtype=torch.uint8)
+    picture[0, 0] = int(data)
+    picture[0, 1] = int(draws.integers(7, 256)[0])
+    return picture.permute(2, 0, 1)
+
+
+def noise(x: Tensor, draws: Draws) -> Tensor:
+    """A transform with a random number per sample, in channels-last memory where there are channels."""
+    x = x.to(torch.float64) + torch.from_numpy(draws.uniform(3)).reshape(-1, *[1] * (x.dim() - 1))
+    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x

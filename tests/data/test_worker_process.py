@@ -1,0 +1,108 @@
+"""Worker processes of the loader: the same batches as without them, and a clean end whoever dies. To start one takes seconds."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from tests.data.stand_ins import Files, Nested, Numbers, World, decode, noise
+
+from phalanx.data import BadSample, Loader, Position, epoch_order
+from phalanx.data.assemble import SampleError
+
+DEADLINE = 30.0  # seconds for a process to start or to go
+
+
+def test_batches_are_those_of_a_thread():
+    """Random numbers, memory order, an empty batch and bad samples included; two processes."""
+    source = Files(41, bad=tuple(epoch_order(0, 0, 41)[[0, 9]].tolist()))  # rank 0 gets them in its first two batches
+    options = {"batch": 8, "decode": decode, "transform": noise, "on_bad": "skip", "last": "keep"}
+
+    def epoch(**who):
+        with pytest.warns(UserWarning, match="the file is empty"), Loader(source, World(0, 4), **options, **who) as loader:
+            return list(loader), loader.skipped
+
+    expected, skipped = epoch(workers=0)
+    got, also_skipped = epoch(workers=2, kind="process")
+    assert also_skipped == skipped
+    assert len(skipped) == 2
+    assert len(got) == 6
+    assert [len(x) for x, _ in got][-1] == 0
+    for (x, y), (same_x, same_y) in zip(got, expected, strict=True):
+        assert torch.equal(x, same_x)
+        assert torch.equal(y, same_y)
+        assert x.stride() == same_x.stride()
+        assert (x.dtype, y.dtype) == (torch.float64, torch.int64)
+        x.add_(1)  # what was handed out is the user's, and stays valid
+
+
+def test_faults_are_told_and_the_loader_goes_on():
+    """In one process: nested samples, a bad one, an exception of the user's, death; then another process takes its place."""
+    with Loader(Nested(40, bad=7, raises=17, dies=23), batch=5, workers=1, kind="process", shuffle=False) as loader:
+        batch = next(iter(loader))
+        assert batch["text"] == [f"sample {i}" for i in range(5)]
+        assert batch["pair"][0].tolist() == [[i, -i] for i in range(5)]
+        assert batch["image"].dtype == torch.bfloat16
+        assert batch["image"][:, 1, 2, 2].tolist() == list(range(5))
+
+        with pytest.raises(BadSample, match="sample 7: it is bad"):
+            next(iter(loader))
+        loader.seek(Position(0, 0, 15))
+        with pytest.raises(SampleError, match=r"sample 17: KeyError.*no such key") as caught:
+            next(iter(loader))
+        assert "stand_ins.py" in str(caught.value.__cause__)  # where it happened
+        loader.seek(Position(0, 0, 20))
+        with pytest.raises(
+            SampleError, match="a worker process of the loader was killed by SIGKILL while it was reading sample 23"
+        ):
+            next(iter(loader))
+        assert loader.position.samples == 20
+        loader.seek(Position(0, 0, 25))
+        assert [batch["text"][0] for batch in loader] == ["sample 25", "sample 30", "sample 35"]
+
+
+def test_what_cannot_be_sent_is_an_error_with_a_remedy():
+    with (
+        Loader(Numbers(10), batch=5, workers=1, kind="process", transform=lambda x, draws: x) as loader,
+        pytest.raises(TypeError, match=r"cannot be pickled.*kind='thread'"),
+    ):
+        list(loader)
+
+
+TRAINER = """
+import os, signal
+from tests.data.stand_ins import Numbers
+from phalanx.data import Loader
+
+if __name__ == "__main__":
+    loader = Loader(Numbers(10_000, slow=0.01), batch=20, workers=1, kind="process")
+    batches = iter(loader)
+    held = [next(batches), next(batches)]
+    from multiprocessing import active_children
+    print(active_children()[0].pid, flush=True)
+    signal.pause()
+"""
+
+
+def test_nothing_is_left_behind_when_the_trainer_is_killed(tmp_path):
+    program = tmp_path / "trainer.py"
+    program.write_text(textwrap.dedent(TRAINER))
+    environment = os.environ | {"PYTHONPATH": os.getcwd()}
+    with subprocess.Popen([sys.executable, program], stdout=subprocess.PIPE, text=True, env=environment) as trainer:
+        try:
+            worker = int(trainer.stdout.readline())
+            mapped = Path(f"/proc/{trainer.pid}/maps").read_text()
+            assert "memfd:phalanx loader: batch" in mapped  # the batches it holds are shared memory
+            assert "/dev/shm/" not in mapped + Path(f"/proc/{worker}/maps").read_text()
+        finally:
+            trainer.kill()
+        trainer.wait(DEADLINE)
+    until = time.monotonic() + DEADLINE
+    while os.path.exists(f"/proc/{worker}") and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not os.path.exists(f"/proc/{worker}")
+    assert not [name for name in os.listdir("/dev/shm") if str(trainer.pid) in name or str(worker) in name]
