@@ -1,16 +1,29 @@
 """Equal replicas at the start: the same seed on all ranks, or one broadcast.
 
 Fujitsu (arXiv 1903.12650) initialises every process with the same seed and sends nothing; at thousands of ranks a broadcast of
-the model is seconds of a record that takes seventy. Where a model is loaded on one rank only, `bcast_parameters` is the way.
+the model is seconds of a record that takes seventy. `seed_everything` before the model is built does that where all ranks build
+it in the same order; `init_parameters_` draws from (seed, name), whatever was built or drawn before; `check_replicas` compares
+one hash. Where a model is loaded on one rank only, `bcast_parameters` is the way.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import random
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
+
+# functions and methods of torch that draw and take a generator, those of torch.nn.init included
+DRAWING = {
+    "uniform_", "normal_", "trunc_normal_", "xavier_uniform_", "xavier_normal_", "kaiming_uniform_", "kaiming_normal_",
+    "orthogonal_", "sparse_", "random_", "bernoulli_", "exponential_", "cauchy_", "geometric_", "log_normal_",
+    "rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial",
+}  # fmt: skip
 
 
 def seed_everything(seed: int) -> None:
@@ -37,3 +50,84 @@ def bcast_parameters(model: torch.nn.Module, comm: Any, root: int = 0) -> None:
             for x in members:
                 x.copy_(flat[at : at + x.numel()].view(x.shape))
                 at += x.numel()
+
+
+def init_parameters_(
+    model: torch.nn.Module,
+    seed: int,
+    *,
+    initialize: Callable[[torch.nn.Module], Any] | None = None,
+    zero_gamma: Callable[[str], bool] | None = None,
+) -> None:
+    """Draw every module's parameters anew, from a generator seeded with (seed, name of the module).
+
+    Equal on all ranks whatever was built or drawn before, in whatever order, and a layer that is added changes no other. Torch's
+    own generators are neither used nor changed: other threads may draw from them meanwhile. `initialize(module)` is called for
+    each module that owns parameters; by default its `reset_parameters()`. `zero_gamma(name)` selects normalisations, the last of
+    each residual branch say, whose weight becomes 0 (Goyal et al., arXiv 1706.02677, 5.1).
+    """
+    for name, module in model.named_modules():
+        own = list(module.parameters(recurse=False))
+        if not own:
+            continue
+        draw = functools.partial(initialize, module) if initialize is not None else _reset_of(module)
+        if draw is None:
+            raise ValueError(
+                f"{name or 'the model'} ({type(module).__name__}) owns parameters and has no reset_parameters(): "
+                "give it one, or pass initialize="
+            )
+        with _DrawFrom(int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:8], "little")), torch.no_grad():
+            draw()
+        if zero_gamma is not None and zero_gamma(name):
+            with torch.no_grad():
+                module.weight.zero_()
+
+
+def _reset_of(module: torch.nn.Module) -> Any:
+    return getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)  # MultiheadAttention's
+
+
+class _DrawFrom(TorchFunctionMode):
+    """Inside it whatever this thread draws comes from generators of its own, one per device, with one seed."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._seed = seed
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        name = getattr(func, "__name__", "")
+        if name.endswith("_like") and name.startswith("rand"):
+            raise ValueError(f"init_parameters_: {name} takes no generator: draw with torch.{name.removesuffix('_like')} instead")
+        if name in DRAWING and kwargs.get("generator") is None:
+            given = [x.device for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
+            kwargs["generator"] = self._on(given[0] if given else torch.device(kwargs.get("device") or "cpu"))
+        return func(*args, **kwargs)
+
+    def _on(self, device: torch.device) -> torch.Generator:
+        if device not in self._generators:
+            self._generators[device] = torch.Generator(device).manual_seed(self._seed)
+        return self._generators[device]
+
+
+def digest(model: torch.nn.Module) -> str:
+    """A hash of the names, shapes, dtypes and bits of all parameters and buffers."""
+    found = hashlib.sha256()
+    for name, x in sorted(model.state_dict().items()):
+        if isinstance(x, torch.Tensor):
+            found.update(f"{name} {x.dtype} {tuple(x.shape)};".encode())
+            found.update(x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def check_replicas(model: torch.nn.Module, comm: Any) -> None:
+    """Raise on all ranks, naming the odd ones, unless parameters and buffers are equal bit for bit. One short message."""
+    found = comm.allgather_obj(digest(model))
+    usual = max(found, key=found.count)
+    odd = [rank for rank, each in enumerate(found) if each != usual]
+    if odd:
+        raise RuntimeError(
+            f"the model of rank(s) {', '.join(map(str, odd))} differs from the others': "
+            "init_parameters_(model, seed) on all ranks, or bcast_parameters(model, comm)"
+        )

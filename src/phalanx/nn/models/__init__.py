@@ -3,5 +3,16 @@
 from phalanx.nn.models.googlenet import GoogLeNet, googlenet
 from phalanx.nn.models.resnet import ResNet, resnet18, resnet50
 from phalanx.nn.models.resnet_cifar import CifarResNet, resnet_cifar
+from phalanx.nn.models.small_cnn import SmallCnn, small_cnn
 
-__all__ = ["CifarResNet", "GoogLeNet", "ResNet", "googlenet", "resnet18", "resnet50", "resnet_cifar"]
+__all__ = [
+    "CifarResNet",
+    "GoogLeNet",
+    "ResNet",
+    "SmallCnn",
+    "googlenet",
+    "resnet18",
+    "resnet50",
+    "resnet_cifar",
+    "small_cnn",
+]

@@ -1,0 +1,66 @@
+"""Cross entropy with smoothed labels, for batches where some rank may have nothing to learn from.
+
+The label is (1 - smoothing) times itself plus smoothing spread evenly over all classes, the right one included (Szegedy et al.,
+arXiv 1512.00567; torch, MLPerf). Fujitsu's MXNet spreads it over the other classes only, which for K classes is the same as
+smoothing * K / (K - 1) here.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+
+class LabelSmoothingLoss(torch.nn.Module):
+    """torch.nn.CrossEntropyLoss(label_smoothing=smoothing), with three differences that training at scale needs.
+
+    A batch whose labels are all ignored has loss 0 and zero gradients, not NaN: one such rank would poison the mean gradient of
+    all. Sixteen-bit logits are computed with, and their loss returned, in float32: a sum over many samples overflows fp16. Soft
+    targets may have any floating dtype.
+
+    `target` holds class numbers (shape of the logits without the class dim), or probabilities (shape of the logits). As in torch,
+    the mean is over samples, weighted by the weight of their class where labels are numbers.
+    """
+
+    weight: torch.Tensor | None
+
+    def __init__(
+        self, smoothing: float = 0.1, *, weight: torch.Tensor | None = None, ignore_index: int = -100, reduction: str = "mean"
+    ) -> None:
+        super().__init__()
+        if not 0 <= smoothing <= 1:
+            raise ValueError(f"smoothing={smoothing}: from 0 to 1; 0.1 is usual")
+        if reduction not in ("mean", "sum", "none"):
+            raise ValueError(f"reduction={reduction!r}: mean, sum or none")
+        self.smoothing, self.ignore_index, self.reduction = smoothing, ignore_index, reduction
+        self.register_buffer("weight", weight)
+
+    def forward(self, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        if logits.dtype in (torch.float16, torch.bfloat16):
+            logits = logits.float()
+        weight = None if self.weight is None else self.weight.to(logits.dtype)
+        soft = target.is_floating_point()
+        if soft:
+            target = target.to(logits.dtype)
+        divide = self.reduction == "mean" and not soft
+        loss = F.cross_entropy(
+            logits,
+            target,
+            weight=weight,
+            ignore_index=self.ignore_index,
+            reduction="sum" if divide else self.reduction,
+            label_smoothing=self.smoothing,
+        )
+        return loss / self._weight_of(target, weight, logits.dtype) if divide else loss
+
+    def _weight_of(self, target: torch.Tensor, weight: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+        """What torch divides by; 1 where that is 0, and the sum above it as well."""
+        counted = target != self.ignore_index
+        if weight is None:
+            total = counted.sum().to(dtype)
+        else:
+            total = (weight[torch.where(counted, target, 0)] * counted).sum()
+        return torch.where(total == 0, 1, total)
+
+    def extra_repr(self) -> str:
+        return f"smoothing={self.smoothing:g}, ignore_index={self.ignore_index}, reduction={self.reduction!r}"

@@ -1,0 +1,213 @@
+"""LARS: SGD with momentum, where every layer moves in proportion to its own size (You, Gitman, Ginsburg, arXiv 1708.03888).
+
+For a parameter w with gradient g that `skip` does not select:
+
+    d = g + weight_decay * w
+    ratio = trust_coefficient * |w| / (|g| + weight_decay * |w| + eps), or 1 where |w| or |g| is zero
+    u = lr * ratio * d;   v = momentum * v + u;   w -= v, or with nesterov w -= momentum * v + u
+
+For a skipped one d = g and ratio = 1. docs/large-batch.md says how the variants differ that others call LARS. `MLPERF` holds the
+options of MLPerf's reference, the same rule with another eps.
+
+Norms: on a GPU those of all layers are computed together (Fujitsu's batched norm) by torch's multi-tensor operations, and nothing
+waits for the device. On a CPU passes over whole lists only lose the cache: a layer's norms come right before its update, which is
+one pass of torch's fused SGD: with dampening 1 - c that is v = momentum * v + c * d, w -= v.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple, overload
+
+import torch
+from torch.optim.optimizer import ParamsT
+
+MLPERF: Mapping[str, float] = MappingProxyType({"momentum": 0.9, "trust_coefficient": 0.001, "eps": 1e-7})
+
+Skip = Callable[[torch.Tensor], bool]
+
+
+def is_vector(p: torch.Tensor) -> bool:
+    """Whether `p` has fewer than 2 dims: a bias, or the scale or shift of a normalisation."""
+    return p.ndim < 2
+
+
+class Layer(NamedTuple):
+    """A parameter, its gradient and its velocity (None without momentum); `adapted` unless it is skipped."""
+
+    w: torch.Tensor
+    g: torch.Tensor
+    v: torch.Tensor | None
+    adapted: bool
+
+
+class Lars(torch.optim.Optimizer):
+    """The rule above; all options may differ between groups.
+
+    `skip(p)` selects parameters that get neither trust ratio nor weight decay. `lr_in_momentum=False` keeps the rate out of the
+    velocity, as timm, torch-optimizer and LARC do: u = ratio * d and w -= lr * v. `foreach` forces torch's multi-tensor
+    operations or forbids them; by default they are used where parameters are not on the CPU.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float,
+        *,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        trust_coefficient: float = 0.001,
+        eps: float = 1e-9,
+        nesterov: bool = False,
+        skip: Skip = is_vector,
+        lr_in_momentum: bool = True,
+        foreach: bool | None = None,
+    ) -> None:
+        options = {
+            "lr": lr,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "trust_coefficient": trust_coefficient,
+            "eps": eps,
+            "nesterov": nesterov,
+            "lr_in_momentum": lr_in_momentum,
+            "foreach": foreach,
+        }
+        self._skip = skip
+        super().__init__(params, options)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch's. A group may bring its own `skip`."""
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        for name in ("lr", "momentum", "weight_decay", "trust_coefficient", "eps"):
+            if not float(group[name]) >= 0:
+                raise ValueError(f"Lars: {name}={group[name]!r}: a number, 0 or more")
+        if group["nesterov"] and not group["momentum"]:
+            raise ValueError("Lars: nesterov looks ahead along the momentum, and momentum is 0")
+        # numbers, not a function: what is skipped is settled here, and travels in state_dict() as plain data
+        skip = group.pop("skip", self._skip)
+        group["skipped"] = [i for i, p in enumerate(group["params"]) if skip(p)]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_skip": self._skip}
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """One update; gradients are only read."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            together: dict[tuple[torch.device, torch.dtype], list[Layer]] = {}
+            skipped = []
+            for layer in self._layers(group):
+                if not layer.w.is_cpu if group["foreach"] is None else group["foreach"]:
+                    together.setdefault((layer.w.device, layer.w.dtype), []).append(layer)
+                elif layer.adapted:
+                    _move(group, [layer], _ratio(group, _norm(layer.w), _norm(layer.g)))
+                else:
+                    skipped.append(layer)
+            if skipped:
+                _move(group, skipped, 1.0)
+            for layers in together.values():
+                _move_together(group, layers)
+        return loss
+
+    def _layers(self, group: dict[str, Any]) -> list[Layer]:
+        """The parameters that have a gradient."""
+        skipped, found = set(group["skipped"]), []
+        for i, p in enumerate(group["params"]):
+            if p.grad is None:
+                continue
+            if p.grad.layout is not torch.strided:
+                raise TypeError(f"Lars: the norm of a {p.grad.layout} gradient is not implemented: use Embedding(sparse=False)")
+            if group["momentum"] and "momentum_buffer" not in self.state[p]:
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+            found.append(Layer(p, p.grad, self.state[p]["momentum_buffer"] if group["momentum"] else None, i not in skipped))
+        return found
+
+
+def _move(group: dict[str, Any], layers: list[Layer], ratio: float) -> None:
+    """The update of layers that have one ratio, as one pass over each where torch has it."""
+    lr, momentum, nesterov = float(group["lr"]), group["momentum"], group["nesterov"]
+    decay = group["weight_decay"] if layers[0].adapted else 0.0
+    step, rate = (ratio * lr, 1.0) if group["lr_in_momentum"] or not momentum else (ratio, lr)
+    fused = [] if nesterov else [layer for layer in layers if _fits_fused(layer)]
+    if fused:
+        ws, gs, vs = ([x for x in xs if x is not None] for xs in list(zip(*fused))[:3])
+        torch._fused_sgd_(
+            ws,
+            gs,
+            vs,
+            weight_decay=decay,
+            momentum=momentum,
+            lr=rate if momentum else step,
+            dampening=1.0 - step if momentum else 0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=False,  # the first velocity would be the gradient itself, not `step` times it
+        )
+    for w, g, v, _ in layers if not fused else [layer for layer in layers if not _fits_fused(layer)]:
+        u = g.add(w, alpha=decay).mul_(step)
+        if v is not None:
+            v.mul_(momentum).add_(u)
+            u = u.add_(v, alpha=momentum) if nesterov else v
+        w.sub_(u, alpha=rate)
+
+
+def _move_together(group: dict[str, Any], layers: list[Layer]) -> None:
+    """The same for all layers of one device and dtype, in a few multi-tensor operations that never wait for the device."""
+    adapted = [layer for layer in layers if layer.adapted]
+    us = [layer.g for layer in adapted]
+    if adapted:
+        ws, wide = [layer.w for layer in adapted], torch.promote_types(layers[0].w.dtype, torch.float32)
+        w_norm, g_norm = (torch.stack(torch._foreach_norm(xs, dtype=wide)) for xs in (ws, us))
+        ratio = group["trust_coefficient"] * w_norm / (g_norm + group["weight_decay"] * w_norm + group["eps"])
+        ratio = torch.where((w_norm == 0) | (g_norm == 0), 1.0, ratio)
+        us = list(torch._foreach_add(us, ws, alpha=group["weight_decay"]))
+        torch._foreach_mul_(us, list(ratio.to(us[0].dtype).unbind()))
+    plain = [layer.g for layer in layers if not layer.adapted]
+    us += torch._foreach_mul(plain, 1.0) if plain else ()
+    layers = adapted + [layer for layer in layers if not layer.adapted]
+    ws, rate = [layer.w for layer in layers], float(group["lr"])
+    if group["lr_in_momentum"] or not group["momentum"]:
+        torch._foreach_mul_(us, rate)
+        rate = 1.0
+    if group["momentum"]:
+        vs = [layer.v for layer in layers if layer.v is not None]
+        torch._foreach_mul_(vs, group["momentum"])
+        torch._foreach_add_(vs, us)
+        if group["nesterov"]:
+            torch._foreach_add_(us, vs, alpha=group["momentum"])
+        else:
+            us = vs
+    torch._foreach_sub_(ws, us, alpha=rate)
+
+
+def _ratio(group: dict[str, Any], w_norm: float, g_norm: float) -> float:
+    if w_norm == 0 or g_norm == 0:
+        return 1.0
+    return float(group["trust_coefficient"] * w_norm / (g_norm + group["weight_decay"] * w_norm + group["eps"]))
+
+
+def _norm(x: torch.Tensor) -> float:
+    if x.dtype is torch.float32 and x.is_contiguous():
+        x = x.detach().view(-1)
+        return math.sqrt(torch.dot(x, x).item())  # the fastest that torch has: its reductions take a tenth longer
+    return float(torch.linalg.vector_norm(x, dtype=torch.promote_types(x.dtype, torch.float32)))
+
+
+def _fits_fused(layer: Layer) -> bool:
+    """Whether torch's fused SGD may run: it goes through memory, whatever the strides, and 1 - (1 - step) costs digits."""
+    w = layer.w
+    dense = w.is_contiguous() or (w.ndim == 4 and w.is_contiguous(memory_format=torch.channels_last))
+    return dense and all(x is None or (x.dtype is torch.float32 and x.stride() == w.stride()) for x in layer[:3])
