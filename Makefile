@@ -16,15 +16,15 @@ BEGUN := .venv/.begun
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test check format bench clean FORCE
+.PHONY: help setup train test check format docs study-gossip bench clean FORCE
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY)  ## only the set-up
 
-train: $(READY)  ## a small CNN on scikit-learn's digits, 2 ranks (RANKS=n), prints the accuracy
-	@$(BIN)/python -m torch.distributed.run --standalone --nproc-per-node $(RANKS) examples/digits_cnn.py $(ARGS)
+train: $(READY)  ## a small CNN on 8x8 digits, 2 ranks (RANKS=n): accuracy, checkpoints and report in runs/digits
+	@$(BIN)/phalanx train --ranks $(RANKS) $(ARGS)
 
 test: $(READY)  ## all tests
 	@$(BIN)/python -m pytest $(ARGS)
@@ -41,11 +41,17 @@ format: $(READY)  ## rewrite the files as `make check` wants them
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
+docs: $(READY)  ## the documentation as a site, out/site/index.html; broken links fail
+	@$(BIN)/zensical build --clean --strict
+
+study-gossip: $(READY)  ## GossipGraD's accuracy against all-reduce, about an hour; ARGS="--data fashion-mnist:DIR"
+	@$(BIN)/python benchmarks/study_gossip.py $(ARGS)
+
 bench: $(READY)  ## the programs in benchmarks/
-	@for program in benchmarks/*.py; do echo "== $$program"; $(BIN)/python "$$program" $(ARGS) || exit 1; done
+	@for program in $(filter-out benchmarks/study_%,$(wildcard benchmarks/*.py)); do echo "== $$program"; $(BIN)/python "$$program" $(ARGS) || exit 1; done
 
 clean:  ## remove .venv, caches and build products
-	rm -rf .venv build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info src/phalanx/*.so
+	rm -rf .venv build dist out .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info src/phalanx/*.so
 	find src tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 # The stamp holds the directory for which .venv was made: an editable install that was copied along with the tree would run,

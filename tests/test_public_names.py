@@ -14,9 +14,14 @@ NAMES = {
     # the value
     "Schedule", "ScheduleError", "ring", "torus", "hierarchical", "halving_doubling", "tree",
     # training
-    "create_multi_node_optimizer", "AllReduce", "ReplicaError", "ddp_hook", "seed_everything", "bcast_parameters",
+    "create_multi_node_optimizer", "AllReduce", "Gossip", "ReplicaError", "ddp_hook", "seed_everything", "bcast_parameters",
+    "create_multi_node_evaluator", "Checkpointer",
+    # large batches
+    "Lars", "LabelSmoothingLoss", "MultiNodeBatchNorm", "average_batchnorm_", "convert_batchnorm", "init_parameters_",
+    # data
+    "BatchPlan", "Stage", "scatter_dataset", "scatter_index",
     # rooms that are part of the surface
-    "schedule", "models",
+    "data", "schedule", "models", "lr",
 }  # fmt: skip
 
 IMPORT_SECONDS = 0.3  # beyond `import torch`, all names touched

@@ -6,37 +6,62 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from phalanx import schedule
+    from phalanx import data, schedule
     from phalanx.comm.communicator import Communicator
     from phalanx.comm.create import create_communicator, run_local
     from phalanx.comm.ddp import ddp_hook
     from phalanx.comm.failure import CommunicationError
     from phalanx.comm.issuer import Pending
-    from phalanx.grad.allreduce import AllReduce, ReplicaError
+    from phalanx.data.batch import BatchPlan, Stage
+    from phalanx.data.scatter import scatter_dataset, scatter_index
+    from phalanx.grad.allreduce import AllReduce
+    from phalanx.grad.gossip import Gossip
+    from phalanx.grad.replicas import ReplicaError
     from phalanx.nn import models
-    from phalanx.nn.init import bcast_parameters, seed_everything
+    from phalanx.nn.batchnorm import MultiNodeBatchNorm, average_batchnorm_, convert_batchnorm
+    from phalanx.nn.init import bcast_parameters, init_parameters_, seed_everything
+    from phalanx.nn.loss import LabelSmoothingLoss
+    from phalanx.optim import lr
+    from phalanx.optim.lars import Lars
     from phalanx.optim.multi_node import create_multi_node_optimizer
     from phalanx.schedule import Schedule, ScheduleError, halving_doubling, hierarchical, ring, torus, tree
+    from phalanx.train.checkpoint import Checkpointer
+    from phalanx.train.evaluate import create_multi_node_evaluator
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AllReduce",
+    "BatchPlan",
+    "Checkpointer",
     "CommunicationError",
     "Communicator",
+    "Gossip",
+    "LabelSmoothingLoss",
+    "Lars",
+    "MultiNodeBatchNorm",
     "Pending",
     "ReplicaError",
     "Schedule",
     "ScheduleError",
+    "Stage",
+    "average_batchnorm_",
     "bcast_parameters",
+    "convert_batchnorm",
     "create_communicator",
+    "create_multi_node_evaluator",
     "create_multi_node_optimizer",
+    "data",
     "ddp_hook",
     "halving_doubling",
     "hierarchical",
+    "init_parameters_",
+    "lr",
     "models",
     "ring",
     "run_local",
+    "scatter_dataset",
+    "scatter_index",
     "schedule",
     "seed_everything",
     "torus",
@@ -46,21 +71,34 @@ __all__ = [
 # loaded on first use: `phalanx verify` on a laptop must not wait for torch
 _HOME = {
     "AllReduce": "phalanx.grad.allreduce",
+    "BatchPlan": "phalanx.data.batch",
+    "Checkpointer": "phalanx.train.checkpoint",
     "CommunicationError": "phalanx.comm.failure",
     "Communicator": "phalanx.comm.communicator",
+    "Gossip": "phalanx.grad.gossip",
+    "LabelSmoothingLoss": "phalanx.nn.loss",
+    "Lars": "phalanx.optim.lars",
+    "MultiNodeBatchNorm": "phalanx.nn.batchnorm",
     "Pending": "phalanx.comm.issuer",
-    "ReplicaError": "phalanx.grad.allreduce",
+    "ReplicaError": "phalanx.grad.replicas",
+    "Stage": "phalanx.data.batch",
+    "average_batchnorm_": "phalanx.nn.batchnorm",
     "bcast_parameters": "phalanx.nn.init",
+    "convert_batchnorm": "phalanx.nn.batchnorm",
     "create_communicator": "phalanx.comm.create",
+    "create_multi_node_evaluator": "phalanx.train.evaluate",
     "create_multi_node_optimizer": "phalanx.optim.multi_node",
     "ddp_hook": "phalanx.comm.ddp",
+    "init_parameters_": "phalanx.nn.init",
     "run_local": "phalanx.comm.create",
+    "scatter_dataset": "phalanx.data.scatter",
+    "scatter_index": "phalanx.data.scatter",
     "seed_everything": "phalanx.nn.init",
 } | dict.fromkeys(
     ["Schedule", "ScheduleError", "halving_doubling", "hierarchical", "ring", "torus", "tree"],
     "phalanx.schedule",
 )
-_MODULES = {"models": "phalanx.nn.models", "schedule": "phalanx.schedule"}
+_MODULES = {"data": "phalanx.data", "lr": "phalanx.optim.lr", "models": "phalanx.nn.models", "schedule": "phalanx.schedule"}
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from phalanx.cli.bench_config import MODELS, AllReduceBench, Bench, TrainBench, parse_size
+from phalanx.cli.bench_config import MODELS, AllReduceBench, Bench, GossipBench, TrainBench, parse_size
 from phalanx.cli.bench_ranks import RankError, measure, run_ranks
 from phalanx.cli.bench_table import Record, print_table, write_lines
 from phalanx.cli.names import FORMS, UsageError
@@ -25,6 +25,7 @@ EXAMPLES = """examples:
   mpirun -n 2 phalanx bench allreduce --max 4M              against the MPI that started it, too
   phalanx bench train --ranks 2 --json train.jsonl          ResNet-50 at 64 pixels, against DDP
   torchrun --nproc-per-node 2 -m -- phalanx bench train --model resnet_cifar20 --pixels 32
+  phalanx bench gossip --ranks 8 --size 16M --compute 200   GossipGraD against all-reduce, computation emulated
 """
 
 
@@ -56,6 +57,18 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     allreduce.set_defaults(
         run=lambda args: run(AllReduceBench(args.min, args.max, args.repeat, tuple(args.algorithm), args.pin), args),
     )
+
+    gossip = benches.add_parser(
+        "gossip",
+        help="steps of GossipGraD beside all-reduce",
+        description="Steps whose computation is a wait: without communication, all-reduce, and GossipGraD in several forms.",
+        **style,
+    )
+    gossip.add_argument("--size", metavar="SIZE", type=_size, default=4 << 20, help="of the parameters, in bytes (default 4M)")
+    gossip.add_argument("--compute", metavar="MS", type=_positive, default=50, help="milliseconds to wait (default 50)")
+    gossip.add_argument("--steps", metavar="N", type=_positive, default=8, help="steps in one piece (default 8)")
+    _add_running(gossip, repeat=5, unit="blocks")
+    gossip.set_defaults(run=lambda args: run(GossipBench(args.size, args.compute, args.steps, args.repeat, args.pin), args))
 
     train = benches.add_parser(
         "train",

@@ -73,7 +73,22 @@ class TrainBench:
         """Any number of ranks will do."""
 
 
-Bench = AllReduceBench | TrainBench
+@dataclass(frozen=True, slots=True)
+class GossipBench:
+    """Blocks of `steps` steps of every contender, in turns: `compute` milliseconds of waiting, `size` bytes of parameters."""
+
+    verb: ClassVar[str] = "gossip"
+    size: int
+    compute: int
+    steps: int
+    repeat: int
+    pin: bool = False
+
+    def check(self, ranks: int) -> None:
+        """Any number of ranks will do."""
+
+
+Bench = AllReduceBench | TrainBench | GossipBench
 
 
 def from_record(record: dict[str, Any]) -> Bench:
@@ -81,6 +96,8 @@ def from_record(record: dict[str, Any]) -> Bench:
     fields = {key: value for key, value in record.items() if key != "verb"}
     if record["verb"] == TrainBench.verb:
         return TrainBench(**fields | {"only": tuple(record["only"])})
+    if record["verb"] == GossipBench.verb:
+        return GossipBench(**fields)
     return AllReduceBench(**fields | {"algorithms": tuple(record["algorithms"])})
 
 

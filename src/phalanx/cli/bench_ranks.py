@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import IO
 
-from phalanx.cli.bench_config import AllReduceBench, Bench, from_record
+from phalanx.cli.bench_config import AllReduceBench, Bench, GossipBench, from_record
 from phalanx.cli.bench_cores import pin
 from phalanx.cli.bench_table import Record, write_lines
 from phalanx.comm.launch import discover
@@ -126,6 +126,10 @@ def measure(bench: Bench, launcher: str) -> Iterator[Record]:
         from phalanx.cli import bench_allreduce
 
         yield from bench_allreduce.measure(bench, launcher)
+    elif isinstance(bench, GossipBench):
+        from phalanx.cli import bench_gossip
+
+        yield from bench_gossip.measure(bench, launcher)
     else:
         from phalanx.cli import bench_train
 

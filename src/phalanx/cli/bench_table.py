@@ -51,6 +51,14 @@ COLUMNS = {
         Column("x DDP", "times_ddp", 7, ".2f"),
         Column("#differ", "wrong", 8),
     ),
+    "gossip": (
+        Column("contender", "contender", 24, left=True),
+        Column("step(ms)", "step_ms", 10, ".2f"),
+        Column("over none(ms)", "over_none_ms", 14, ".2f"),
+        Column("efficiency", "efficiency", 11, ".1%"),
+        Column("bytes/step", "bytes", 12),
+        Column("spread", "spread", 9, ".1e"),
+    ),
 }
 
 

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Sequence
 
 import phalanx
-from phalanx.cli import bench, show, verify
+from phalanx.cli import bench, export, pack, plan, report, show, train, verify
 from phalanx.cli.names import UsageError
 from phalanx.schedule import ScheduleError
 
-VERBS = (bench, show, verify)
+VERBS = (train, report, plan, bench, show, verify, pack, export)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

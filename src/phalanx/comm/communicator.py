@@ -436,7 +436,7 @@ class Communicator:
 
         For neighbours that know each other's sizes: contiguous tensors, no header, the receive posted first; an empty tensor is
         not sent. A slow neighbour holds nothing else up: what is called later does not wait for the exchange, only `wait()` does.
-        With `may_fail` a neighbour that has died breaks this exchange and nothing else: use `settle(seconds)` instead of `wait()`.
+        With `may_fail` a neighbour that has died breaks this exchange and nothing else: `settle(seconds)` instead of `wait()`.
         """
         for tensor in (x, out):
             check_tensor(tensor)
@@ -468,9 +468,7 @@ class Communicator:
                 self._transport.wait(messages, for_ever=may_fail)
 
         # one name on all ranks, without peers: by it the watch knows that they wait in the same operation
-        return self._start(
-            f"exchange(tag {tag})", work, [x, out], pair=(source, dest, tag), landing=land, may_fail=may_fail
-        )
+        return self._start(f"exchange(tag {tag})", work, [x, out], pair=(source, dest, tag), landing=land, may_fail=may_fail)
 
     def _swap(self, outgoing: dict[int, torch.Tensor], incoming: Sequence[int], tag: int) -> dict[int, torch.Tensor]:
         """Send each peer its tensor and receive one from each of `incoming`: first the headers, then what they announce.
@@ -579,7 +577,7 @@ class Communicator:
         )
 
     def survivors(self, ranks: Sequence[int]) -> Communicator:
-        """A communicator of these ranks of it, made without a message: all of them call it with the same ones, the others are lost.
+        """A communicator of these ranks, made without a message: all of them call it with the same ones, the others are lost.
 
         It has no shared memory, to make which the ranks would have to meet.
         """

@@ -160,7 +160,7 @@ class Issuer:
             raise self._fail(operation, _gist(error)) from error
 
     def settle(self, operation: Operation, seconds: float) -> BaseException | None:
-        """Wait for an operation that may fail; TimeoutError if it is still under way after `seconds`. An alarm is raised here, too."""
+        """Wait for an operation that may fail; TimeoutError if it takes longer than `seconds`. An alarm is raised here, too."""
         until = time.monotonic() + seconds
         self._awaited = operation
         try:

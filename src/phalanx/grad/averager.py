@@ -20,6 +20,7 @@ from __future__ import annotations
 import time
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -36,6 +37,8 @@ from phalanx.grad.measure import Overlap, measure_bucket
 from phalanx.grad.replicas import check_replicas, odd, some
 from phalanx.grad.travel import Carrier, Group, Journey
 from phalanx.grad.wire import carries, check_wire
+
+RECORDS = 10_000  # steps whose times are kept
 
 
 @dataclass(slots=True)
@@ -90,7 +93,7 @@ class Averager:
         self._last_end: float | None = None
         self._unused_told = self._overflow_told = False
         self._restored: dict[str, torch.Tensor] = {}  # means of a step before a checkpoint, by name; the next step applies them
-        self.records: list[StepRecord] = []
+        self.records: deque[StepRecord] = deque(maxlen=RECORDS)
         self.journeys: list[Journey] = []  # of the groups that arrived in the last step
         self._hooks: dict[torch.nn.Parameter, list[Any]] = {}
         self._handles: list[Any] = []

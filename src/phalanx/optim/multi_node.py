@@ -13,15 +13,23 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, overload
 
 import torch
 
 from phalanx.comm.communicator import Communicator
-from phalanx.grad.allreduce import AllReduce, Averager, StepRecord
-from phalanx.optim.host_replica import HostReplica, obstacle
+from phalanx.grad.allreduce import AllReduce
+from phalanx.grad.averager import Averager, StepRecord
+from phalanx.grad.gossip import Gossip
+from phalanx.grad.gossiper import level_of
+from phalanx.grad.travel import Journey
+from phalanx.optim.gossip_step import GossipOptimizer
+from phalanx.optim.host_step import HostStep
+from phalanx.optim.one_pass import OnePass, obstacle
+from phalanx.optim.wrapped import WrappedOptimizer
 
 
+@overload
 def create_multi_node_optimizer(
     optimizer: torch.optim.Optimizer,
     comm: Communicator,
@@ -30,33 +38,63 @@ def create_multi_node_optimizer(
     double_buffering: bool = False,
     wire: torch.dtype | None = None,
     bucket_bytes: int | None = None,
-) -> MultiNodeOptimizer:
+) -> MultiNodeOptimizer: ...
+
+
+@overload
+def create_multi_node_optimizer(
+    optimizer: torch.optim.Optimizer,
+    comm: Communicator,
+    *,
+    sync: Gossip,
+    double_buffering: bool = False,
+    wire: torch.dtype | None = None,
+    bucket_bytes: int | None = None,
+) -> GossipOptimizer: ...
+
+
+def create_multi_node_optimizer(
+    optimizer: torch.optim.Optimizer,
+    comm: Communicator,
+    *,
+    sync: AllReduce | Gossip | None = None,
+    double_buffering: bool = False,
+    wire: torch.dtype | None = None,
+    bucket_bytes: int | None = None,
+) -> MultiNodeOptimizer | GossipOptimizer:
     """Make `optimizer` average gradients over the ranks of `comm` in every step.
 
-    `sync` says how (`AllReduce()` by default). `wire` compresses what travels to torch.float16 or torch.bfloat16. `bucket_bytes`
-    is the size of a group of gradients, measured in the first step by default. `double_buffering` applies the previous step's
-    mean gradient.
+    `sync` says how (`AllReduce()` by default); `Gossip(...)` mixes replicas with one partner per step instead. `wire` compresses
+    what travels to torch.float16 or torch.bfloat16. `bucket_bytes` is the size of a group of gradients, measured in the first
+    step by default. `double_buffering` applies the previous step's mean gradient.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer is a torch.optim.Optimizer, got {type(optimizer).__name__}")
-    if isinstance(optimizer, MultiNodeOptimizer):
+    if isinstance(optimizer, WrappedOptimizer):
         raise TypeError("optimizer is a multi-node optimizer already; wrap the one inside it")
     if not isinstance(comm, Communicator):
         raise TypeError(f"comm is what phalanx.create_communicator() returns, got {type(comm).__name__}")
-    if sync is not None and not isinstance(sync, AllReduce):
-        raise TypeError(f"sync is phalanx.AllReduce(...), got {type(sync).__name__}")
-    if sync is not None and sync.fused and (wire is not None or double_buffering or sync.weighted):
+    if sync is not None and not isinstance(sync, AllReduce | Gossip):
+        raise TypeError(f"sync is phalanx.AllReduce(...) or phalanx.Gossip(...), got {type(sync).__name__}")
+    if isinstance(sync, Gossip):
+        if double_buffering:
+            raise ValueError("double_buffering is for AllReduce; Gossip(overlap=True) hides its exchange behind the next step")
+        if bucket_bytes is not None and level_of(comm, sync) == "rank":
+            raise ValueError(f"bucket_bytes={bucket_bytes}: Gossip sends one message; only the ranks of a host have groups")
+    if isinstance(sync, AllReduce) and sync.fused and (wire is not None or double_buffering or sync.weighted):
         raise ValueError("AllReduce(fused=True) goes without wire, double_buffering and weighted: nothing travels")
     if bucket_bytes is not None and (not isinstance(bucket_bytes, int) or isinstance(bucket_bytes, bool)):
         raise TypeError(f"bucket_bytes={bucket_bytes!r}: an int, or None to measure")
     if bucket_bytes is not None and bucket_bytes < 1:
         raise ValueError(f"bucket_bytes={bucket_bytes}: at least 1, or None to measure")
+    if isinstance(sync, Gossip):
+        return GossipOptimizer(optimizer, comm, sync, wire, bucket_bytes)
     if bucket_bytes is not None and sync is not None and sync.growing is not None:
         raise ValueError(f"bucket_bytes={bucket_bytes} and growing={sync.growing}: groups follow one of them")
     return MultiNodeOptimizer(optimizer, comm, sync or AllReduce(), double_buffering, wire, bucket_bytes)
 
 
-class MultiNodeOptimizer(torch.optim.Optimizer):
+class MultiNodeOptimizer(WrappedOptimizer):
     """Made by `create_multi_node_optimizer`. A torch optimizer for schedulers, scalers and checkpoints."""
 
     def __init__(
@@ -68,22 +106,18 @@ class MultiNodeOptimizer(torch.optim.Optimizer):
         wire: torch.dtype | None,
         bucket_bytes: int | None,
     ) -> None:
-        # not super().__init__(): it would make a second set of groups and state beside the inner optimizer's
-        self.optimizer, self.comm, self.sync = optimizer, comm, sync
-        self._replica: HostReplica | None = None
+        super().__init__(optimizer)
+        self.comm, self.sync = comm, sync
+        self._host_step = HostStep(optimizer, comm) if sync.fused is None and comm.shares_memory else None
+        self._one_pass: OnePass | None = None
         self._fused_told = False
-        self._averager = Averager(*self._parameters(), comm, sync, wire=wire, bucket_bytes=bucket_bytes, delayed=double_buffering)
-
-    def _parameters(self) -> tuple[list[torch.nn.Parameter], list[str]]:
-        groups = self.optimizer.param_groups
-        params = list(dict.fromkeys(p for group in groups for p in group["params"]))  # tied parameters once
-        return params, _names(self.optimizer, params)
+        self._averager = Averager(*self.parameters(), comm, sync, wire=wire, bucket_bytes=bucket_bytes, delayed=double_buffering)
 
     def _watch_changes(self) -> None:
         """Somebody may have edited `param_groups`, or changed the inner optimizer."""
         params = dict.fromkeys(p for group in self.optimizer.param_groups for p in group["params"])
         if not self._averager.watches(list(params)):
-            self._averager.watch(*self._parameters())
+            self._averager.watch(*self.parameters())
 
     # ---- the step ----------------------------------------------------------------------------------------------------------
 
@@ -104,18 +138,22 @@ class MultiNodeOptimizer(torch.optim.Optimizer):
                 return self._averager.mean(loss)
 
             result: Any = self.optimizer.step(averaged)
-        elif self._fusable():
+        elif self._in_one_pass():
             result = None
             self._watch_changes()
-            self._replica = HostReplica.over(self._averager.collect(), self._replica, self.optimizer, self.comm)
-            self._replica.update()
+            self._one_pass = OnePass.over(self._averager.collect(), self._one_pass, self.optimizer, self.comm)
+            self._one_pass.update()
         else:
+            result = None
             self.synchronize()
-            result = self.optimizer.step() if self._averager.ready else None
+            if self._averager.ready and self._host_step is not None:
+                self._host_step.step(alone=self._averager.alone)
+            elif self._averager.ready:
+                result = self.optimizer.step()
         self._averager.next_step()
         return result
 
-    def _fusable(self) -> bool:
+    def _in_one_pass(self) -> bool:
         """Whether the update is done while the gradients are summed; a reason against it is told once."""
         if not self.sync.fused or self.comm.size == 1:
             return False
@@ -124,6 +162,11 @@ class MultiNodeOptimizer(torch.optim.Optimizer):
             self._fused_told = True
             warnings.warn(f"AllReduce(fused=True): {why}; the step is the usual one. Told once", stacklevel=3)
         return not why
+
+    @property
+    def one_replica(self) -> bool:
+        """Whether the ranks of the host have parameters and momentum once for all of them now."""
+        return self._one_pass is not None or (self._host_step is not None and self._host_step.shared)
 
     def synchronize(self) -> None:
         """Wait until every gradient is the mean over the ranks: before clipping, or looking at them. All ranks call it."""
@@ -160,6 +203,16 @@ class MultiNodeOptimizer(torch.optim.Optimizer):
             raise ValueError("nothing was recorded: create the optimizer with sync=phalanx.AllReduce(record=True)")
         return list(self._averager.records)
 
+    @property
+    def last_record(self) -> StepRecord | None:
+        """What the last step spent on communication; None unless `AllReduce(record=True)`."""
+        return self._averager.records[-1] if self._averager.records else None
+
+    @property
+    def last_journeys(self) -> list[Journey]:
+        """The groups of gradients that arrived in the last step: when each left, when it was over, and its bytes."""
+        return list(self._averager.journeys)
+
     # ---- the inner optimizer's ---------------------------------------------------------------------------------------------
 
     @property
@@ -175,55 +228,27 @@ class MultiNodeOptimizer(torch.optim.Optimizer):
             self.synchronize()
         return self.optimizer.param_groups
 
-    @property
-    def state(self) -> Any:  # type: ignore[override]
-        return self.optimizer.state
-
-    @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        return self.optimizer.defaults
-
     def state_dict(self) -> dict[str, Any]:
         """The inner optimizer's, readable without Phalanx."""
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.optimizer.load_state_dict(state_dict)
-        if self._replica is not None:
-            self._replica.take_state()
+        if self._one_pass is not None:
+            self._one_pass.take_state()
+
+    @property
+    def communication(self) -> Averager:
+        """What a step takes over from the one before it, the pending means of double buffering say, as `state_dict()`.
+
+        A checkpoint that has it beside the optimizer's own state goes on bit for bit.
+        """
+        return self._averager
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """All ranks call it. The groups of gradients are learned anew in the next step."""
         self.optimizer.add_param_group(param_group)
         self._watch_changes()
 
-    def register_step_pre_hook(self, hook: Any) -> Any:
-        return self.optimizer.register_step_pre_hook(hook)
-
-    def register_step_post_hook(self, hook: Any) -> Any:
-        return self.optimizer.register_step_post_hook(hook)
-
-    def register_state_dict_pre_hook(self, hook: Any, prepend: bool = False) -> Any:
-        return self.optimizer.register_state_dict_pre_hook(hook, prepend)
-
-    def register_state_dict_post_hook(self, hook: Any, prepend: bool = False) -> Any:
-        return self.optimizer.register_state_dict_post_hook(hook, prepend)
-
-    def register_load_state_dict_pre_hook(self, hook: Any, prepend: bool = False) -> Any:
-        return self.optimizer.register_load_state_dict_pre_hook(hook, prepend)
-
-    def register_load_state_dict_post_hook(self, hook: Any, prepend: bool = False) -> Any:
-        return self.optimizer.register_load_state_dict_post_hook(hook, prepend)
-
     def __repr__(self) -> str:
         return f"MultiNodeOptimizer({self.optimizer!r}, {self.comm!r}, {self.sync!r})"
-
-
-def _names(optimizer: torch.optim.Optimizer, params: list[torch.nn.Parameter]) -> list[str]:
-    """What to call the parameters in messages: their own names where the optimizer was given them, else group and shape."""
-    named: dict[torch.nn.Parameter, str] = {}
-    for g, group in enumerate(optimizer.param_groups):
-        given = group.get("param_names")
-        for i, p in enumerate(group["params"]):
-            named.setdefault(p, given[i] if given else f"param_groups[{g}]['params'][{i}] {tuple(p.shape)}")
-    return [named[p] for p in params]

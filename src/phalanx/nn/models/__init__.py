@@ -2,6 +2,7 @@
 
 from phalanx.nn.models.googlenet import GoogLeNet, googlenet
 from phalanx.nn.models.resnet import ResNet, resnet18, resnet50
+from phalanx.nn.models.resnet9 import ResNet9, resnet9
 from phalanx.nn.models.resnet_cifar import CifarResNet, resnet_cifar
 from phalanx.nn.models.small_cnn import SmallCnn, small_cnn
 
@@ -9,8 +10,10 @@ __all__ = [
     "CifarResNet",
     "GoogLeNet",
     "ResNet",
+    "ResNet9",
     "SmallCnn",
     "googlenet",
+    "resnet9",
     "resnet18",
     "resnet50",
     "resnet_cifar",

@@ -12,7 +12,7 @@ from phalanx.nn.models.images import check_images
 
 
 class SmallCnn(nn.Module):
-    """Convolutions of `width`, 2 `width` and 2 `width` channels, halving the image twice, and a linear classifier on 2x2 pixels."""
+    """Convolutions of `width` and twice 2 `width` channels, halving the image twice, and a linear classifier on 2x2 pixels."""
 
     def __init__(self, num_classes: int, *, in_channels: int, width: int) -> None:
         super().__init__()

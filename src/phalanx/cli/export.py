@@ -1,0 +1,90 @@
+"""`phalanx export`: the model of a checkpoint as a plain PyTorch state dict."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from phalanx.cli.names import UsageError
+
+if TYPE_CHECKING:
+    from phalanx.train.manifest import Place
+
+ENTRY = "model"
+
+EXAMPLES = """examples:
+  phalanx export run model.pt                        the newest intact checkpoint of a run
+  phalanx export run/checkpoints/step-000000120 model.pt
+  phalanx export run model.pt --rank 3               the replica of rank 3, where gossip has several
+
+then, without Phalanx:
+  model.load_state_dict(torch.load("model.pt", weights_only=True))
+"""
+
+
+def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Make `export` known to the command line."""
+    parser = verbs.add_parser(
+        "export",
+        help="make a plain PyTorch file of a checkpoint",
+        description="Write the `model` entry of a checkpoint as a state dict that torch.load(weights_only=True) reads.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("directory", metavar="RUN", type=Path, help="a run, its directory of checkpoints, or one checkpoint")
+    parser.add_argument("file", metavar="FILE", type=Path, help="what to write")
+    parser.add_argument("--rank", metavar="N", type=int, default=0, help="whose replica (default: 0)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read the newest intact checkpoint, and write its model in one piece or not at all."""
+    import torch  # here: other verbs do without it
+
+    from phalanx.train.manifest import DamagedError
+    from phalanx.train.restore import read
+
+    directory, places = _find(args.directory)
+    for place in places:
+        try:
+            reading = read(directory, place, [ENTRY], args.rank)
+        except DamagedError as error:
+            print(f"phalanx: damaged: {error}", file=sys.stderr)
+            continue
+        manifest = reading.manifest
+        if not 0 <= args.rank < manifest.world:
+            raise UsageError(f"--rank {args.rank}: {place.name} was saved by ranks 0 to {manifest.world - 1}")
+        if ENTRY not in reading.saved:
+            raise UsageError(f"{place.name} has no {ENTRY!r}; it has {', '.join(manifest.entries)}")
+        fresh = args.file.with_name(args.file.name + ".part")
+        try:
+            torch.save(reading.saved[ENTRY].value, fresh)
+            os.replace(fresh, args.file)
+        except (OSError, RuntimeError) as error:  # torch wraps what the system says
+            fresh.unlink(missing_ok=True)
+            print(f"phalanx: cannot write {args.file}: {error}", file=sys.stderr)
+            return 1
+        print(f"{args.file}: the model of {place.name}, rank {args.rank} of {manifest.world}")
+        return 0
+    print(f"phalanx: every checkpoint in {directory} is damaged", file=sys.stderr)
+    return 1
+
+
+def _find(path: Path) -> tuple[Path, list[Place]]:
+    """The directory of checkpoints that `path` means, and those to try, newest first."""
+    from phalanx.train.manifest import Place, find_places
+
+    place = Place.parse(path.absolute().name)
+    if place is not None and path.is_dir():
+        return path.absolute().parent, [place]
+    directory = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+    try:
+        places = find_places(directory)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+    if not places:
+        raise UsageError(f"{path}: there is no checkpoint")
+    return directory, places

@@ -1,0 +1,204 @@
+"""`phalanx plan`: what a training would take on a cluster, the best way to communicate there, and why."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from phalanx.cli.names import UsageError
+from phalanx.cluster import MODELS, PRESETS, PROFILES, BackendProfile, Cluster, Compute, compile_schedule, from_one, from_two
+from phalanx.cluster import calibrate as calibration
+from phalanx.cluster import model as cluster_model
+from phalanx.cluster import profile as backend_profile
+from phalanx.cluster.candidates import FAMILIES
+from phalanx.cluster.chance import Failures, Noise, Spread, spread
+from phalanx.cluster.curve import efficiency_curve
+from phalanx.cluster.hosts_differ import HOST_SPREAD, typical_slowness
+from phalanx.cluster.picture import as_data, describe, efficiency_svg, table, timeline_svg, trace
+from phalanx.cluster.plan import GROUP_SIZES, Plan, Question, make_plan
+from phalanx.cluster.training import Prices, whole_training
+
+WIRES = {"float32": (4,), "float16": (2,), "both": (4, 2)}
+
+EXAMPLES = """examples:
+  phalanx plan --cluster abci --model resnet50 --batch 81920 --rate 1403@208
+  phalanx plan --cluster dgx-a100 --ranks 1024 --batch 35840 --rate 3293@408 --curve scaling.svg --svg step.svg
+  phalanx plan --cluster cloud-10g --ranks 32 --batch 2048 --rate 300@64 --wire both --gossip
+  phalanx plan --show-cluster lab > mine.json     then edit it, and: phalanx plan --cluster mine.json ...
+"""
+
+
+def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Make `plan` known to the command line."""
+    parser = verbs.add_parser(
+        "plan",
+        help="predict a training on a cluster",
+        description="Predict the step time of a training on a cluster, choose the best way to communicate, and say why.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    what = parser.add_argument_group("what")
+    what.add_argument("--cluster", metavar="FILE|NAME", help=f"a file, or {', '.join(PRESETS)}")
+    what.add_argument("--show-cluster", metavar="NAME", choices=PRESETS, help="print a preset as a file to edit, and stop")
+    what.add_argument("--ranks", type=int, help="as many of the cluster's hosts as have so many ranks")
+    what.add_argument("--model", default="resnet50", choices=MODELS)
+    what.add_argument("--batch", type=int, help="samples per step over all ranks")
+    what.add_argument(
+        "--rate", action="append", metavar="R@B", help="samples/s of one device with batch B; give it twice for a device's curve"
+    )
+    what.add_argument("--overhead", type=float, default=0.0, metavar="MS", help="of a step on one device, whatever the batch")
+    what.add_argument("--optimizer", type=float, default=0.0, metavar="MS", help="the update, after the last gradient")
+    what.add_argument("--input", type=float, default=0.0, metavar="MS", help="to prepare a batch, beside the step")
+    how = parser.add_argument_group("how it communicates")
+    how.add_argument("--backend", default="nccl", choices=PROFILES)
+    how.add_argument("--calibrate", metavar="ROWS", type=Path, help="fit the backend to rows of `phalanx bench allreduce --json`")
+    how.add_argument("--profile", metavar="FILE", type=Path, help="a backend as --save-profile wrote it")
+    how.add_argument("--save-profile", metavar="FILE", type=Path)
+    how.add_argument("--algorithm", action="append", choices=FAMILIES, help="only these (default: all but gossip)")
+    how.add_argument("--gossip", action="store_true", help="gossip may win, too: other training than an all-reduce")
+    how.add_argument("--group", action="append", type=float, metavar="MB", help="sizes of groups to try")
+    how.add_argument("--wire", default="float16", choices=WIRES)
+    how.add_argument("--double-buffering", action="store_true", help="gradients one step late, behind the whole step")
+    chance = parser.add_argument_group("chance")
+    chance.add_argument("--host-spread", type=float, default=HOST_SPREAD, help="relative standard deviation between hosts")
+    chance.add_argument("--jitter", type=float, default=0.0, help="relative spread of a rank's steps: adds p50 and p99")
+    chance.add_argument("--stragglers", type=float, default=0.0, help="part of the ranks that are 1.5 times slower in a step")
+    chance.add_argument("--mtbf", type=float, metavar="HOURS", help="between failures of one host")
+    chance.add_argument("--checkpoint", type=float, default=30.0, metavar="S", help="to write one (with --mtbf)")
+    chance.add_argument(
+        "--restart", type=float, default=300.0, metavar="S", help="from a failure to training again (with --mtbf)"
+    )
+    whole = parser.add_argument_group("the whole training")
+    whole.add_argument("--epochs", type=float, help="default: published epochs to 75.9 %% top-1 for this batch (ResNet-50)")
+    whole.add_argument("--price", type=float, metavar="P", help="per device and hour")
+    whole.add_argument("--watts", type=float, help="per device, with its share of the host")
+    out = parser.add_argument_group("output")
+    out.add_argument("--json", metavar="FILE", type=Path, help="everything as data")
+    out.add_argument("--svg", metavar="FILE", type=Path, help="the step as a picture")
+    out.add_argument("--trace", metavar="FILE", type=Path, help="the step for chrome://tracing or ui.perfetto.dev")
+    out.add_argument("--curve", metavar="FILE", type=Path, help="efficiency over the number of ranks as a picture")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Plan, print, and write the files asked for."""
+    if args.show_cluster:
+        print(cluster_model.to_json(PRESETS[args.show_cluster]), end="")
+        return 0
+    for name in ("cluster", "batch", "rate"):
+        if not getattr(args, name):
+            raise UsageError(f"--{name} is missing; `phalanx plan --help` has examples")
+    try:
+        return _run(args)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    except OSError as error:
+        raise UsageError(f"{error.filename}: {error.strerror}") from None
+
+
+def _run(args: argparse.Namespace) -> int:
+    cluster = _cluster(args)
+    profile = _profile(args, cluster)
+    families = tuple(args.algorithm or (family for family in FAMILIES if not family.startswith("gossip")))
+    if args.gossip:
+        families = tuple(dict.fromkeys((*families, "gossip", "gossip-hosts")))
+    question = Question(
+        cluster,
+        MODELS[args.model],
+        _compute(args),
+        profile,
+        args.batch,
+        group_sizes=tuple(size * 1e6 for size in args.group or ()) or GROUP_SIZES,
+        wires=WIRES[args.wire],
+        families=families,
+        double_buffering=args.double_buffering,
+        input=args.input / 1e3,
+        host_spread=args.host_spread,
+    )
+    plan = make_plan(question)
+    varied = _spread(args, plan)
+    failures = None if args.mtbf is None else Failures(args.mtbf * 3600, args.checkpoint, args.restart)
+    training = whole_training(
+        varied.mean if varied else plan.best.seconds,
+        args.batch,
+        question.model.samples,
+        devices=cluster.ranks,
+        hosts=cluster.hosts,
+        epochs=args.epochs,
+        prices=Prices(args.price, args.watts),
+        failures=failures,
+    )
+    print(table(plan, training, varied), end="")
+    if args.json:
+        args.json.write_text(json.dumps(as_data(plan, training, varied), indent=2) + "\n", encoding="utf-8")
+    if args.save_profile:
+        args.save_profile.write_text(backend_profile.to_json(profile), encoding="utf-8")
+    _pictures(args, plan)
+    return 0
+
+
+def _pictures(args: argparse.Namespace, plan: Plan) -> None:
+    step = plan.best.step
+    assert step is not None, "the best candidate is always simulated"
+    title = f"{plan.question.model.name} on {plan.question.cluster.ranks} ranks of {plan.question.cluster.name}"
+    if args.svg:
+        args.svg.write_text(timeline_svg(step, f"{title}: {describe(plan.best)}"), encoding="utf-8")
+    if args.trace:
+        args.trace.write_text(trace(step), encoding="utf-8")
+    if args.curve:
+        args.curve.write_text(efficiency_svg(efficiency_curve(plan.question), f"{title}: efficiency"), encoding="utf-8")
+
+
+def _cluster(args: argparse.Namespace) -> Cluster:
+    if args.cluster in PRESETS:
+        cluster = PRESETS[args.cluster]
+    elif Path(args.cluster).is_file():
+        cluster = cluster_model.from_json(Path(args.cluster).read_text(encoding="utf-8"))
+    else:
+        raise UsageError(f"{args.cluster!r} is neither a file nor one of {', '.join(PRESETS)}")
+    return cluster if args.ranks is None else cluster.with_ranks(args.ranks)
+
+
+def _profile(args: argparse.Namespace, cluster: Cluster) -> BackendProfile:
+    profile = PROFILES[args.backend]
+    if args.profile:
+        profile = backend_profile.from_json(args.profile.read_text(encoding="utf-8"))
+    if args.calibrate:
+        rows = calibration.read_rows(args.calibrate.read_text(encoding="utf-8").splitlines())
+        profile = calibration.fit(rows, cluster, profile)
+    return profile
+
+
+def _compute(args: argparse.Namespace) -> Compute:
+    """The device: from one rate with the model's kernels as its fixed part, or from two."""
+    pairs = []
+    for text in args.rate:
+        rate, at, batch = text.partition("@")
+        try:
+            pairs.append((float(batch), float(rate)))
+        except ValueError:
+            at = ""
+        if not at or min(pairs[-1]) <= 0:
+            raise UsageError(f"--rate {text}: give samples/s and batch, as in 1403@208")
+    if len(pairs) > 2:
+        raise UsageError(f"--rate: {len(pairs)} times; give one rate or two")
+    if len(pairs) == 2:
+        if args.overhead:
+            raise UsageError("--overhead has no effect with two rates: they already say what does not grow with the batch")
+        return replace(from_two(*pairs), optimizer=args.optimizer / 1e3)
+    note = "one rate; what does not grow with the batch is 10 us per kernel, an assumption: a second --rate replaces it"
+    (batch, rate) = pairs[0]
+    compute = from_one(MODELS[args.model], batch, rate, overhead=args.overhead / 1e3, source=note)
+    return replace(compute, optimizer=args.optimizer / 1e3)
+
+
+def _spread(args: argparse.Namespace, plan: Plan) -> Spread | None:
+    if not (args.jitter or args.stragglers):
+        return None
+    question, best = plan.question, plan.best
+    program = compile_schedule(best.algorithm.make(0), question.cluster, question.profile)
+    noise = Noise(args.jitter, args.stragglers)
+    always = typical_slowness(question.cluster, question.host_spread)
+    return spread(program, question.model, question.compute, question.per_rank, best.plan, noise, always=always)

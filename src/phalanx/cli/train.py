@@ -1,0 +1,235 @@
+"""`phalanx train`: a recipe, on ranks that a launcher started or, without one, on local ranks started through torch's."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import itertools
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from phalanx.cli.names import UsageError, find_schedule
+from phalanx.comm.launch import LaunchError, discover
+from phalanx.comm.start import end_with_agent, start_ranks
+from phalanx.schedule import Schedule, ScheduleError
+from phalanx.train.rows import write_json
+
+if TYPE_CHECKING:  # torch takes seconds to import, and `phalanx --help` has no use for it
+    from phalanx.comm.communicator import Communicator
+    from phalanx.train.config import RunConfig
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+RUNS = Path("runs")
+
+
+def add_to(verbs: Any) -> None:
+    """Add the verb."""
+    parser = verbs.add_parser(
+        "train",
+        help="train a recipe",
+        description="Train a recipe, on ranks that it starts on this host or, under torchrun, mpirun or srun, on theirs.",
+        epilog="examples:  phalanx train   phalanx train cifar10 --set data.source=cifar10:DIR --set epochs=5   "
+        "torchrun --nproc-per-node 8 -m phalanx train imagenet-resnet50",
+    )
+    parser.add_argument("recipe", metavar="RECIPE", nargs="?", default="digits", help=f"a file, or {', '.join(recipe_names())}")
+    parser.add_argument(
+        "--ranks",
+        metavar="N",
+        type=int,
+        help="processes to start here (default: as many as cores, if the batch can be divided so)",
+    )
+    parser.add_argument(
+        "--set", metavar="PATH=VALUE", action="append", default=[], dest="settings", help="change the recipe; may be repeated"
+    )
+    parser.add_argument("--out", metavar="DIR", type=Path, help=f"for records and checkpoints (default: a new one in {RUNS}/)")
+    parser.add_argument("--resume", action="store_true", help="continue the run in --out (default: the newest of this recipe)")
+    parser.add_argument("--show", action="store_true", help="print the resolved recipe and train nothing")
+    parser.set_defaults(run=run)
+
+
+def recipe_names() -> list[str]:
+    """The recipes that come with Phalanx."""
+    return sorted(path.stem.replace("_", "-") for path in RECIPES.glob("[a-z]*.py"))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train on the ranks of a launcher; without one, check what can be checked and start some."""
+    from phalanx.train.config import ConfigError
+
+    try:
+        launch = discover()
+    except LaunchError as error:
+        raise UsageError(str(error)) from None
+    try:
+        config = resolve(args.recipe, args.settings)
+        if args.show:
+            return show(config)
+        if launch.how != "alone":
+            if args.ranks not in (None, launch.world):
+                raise UsageError(f"--ranks {args.ranks}, but {launch.how} started {launch.world}: leave --ranks out")
+            return train_here(config, args.out, resume=args.resume)
+        ranks = args.ranks if args.ranks is not None else default_ranks(config, len(os.sched_getaffinity(0)))
+        check_everything(config, ranks)
+        out = prepare_directory(args.out, config, resume=args.resume)
+        if ranks == 1:
+            return train_here(config, out, resume=args.resume)
+    except (ConfigError, UsageError, ScheduleError) as error:
+        if launch.rank != 0:  # one line for all of them
+            return 2
+        raise UsageError(str(error)) from None
+    resume = ["--resume"] if args.resume else []
+    settings = [word for setting in args.settings for word in ("--set", setting)]
+    return start_ranks(ranks, ["-m", "phalanx", "train", args.recipe, "--out", str(out), *resume, *settings])
+
+
+def resolve(recipe: str, settings: list[str]) -> RunConfig:
+    """The configuration of a recipe, with what `--set` changes."""
+    from phalanx.train.config import override
+
+    texts: dict[str, str] = {}
+    for setting in settings:
+        path, equals, text = setting.partition("=")
+        if not equals:
+            raise UsageError(f"--set {setting}: PATH=VALUE, such as --set epochs=5")
+        texts[path.strip()] = text.strip()
+    return override(load(recipe), texts)
+
+
+def load(recipe: str) -> RunConfig:
+    """The `config` of a recipe by its name or its file."""
+    from phalanx.train.config import RunConfig
+
+    named = RECIPES / f"{recipe.replace('-', '_')}.py"
+    path = named if recipe in recipe_names() else Path(recipe)
+    if not path.is_file():
+        raise UsageError(f"{recipe!r} is neither a recipe nor a file; the recipes are {', '.join(recipe_names())}")
+    spec = importlib.util.spec_from_file_location(f"recipe_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{path}: a recipe is a Python file, with one `config = RunConfig(...)`")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # noqa: BLE001  whatever the user's file does wrong
+        raise UsageError(f"{path}: {type(error).__name__}: {error}") from None
+    config = getattr(module, "config", None)
+    if not isinstance(config, RunConfig):
+        raise UsageError(f"{path}: a recipe has one `config = RunConfig(...)`, this one has {type(config).__name__}")
+    return config
+
+
+def check_everything(config: RunConfig, ranks: int) -> None:
+    """Raise for what would fail on the ranks: better one line here than one from each of them."""
+    from phalanx.train.check import check, open_sources
+
+    if ranks < 1:
+        raise UsageError(f"--ranks {ranks}: at least 1")
+    find_algorithm(config, ranks)
+    check(config, ranks, *open_sources(config))
+
+
+def default_ranks(config: RunConfig, cores: int) -> int:
+    """As many as cores, or the most below that among which the batches can be divided."""
+
+    def fits(ranks: int) -> bool:
+        try:
+            return all(stage.split(ranks, config.micro_batch) for stage in config.plan.stages)
+        except ValueError:
+            return False
+
+    return next((ranks for ranks in range(cores, 0, -1) if fits(ranks)), 1)
+
+
+def find_algorithm(config: RunConfig, ranks: int) -> Schedule | None:
+    """The schedule that the configuration names."""
+    if config.comm.algorithm is None:
+        return None
+    schedule = find_schedule(config.comm.algorithm)
+    if schedule.world != ranks or schedule.goal != "sum":
+        raise UsageError(f"comm.algorithm={config.comm.algorithm}: not an all-reduce of {ranks} ranks")
+    return schedule
+
+
+def prepare_directory(out: Path | None, config: RunConfig, *, resume: bool) -> Path:
+    """Make the directory of a run, a new one by default; to resume, find the one that holds an earlier start of the same run."""
+    from phalanx.train.config import identity, plain
+    from phalanx.train.entries import compare_plain
+
+    named = (RUNS / (f"{config.name}-{i}" if i > 1 else config.name) for i in itertools.count(1))
+    taken = list(itertools.takewhile(Path.exists, named))
+    if resume:
+        if out is None and not taken:
+            raise UsageError(f"nothing to resume: there is no {RUNS / config.name}; --out names another directory")
+        out = out or max(taken, key=lambda path: path.stat().st_mtime)
+        try:
+            before = json.loads((out / "config.json").read_text(encoding="utf-8"))
+            odd = compare_plain("config", identity(json.loads(json.dumps(plain(config)))), identity(before))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            raise UsageError(f"nothing to resume in {out}: there is no config.json of a run; leave --resume out") from None
+        if odd:
+            raise UsageError(f"{out} is another run, not to be resumed with other settings: {'; '.join(odd)}")
+        return out
+    out = out or RUNS / (f"{config.name}-{len(taken) + 1}" if taken else config.name)
+    try:
+        if (out / "checkpoints").is_dir() and any((out / "checkpoints").iterdir()):
+            raise UsageError(f"{out} has checkpoints of an earlier run: --resume continues it, --out names another directory")
+        out.mkdir(parents=True, exist_ok=True)
+        write_json(out / "config.json", plain(config))
+    except OSError as error:
+        raise UsageError(f"--out {out}: {error.strerror or error}") from None
+    return out
+
+
+def show(config: RunConfig) -> int:
+    """Print every setting with its value, as `--set` takes it."""
+    from phalanx.train.config import paths
+
+    for path, value in paths(config):
+        text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        print(f"{path}={text}")
+    return 0
+
+
+def train_here(config: RunConfig, out: Path | None, *, resume: bool) -> int:
+    """Be one rank, or all of them; 1 if the run failed for a reason that has a name."""
+    import torch
+
+    from phalanx.comm.create import create_communicator
+    from phalanx.data.assemble import SampleError
+    from phalanx.data.image import BadSample
+    from phalanx.data.source import SourceError
+    from phalanx.train.config import ConfigError
+    from phalanx.train.manifest import CheckpointError
+    from phalanx.train.trainer import train
+
+    end_with_agent()
+    launch = discover()
+    if "OMP_NUM_THREADS" not in os.environ and launch.world > 1:
+        torch.set_num_threads(1)
+    try:
+        with create_communicator(find_algorithm(config, launch.world), timeout=config.comm.timeout) as comm:
+            out = agree_on_directory(out, config, comm, resume=resume)
+            result = train(config, comm, out=out, resume=resume)
+        return 128 + signal.SIGTERM if result.why == "stopped" else 0
+    except ConfigError:
+        raise
+    except (SourceError, SampleError, BadSample, CheckpointError) as error:
+        print(f"phalanx: rank {launch.rank}: {error}", file=sys.stderr)
+        return 1
+
+
+def agree_on_directory(out: Path | None, config: RunConfig, comm: Communicator, *, resume: bool) -> Path:
+    """Rank 0 prepares it: a second one would find it there already."""
+    path, problem = "", ""
+    if comm.rank == 0:
+        try:
+            path = str(prepare_directory(out, config, resume=resume))
+        except UsageError as error:
+            problem = str(error)
+    path, problem = comm.bcast_obj((path, problem))
+    if problem:
+        raise UsageError(problem)
+    return Path(path)

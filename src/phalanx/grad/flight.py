@@ -1,0 +1,134 @@
+"""One gossip message each way: sent, awaited for a while, and given up where the partner is dead or too late.
+
+Receive and send are two operations, because two partners answer for them. What is given up may still arrive, so its memory stays
+with it until then; its tag has the step, so it is never taken for a later one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from phalanx.comm.communicator import Communicator
+from phalanx.comm.issuer import Pending
+from phalanx.grad.cargo import Cargo, Layout
+from phalanx.grad.partners import Partners
+
+STUCK = 2  # messages given up with one peer, and still under way, after which it gets no new ones: their memory must not pile up
+OWN_TAGS = 1 << 40  # below are the tags of others who exchange on this communicator
+CALLS = 1 << 39  # above the steps of all flights
+
+Kinds = tuple[Any, Any, Any]  # what parameters, optimizer state (None where it stays at home) and statistics look like
+
+_serials: weakref.WeakKeyDictionary[Communicator, itertools.count[int]] = weakref.WeakKeyDictionary()
+
+
+@dataclass(slots=True)
+class Flight:
+    """A message to `dest` and one from `source`, peers by rank, under way since `left` (time.perf_counter())."""
+
+    step: int
+    partners: Partners  # seats
+    sent: Cargo
+    received: Cargo
+    kinds: Kinds  # of the tensors that were packed
+    inbound: Pending | None = None
+    outbound: Pending | None = None
+    source: int | None = None
+    dest: int | None = None
+    left: float = field(default_factory=time.perf_counter)
+    ended: float = 0.0
+    waited: float = 0.0  # seconds that this rank stood still for it
+    arrived: bool = False
+    dead: set[int] = field(default_factory=set)  # peers whose connection is broken
+    late: set[int] = field(default_factory=set)  # peers that were given up
+
+
+class Airport:
+    """Starts and lands flights of one optimizer on `comm`, and keeps their memory."""
+
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = comm
+        self._serial = next(_serials.setdefault(comm, itertools.count(1)))  # optimizers are made in one order on all ranks
+        self._calls = 0
+        self._spare: list[Cargo] = []
+        self._stuck: list[Flight] = []
+
+    def call_tag(self) -> int:
+        """The first of two tags for a roll call; calls are numbered alike on all ranks."""
+        self._calls += 1
+        return self._serial * OWN_TAGS + CALLS + 2 * self._calls
+
+    def cargo(self, layout: Layout, device: torch.device) -> Cargo:
+        """Memory for a message; used memory if there is some."""
+        self._reclaim()
+        self._spare = [cargo for cargo in self._spare if cargo.layout == layout]
+        return self._spare.pop() if self._spare else Cargo(layout, device)
+
+    def start(self, flight: Flight, part: slice, dest: int | None, source: int | None) -> None:
+        """Send `part` of the message to rank `dest` and receive that part from `source`; the receive is posted first."""
+        tag = self._serial * OWN_TAGS + flight.step
+        out, into = flight.sent.words[part], flight.received.words[part]
+        nothing = out[:0]
+        if out.is_cuda and dest is not None and source is not None:
+            # NCCL wants both in one call, and cannot do without a rank
+            flight.inbound = self._comm.exchange_async(out, dest, into, source, tag)
+            return
+        if source is not None and not self._jammed(source):
+            flight.source = source
+            flight.inbound = self._comm.exchange_async(nothing, source, into, source, tag, may_fail=True)
+        if dest is not None and not self._jammed(dest):
+            flight.dest = dest
+            flight.outbound = self._comm.exchange_async(out, dest, nothing, dest, tag, may_fail=True)
+
+    def land(self, flight: Flight, patience: float) -> None:
+        """Wait for both, `patience` seconds in all, and write down what became of them."""
+        begun = time.monotonic()
+        if flight.inbound is not None and flight.source is None:
+            flight.inbound.wait()
+            flight.arrived = True
+        elif flight.inbound is not None and flight.source is not None:
+            flight.arrived = self._settled(flight, flight.inbound, flight.source, patience)
+        flight.ended = flight.inbound.ended if flight.inbound is not None and flight.arrived else time.perf_counter()
+        if flight.outbound is not None and flight.dest is not None:
+            self._settled(flight, flight.outbound, flight.dest, max(0.0, patience - (time.monotonic() - begun)))
+        flight.waited += time.monotonic() - begun
+        if flight.late:
+            self._stuck.append(flight)
+
+    def peek(self, flight: Flight, patience: float) -> bool:
+        """Whether its message arrives within `patience`; it stays under way, for a step that is going to land it."""
+        if flight.inbound is None:
+            return False
+        if flight.source is None:
+            flight.inbound.wait()
+            return True
+        return flight.inbound.settle(patience) is None
+
+    def release(self, flight: Flight) -> None:
+        """Its messages are used: take its memory back, unless something may still be written to or read from it."""
+        if not flight.late:
+            self._spare += [flight.sent, flight.received]
+
+    def _settled(self, flight: Flight, pending: Pending, peer: int, seconds: float) -> bool:
+        error = pending.settle(seconds)
+        if isinstance(error, TimeoutError):
+            flight.late.add(peer)
+        elif error is not None:
+            flight.dead.add(peer)
+        return error is None
+
+    def _jammed(self, peer: int) -> bool:
+        return sum(peer in flight.late for flight in self._stuck) >= STUCK
+
+    def _reclaim(self) -> None:
+        """Memory of what was given up and has arrived, or failed, meanwhile."""
+        for flight in list(self._stuck):
+            if all(pending is None or pending.done() for pending in (flight.inbound, flight.outbound)):
+                self._stuck.remove(flight)
+                self._spare += [flight.sent, flight.received]

@@ -1,0 +1,49 @@
+"""GossipGraD as a value: what `create_multi_node_optimizer(sync=...)` takes instead of `AllReduce()`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Gossip:
+    """Mix replicas with one partner per step, instead of averaging gradients over all ranks.
+
+    `topology`: whom rank r meets in step k of a period: "dissemination" sends to r - 2**k and receives from r + 2**k, for any
+    number of ranks; "hypercube" does both with r XOR 2**k, for powers of two. `rotate`: shuffle the ranks after every period of
+    ceil(log2 p) steps, by permutations made from `seed`; all ranks compute them alike. `exchange`: "weights" mixes parameters and
+    optimizer state after the update, "gradients" mixes gradients before it. `level`: "rank", or "host", where the ranks of a host
+    average their gradients as with `AllReduce` and each carries a share of what the hosts exchange; None is "host" where several
+    hosts hold several ranks. `overlap`: the exchange travels during the next forward and backward; False waits for it in `step`.
+    `average_every`: so many steps after which all replicas become their exact mean. `patience`: seconds that a rank waits for its
+    partner, after which it goes on without that exchange; None is 4 usual steps, at least 1 s.
+    """
+
+    topology: Literal["dissemination", "hypercube"] = "dissemination"
+    rotate: bool = True
+    exchange: Literal["weights", "gradients"] = "weights"
+    level: Literal["rank", "host"] | None = None
+    overlap: bool = True
+    average_every: int | None = None
+    seed: int = 0
+    patience: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, choices in (
+            ("topology", ("dissemination", "hypercube")),
+            ("exchange", ("weights", "gradients")),
+            ("level", ("rank", "host", None)),
+        ):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"Gossip({name}={getattr(self, name)!r}): one of {', '.join(map(repr, choices))}")
+        for name in ("rotate", "overlap"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"Gossip({name}={getattr(self, name)!r}): True or False")
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
+            raise TypeError(f"Gossip(seed={self.seed!r}): an int, the same on all ranks")
+        every = self.average_every
+        if every is not None and (not isinstance(every, int) or isinstance(every, bool) or every < 1):
+            raise ValueError(f"Gossip(average_every={every!r}): a number of steps, at least 1, or None for never")
+        if self.patience is not None and not self.patience > 0:
+            raise ValueError(f"Gossip(patience={self.patience!r}): seconds, more than 0, or None to measure")

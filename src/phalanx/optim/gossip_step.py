@@ -1,0 +1,265 @@
+"""GossipGraD around any torch optimizer: each rank updates its own replica and mixes it with one partner's per step.
+
+    opt = phalanx.create_multi_node_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), comm, sync=phalanx.Gossip())
+    opt.follow(model)                    # batch norm statistics go along
+    ...
+    opt.average_()                       # before an evaluation, and at the end: the exact mean of all replicas
+
+Paper: Daily et al., arXiv 1803.05880. docs/gossip.md has the update rules and the differences.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from phalanx.comm.communicator import Communicator
+from phalanx.grad.allreduce import AllReduce
+from phalanx.grad.averager import Averager, StepRecord
+from phalanx.grad.cargo import real
+from phalanx.grad.gossip import Gossip
+from phalanx.grad.gossiper import Gossiper, level_of
+from phalanx.grad.replicas import check_replicas, some
+from phalanx.grad.travel import Journey
+from phalanx.grad.wire import check_wire
+from phalanx.optim.wrapped import WrappedOptimizer
+
+
+class GossipOptimizer(WrappedOptimizer):
+    """Made by `create_multi_node_optimizer(..., sync=phalanx.Gossip(...))`. A torch optimizer for all who ask."""
+
+    # GradScaler would not call `step` where gradients overflowed, on that rank alone, and its partner would wait
+    _step_supports_amp_scaling = True
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        comm: Communicator,
+        sync: Gossip,
+        wire: torch.dtype | None,
+        bucket_bytes: int | None,
+    ) -> None:
+        super().__init__(optimizer)
+        check_wire(wire)
+        self.comm, self.sync = comm, sync
+        home = comm.split(comm.inter_rank) if level_of(comm, sync) == "host" else None
+        self._gossiper = Gossiper(comm, home, sync, wire)
+        self._home: Averager | None = None
+        if home is not None:
+            self._home = Averager(*self.parameters(), home, AllReduce(), wire=None, bucket_bytes=bucket_bytes, delayed=False)
+        self._wire = wire
+        self._checked: list[torch.nn.Parameter] = []
+        self._statistics: list[torch.Tensor] = []
+        self._mixed = False  # this step's gradients
+        self._steps = 0
+        self._unused_told = False
+
+    def follow(self, model: torch.nn.Module) -> None:
+        """Let the running statistics of `model` follow the exchange: its floating-point buffers that a state dict has."""
+        saved = {id(x) for x in model.state_dict(keep_vars=True).values()}
+        self._statistics = [x for x in model.buffers() if id(x) in saved and x.is_floating_point()]
+
+    # ---- the step ----------------------------------------------------------------------------------------------------------
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update this replica and exchange, or exchange gradients and update. A `closure` is this rank's own affair."""
+        result = None
+        if closure is not None and self.sync.exchange == "gradients":
+            raise ValueError("step(closure) with Gossip(exchange='gradients'): ranks call it differently often; exchange weights")
+        self._check_replicas()
+        overflowed = self._unscale()
+        if closure is not None:
+            result = self.optimizer.step(self._complete(closure))
+        else:
+            if overflowed:
+                for p in self._trained():
+                    p.grad = None  # counts as zeros; the partner goes on
+            self.synchronize()
+            if not overflowed or self.sync.exchange == "gradients":
+                result = self.optimizer.step()
+        if self._home is not None:
+            self._home.next_step()
+        self._mixed = False
+        self._steps += 1
+        if self.sync.exchange == "weights":
+            parameters, state = self._replica()
+            self._gossiper.mix([*parameters, *state], len(state), self._statistics)
+        if self.sync.average_every is not None and self._steps % self.sync.average_every == 0:
+            self.average_()
+        return result
+
+    def synchronize(self) -> None:
+        """Finish what must be done to gradients before clipping, or looking at them. All ranks call it.
+
+        They are this rank's own after it, or the mean over its host; with exchange="gradients", mixed with the partner's.
+        """
+        self._check_replicas()
+        if self._home is not None:
+            if not self._home.watches(self.parameters()[0]):
+                self._home.watch(*self.parameters())
+            self._home.synchronize()
+        else:
+            self._fill_missing()
+        if self.sync.exchange == "gradients" and not self._mixed:
+            self._mixed = True
+            gradients = [real(p.grad.detach()) for p in self._trained() if p.grad is not None]
+            self._gossiper.mix_gradients(gradients, self._statistics)
+
+    def _complete(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """The closure, with gradients for all parameters; where the ranks of a host act as one, means over them."""
+
+        def completed() -> Any:
+            with torch.enable_grad():
+                loss = closure()
+            if self._home is None:
+                self._fill_missing()
+                return loss
+            self._home.next_step()
+            self.synchronize()
+            return self._home.mean(loss)
+
+        return completed
+
+    def _unscale(self) -> bool:
+        """What a GradScaler left to us: divide by its scale, and tell whether a gradient overflowed."""
+        overflowed = bool(getattr(self, "found_inf", 0))
+        scale = getattr(self, "grad_scale", None)
+        gradients = [p.grad for p in self._trained() if p.grad is not None]
+        if scale is not None and gradients and not overflowed:
+            torch._foreach_div_(gradients, scale.to(gradients[0].device))
+        return overflowed
+
+    def _fill_missing(self) -> None:
+        """A parameter without a gradient counts as zeros, on this rank: the optimizer's state must be alike on all."""
+        params, names = self.parameters()
+        unused = [(p, name) for p, name in zip(params, names) if p.requires_grad and p.grad is None]
+        for p, _ in unused:
+            p.grad = torch.zeros_like(p)
+        for p in self._trained():
+            if p.grad is not None and p.grad.layout is not torch.strided and self.sync.exchange == "gradients":
+                p.grad = p.grad.to_dense()
+        if unused and not self._unused_told and not getattr(self, "found_inf", 0):
+            self._unused_told = True
+            warnings.warn(
+                f"rank {self.comm.rank}: no gradient for {len(unused)} parameter(s), {some([name for _, name in unused])}; "
+                "they count as zeros. Told once",
+                stacklevel=4,
+            )
+
+    def _check_replicas(self) -> None:
+        """Raise, on all ranks, where parameters that were not seen before differ: later they may."""
+        params, names = self.parameters()
+        known = {id(p) for p in self._checked}
+        new = [(p, name) for p, name in zip(params, names) if id(p) not in known]
+        if new:
+            check_replicas([p for p, _ in new], [name for _, name in new], [repr(self.sync), str(self._wire)], self.comm)
+            self._checked = params
+
+    def _trained(self) -> list[torch.nn.Parameter]:
+        return [p for p in self.parameters()[0] if p.requires_grad]
+
+    def _replica(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Parameters, and of the optimizer's state every floating-point tensor that is shaped like its parameter."""
+        trained = self._trained()
+        state = [
+            value
+            for p in trained
+            for _, value in sorted(self.optimizer.state.get(p, {}).items())
+            if isinstance(value, torch.Tensor) and value.shape == p.shape and (value.is_floating_point() or value.is_complex())
+        ]
+        return [real(p.detach()) for p in trained], [real(value) for value in state]
+
+    # ---- all replicas ----------------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def average_(self) -> None:
+        """Make all replicas equal, bit by bit: parameters, optimizer state and followed statistics become the exact mean.
+
+        What is under way arrives first. All ranks call it; it costs an all-reduce of all that, and a roll call.
+        """
+        parameters, state = self._replica()
+        if self.sync.exchange == "weights":
+            self._gossiper.settle([*parameters, *state], len(state), self._statistics)
+        self._gossiper.average([*parameters, *state, *self._statistics])
+
+    def spread(self) -> float:
+        """How far the replicas are apart: the consensus distance, relative to the length of their mean. All ranks call it.
+
+        Measured on 65536 parameters at most, for the price of an all-reduce of half a megabyte and a roll call.
+        """
+        return self._gossiper.spread(self._replica()[0])
+
+    def survivors(self) -> Communicator:
+        """A communicator of all ranks that are left, for an evaluation say. All of them call it."""
+        return self._gossiper.survivors()
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The ranks that this one knows to be dead."""
+        return self._gossiper.missing
+
+    # ---- as every multi-node optimizer's --------------------------------------------------------------------------------------
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward inside only accumulates; outside, too, unless the ranks of a host act as one."""
+        if self._home is None:
+            yield
+        else:
+            with self._home.pause():
+                yield
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's."""
+        self._mixed = False
+        if self._home is not None:
+            self._home.drop()
+        self.optimizer.zero_grad(set_to_none)
+
+    @property
+    def last_record(self) -> StepRecord | None:
+        """What the exchange that arrived in the last step took; None if none did."""
+        return self._gossiper.record
+
+    @property
+    def last_journeys(self) -> list[Journey]:
+        """The way of the exchange that arrived in the last step."""
+        return list(self._gossiper.journeys)
+
+    @property
+    def communication(self) -> Gossiper:
+        """The number of the next exchange and what is under way, as `state_dict()`: with it a checkpoint goes on bit for bit."""
+        return self._gossiper
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The inner optimizer's groups."""
+        # as with all-reduce: a GradScaler that looks for overflows must see what the optimizer is going to
+        if self._home is not None and sys._getframe(1).f_code.co_name == "_unscale_grads_":
+            self._home.synchronize()
+        return self.optimizer.param_groups
+
+    def state_dict(self) -> dict[str, Any]:
+        """The inner optimizer's, readable without Phalanx, and where gossip stands."""
+        return self.optimizer.state_dict() | {"gossip": {"steps": self._steps, "round": self._gossiper.round}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        stands = state_dict.get("gossip", {"steps": 0, "round": 0})
+        self.optimizer.load_state_dict({key: value for key, value in state_dict.items() if key != "gossip"})
+        self._steps, self._gossiper.round = stands["steps"], stands["round"]
+        if self._steps:  # replicas that have trained differ, and rightly so
+            self._checked = self.parameters()[0]
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """All ranks call it."""
+        self.optimizer.add_param_group(param_group)
+        if self._home is not None:
+            self._home.watch(*self.parameters())
+
+    def __repr__(self) -> str:
+        return f"GossipOptimizer({self.optimizer!r}, {self.comm!r}, {self.sync!r})"

@@ -1,0 +1,56 @@
+"""An optimizer around another one: what schedulers, scalers and checkpoints ask for is forwarded by name to the one inside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+class WrappedOptimizer(torch.optim.Optimizer):
+    """A torch optimizer whose groups, state and hooks are those of `optimizer`."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        # not super().__init__(): it would make a second set of groups and state beside the inner optimizer's
+        self.optimizer = optimizer
+
+    def parameters(self) -> tuple[list[torch.nn.Parameter], list[str]]:
+        """All parameters of all groups, tied ones once, and what to call them in messages."""
+        params = list(dict.fromkeys(p for group in self.optimizer.param_groups for p in group["params"]))
+        return params, names_of(self.optimizer, params)
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        return self.optimizer.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        return self.optimizer.defaults
+
+    def register_step_pre_hook(self, hook: Any) -> Any:
+        return self.optimizer.register_step_pre_hook(hook)
+
+    def register_step_post_hook(self, hook: Any) -> Any:
+        return self.optimizer.register_step_post_hook(hook)
+
+    def register_state_dict_pre_hook(self, hook: Any, prepend: bool = False) -> Any:
+        return self.optimizer.register_state_dict_pre_hook(hook, prepend)
+
+    def register_state_dict_post_hook(self, hook: Any, prepend: bool = False) -> Any:
+        return self.optimizer.register_state_dict_post_hook(hook, prepend)
+
+    def register_load_state_dict_pre_hook(self, hook: Any, prepend: bool = False) -> Any:
+        return self.optimizer.register_load_state_dict_pre_hook(hook, prepend)
+
+    def register_load_state_dict_post_hook(self, hook: Any, prepend: bool = False) -> Any:
+        return self.optimizer.register_load_state_dict_post_hook(hook, prepend)
+
+
+def names_of(optimizer: torch.optim.Optimizer, params: list[torch.nn.Parameter]) -> list[str]:
+    """What to call the parameters in messages: their own names where the optimizer was given them, else group and shape."""
+    named: dict[torch.nn.Parameter, str] = {}
+    for g, group in enumerate(optimizer.param_groups):
+        given = group.get("param_names")
+        for i, p in enumerate(group["params"]):
+            named.setdefault(p, given[i] if given else f"param_groups[{g}]['params'][{i}] {tuple(p.shape)}")
+    return [named[p] for p in params]

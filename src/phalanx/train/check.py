@@ -1,0 +1,42 @@
+"""Whether a configuration can be trained, seen before anything is started: one line here is better than one from each rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from phalanx.data.source import SourceError
+from phalanx.train.config import ConfigError, RunConfig
+from phalanx.train.tensorboard import check_tensorboard
+
+
+def open_sources(config: RunConfig) -> tuple[Any, Any]:
+    """The data to train and to test with."""
+    try:
+        return config.data.open("train"), config.data.open("test")
+    except (SourceError, OSError) as error:
+        raise ConfigError(f"data.source={config.data.source}: {error}") from None
+
+
+def check(config: RunConfig, ranks: int, train: Any, test: Any) -> None:
+    """Raise ConfigError for what does not fit together: model and data, batch and ranks, rate and epochs."""
+    if config.tensorboard:
+        check_tensorboard()
+    source, samples = config.data.source, len(train)
+    if len(train.classes) < 2:
+        raise ConfigError(f"data.source={source} has {len(train.classes)} classes: at least 2")
+    if len(test.classes) != len(train.classes):
+        raise ConfigError(f"{len(train.classes)} classes to train, {len(test.classes)} to test: other data?")
+    if ranks > samples:
+        raise ConfigError(f"{ranks} ranks, but data.source={source} has {samples} samples to train: fewer ranks, or more data")
+    try:
+        for stage in config.plan.stages:
+            if stage.batch > samples:
+                raise ValueError(f"batch={stage.batch}, but data.source={source} has {samples} samples to train: a smaller batch")
+            stage.split(ranks, config.micro_batch)
+        config.rate.over(config.epochs)
+        shape = config.data.shape(train)
+        if len(config.data.mean) != shape[0]:
+            raise ValueError(f"data.mean={config.data.mean}: one for each channel, and data.source={source} has {shape[0]}")
+        config.model.check(shape, len(train.classes))
+    except ValueError as error:
+        raise ConfigError(str(error)) from None

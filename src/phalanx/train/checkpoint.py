@@ -1,0 +1,312 @@
+"""Checkpoints: complete or absent whatever is killed when, written while training goes on, verified before they are believed.
+
+    with phalanx.Checkpointer("run/checkpoints", comm) as checkpoints:
+        step = checkpoints.load(model=model, optimizer=opt, rng=RandomState(), progress=progress) or 0
+        ...
+        checkpoints.save(step, model=model, optimizer=opt, rng=RandomState(), progress=progress)
+
+All ranks call `save` and `load` together, with the same steps and names. The directory is one that all ranks share.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from phalanx.comm.communicator import Communicator
+from phalanx.train.entries import Saved, capture, compare_plain, differences, fill, kind_of, some, state_of
+from phalanx.train.manifest import CheckpointError, DamagedError, Place, clean, find_places, make_probe
+from phalanx.train.random_state import RandomState
+from phalanx.train.replicas import compare, find_owners, own_tensors, tabulate
+from phalanx.train.restore import Reading, read
+from phalanx.train.tree import clone, decode, encode
+from phalanx.train.write import Background, HostCopies, Job, explain, write
+
+__all__ = ["CheckpointError", "Checkpointer", "RandomState"]
+
+T = TypeVar("T")
+
+SEEN_WITHIN = 5.0  # seconds in which a file of rank 0 must be seen by all ranks; network file systems remember what was not there
+IN_TOUCH = 1.0  # seconds between two signs of life while a disk is slow
+LAST_WORDS = 1.0  # seconds for a write under way when an exception leaves the `with`: the others are waiting to hear of it
+
+
+class Checkpointer:
+    """Saves and loads the state of all ranks in `directory`, and keeps the newest `keep` checkpoints.
+
+    `config` is plain data that says what is trained; a checkpoint with another one is refused.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], comm: Communicator, keep: int = 3, *, config: Any = None) -> None:
+        if not isinstance(comm, Communicator):
+            raise TypeError(f"comm is what phalanx.create_communicator() returns, got {type(comm).__name__}")
+        if not isinstance(keep, int) or isinstance(keep, bool) or keep < 1:
+            raise ValueError(f"keep={keep!r}: how many checkpoints to keep, at least 1")
+        self._config, tensors = encode(config, "config")
+        if tensors:
+            raise TypeError(f"config is plain data, but {next(iter(tensors))} is a tensor")
+        self._directory, self._comm, self._keep = Path(directory).absolute(), comm, keep
+        self._background, self._copies = Background(), HostCopies()
+        self._newest: int | None = None  # the step last saved or loaded; steps go up
+        self._continues = False  # whether this run goes on from what was in the directory before it
+        self._cleaned = False
+        self._rejected: frozenset[Place] = frozenset()
+        self._closed = False
+        self._check_shared()
+
+    # ---- save ----------------------------------------------------------------------------------------------------------------
+
+    def save(self, step: int, **state: Any) -> None:
+        """Save `state` as that of `step`. Returns when it is copied; the rest happens in the background.
+
+        A save that finds the one before it still under way waits for it. An error of the one before is raised here, on all
+        ranks, and nothing is saved: call it again where the cause is gone.
+        """
+        self._check_open()
+        before = self._finish_together()
+        entries = self._together(lambda: {name: capture(name, obj) for name, obj in self._check(step, state).items()}, before)
+        self._same_everywhere(step, list(entries))
+        staging, place = self._from_rank_0(lambda: self._prepare(step))
+        owners = find_owners(compare(tabulate(entries), self._comm)) if self._comm.size > 1 else {}
+        own = own_tensors(self._comm.rank, entries, owners)
+        job = Job(
+            directory=self._directory,
+            staging=staging,
+            place=Place(*place),
+            rank=self._comm.rank,
+            world=self._comm.size,
+            config=self._config,
+            entries={name: replace(entry, tensors={}) for name, entry in entries.items()},
+            owners=owners,
+            keep=self._keep,
+            rejected=self._rejected,
+        )
+        copies = self._copies.take(own)
+        self._newest, self._continues = step, True
+        self._background.start(lambda: write(job, copies))
+
+    def wait(self) -> None:
+        """Wait until this rank's part of the last save is on the disk (rank 0: all of it), and raise the error it ended with."""
+        if error := self._background.finish():
+            raise error
+
+    def _check(self, step: int, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+            raise ValueError(f"step={step!r}: an int, 0 or more")
+        if self._newest is not None and step < self._newest:
+            raise ValueError(f"step {step} after step {self._newest}: steps go up")
+        return _named(state)
+
+    def _prepare(self, step: int) -> tuple[str, tuple[int, int]]:
+        """On rank 0: make the directory of a new checkpoint."""
+        try:
+            places = find_places(self._directory)
+            if places and not self._continues:
+                raise CheckpointError(
+                    f"{self._directory} holds checkpoints of an earlier run, up to step {places[0].step}: load() first to "
+                    "continue it, or use another directory"
+                )
+            if not self._cleaned:  # not earlier: whoever only loads, beside a job that runs, deletes nothing
+                clean(self._directory)
+                self._cleaned = True
+            attempts = [place.attempt for place in places if place.step == step]
+            place = Place(step, max(attempts, default=0) + 1)
+            staging = place.temporary()
+            (self._directory / staging).mkdir()
+        except FileNotFoundError:
+            raise CheckpointError(f"{self._directory} has disappeared: deleted, or no longer mounted?") from None
+        except OSError as error:
+            raise CheckpointError(f"cannot write in {self._directory}: {explain(error)}") from None
+        return staging, (place.step, place.attempt)
+
+    # ---- load ----------------------------------------------------------------------------------------------------------------
+
+    def load(self, **state: Any) -> int | None:
+        """Fill `state` from the newest intact checkpoint and return its step, or None where there is none yet.
+
+        Nothing is changed unless everything fits on all ranks. A damaged checkpoint is passed over with a warning; one of another
+        model or config raises `CheckpointError` with the differences, and so do checkpoints that are all damaged.
+        """
+        self._check_open()
+        self._together(lambda: _named(state), self._finish_together())
+        places = [Place(*place) for place in self._from_rank_0(self._find)]
+        damages: list[str] = []
+        for place in places:
+            reading, damage = self._read(place, state)
+            if reading is not None:
+                self._fill(reading, place, state)
+                self._newest, self._continues = place.step, True
+                return place.step
+            damages.append(damage)
+            self._rejected |= {place}
+            if self._comm.rank == 0:
+                warnings.warn(f"damaged checkpoint, falling back to an older one: {damage}", RuntimeWarning, stacklevel=2)
+        if damages:
+            raise CheckpointError(f"every checkpoint in {self._directory} is damaged:{some(damages)}")
+        self._continues = True
+        return None
+
+    def _find(self) -> list[tuple[int, int]]:
+        try:
+            return [(place.step, place.attempt) for place in find_places(self._directory)]
+        except OSError as error:
+            raise CheckpointError(f"cannot read {self._directory}: {explain(error)}") from None
+
+    def _read(self, place: Place, state: Mapping[str, Any]) -> tuple[Reading | None, str]:
+        """What all ranks agree is intact; else the first damage that a rank has seen."""
+        reading, damage = None, ""
+        try:
+            reading = read(self._directory, place, state, self._comm.rank, self._comm.size)
+        except DamagedError as error:
+            damage = str(error)
+        seen = self._comm.allgather_obj(damage)
+        for rank, text in enumerate(seen):
+            if text:
+                return None, text + (f" (seen by rank {rank})" if self._comm.size > 1 else "")
+        return reading, ""
+
+    def _fill(self, reading: Reading, place: Place, state: Mapping[str, Any]) -> None:
+        """All of it on all ranks, or nothing on any."""
+        saved = self._together(lambda: self._fitting(reading, place, state))
+        backups = self._together(lambda: {name: clone(state_of(obj)) for name, obj in state.items()})
+        filled: list[str] = []
+
+        def fill_all() -> None:
+            for name, obj in state.items():
+                filled.append(name)
+                fill(obj, saved[name].value)
+
+        try:
+            self._together(fill_all)
+        except BaseException:
+            for name in filled:
+                fill(state[name], backups[name])
+            raise
+
+    def _fitting(self, reading: Reading, place: Place, state: Mapping[str, Any]) -> Mapping[str, Saved]:
+        """The saved entries, where they are of this model and config."""
+        found = compare_plain("config", decode(self._config, {}), decode(reading.manifest.config, {}))
+        found += [f"{name}: only here" for name in state if name not in reading.saved]
+        for name, own in reading.saved.items():
+            found += differences(name, state[name], own)
+        if found:
+            raise CheckpointError(
+                f"{self._directory / place.name} is of something else, and nothing was loaded; the differences:{some(found)}"
+            )
+        world = reading.manifest.world
+        if world == self._comm.size:
+            return reading.saved
+        return {
+            # one version for all ranks is for all ranks of any world; where every rank had its own, some may go on from it
+            name: self._resized(state[name], own) if world == 1 or reading.versions(name) > 1 else own
+            for name, own in reading.saved.items()
+        }
+
+    def _resized(self, obj: Any, saved: Saved) -> Saved:
+        derive = getattr(obj, "resized", None) if saved.kind == "object" else None
+        return saved if derive is None else Saved(saved.kind, derive(saved.value, self._comm.rank, self._comm.size))
+
+    # ---- end -----------------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Wait for the write under way, and raise the error it ended with. Idempotent; not a collective call."""
+        if not self._closed:
+            self._closed = True
+            self.wait()
+
+    def __enter__(self) -> Checkpointer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._closed = True
+            self._background.finish(LAST_WORDS)
+
+    # ---- ranks that agree ------------------------------------------------------------------------------------------------------
+
+    def _finish_together(self) -> BaseException | None:
+        """Wait until no rank writes any more; the error of this rank's write. A slow disk is not a silent rank."""
+        error = None
+        while True:
+            error = self._background.finish(IN_TOUCH) or error
+            if not any(self._comm.allgather_obj(self._background.busy)):
+                return error
+
+    def _together(self, work: Callable[[], T], before: BaseException | None = None) -> T:
+        """The result of `work`; an error of it on any rank, or one from `before`, is raised on all ranks."""
+        result, error = None, before
+        if error is None:
+            try:
+                result = work()
+            except Exception as caught:  # noqa: BLE001  raised below, when the others know
+                error = caught
+        told = self._comm.allgather_obj(None if error is None else f"{type(error).__name__}: {error}")
+        if error is not None:
+            raise error
+        for rank, text in enumerate(told):
+            if text is not None:
+                raise CheckpointError(f"rank {rank}: {text}")
+        return result  # type: ignore[return-value]
+
+    def _from_rank_0(self, work: Callable[[], T]) -> T:
+        """What `work` returns, plain data, on rank 0; its CheckpointError is raised on all ranks."""
+        result, error = None, None
+        if self._comm.rank == 0:
+            try:
+                result = work()
+            except CheckpointError as caught:
+                error = str(caught)
+        result, error = self._comm.bcast_obj((result, error))
+        if error is not None:
+            raise CheckpointError(error)
+        return result
+
+    def _same_everywhere(self, step: int, names: list[str]) -> None:
+        told = self._comm.allgather_obj((step, names))
+        odd = [rank for rank, own in enumerate(told) if own != told[0]]
+        if odd:
+            raise CheckpointError(f"ranks save different things: rank 0 {told[0]}, rank {odd[0]} {told[odd[0]]}")
+
+    def _check_shared(self) -> None:
+        """Make the directory, and see that all ranks see the same one."""
+        probe = self._from_rank_0(self._place_probe)
+        path = self._directory / probe
+        deadline = time.monotonic() + SEEN_WITHIN
+        while not (seen := path.exists()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        told = self._comm.allgather_obj(seen)
+        if self._comm.rank == 0:
+            path.unlink(missing_ok=True)
+        if blind := [str(rank) for rank, own in enumerate(told) if not own]:
+            raise CheckpointError(
+                f"rank(s) {', '.join(blind)} do not see what rank 0 writes in {self._directory}: checkpoints need a "
+                "directory that all ranks share, such as one on a network file system"
+            )
+
+    def _place_probe(self) -> str:
+        try:
+            return make_probe(self._directory)
+        except OSError as error:
+            raise CheckpointError(f"cannot write in {self._directory}: {explain(error)}") from None
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("this Checkpointer is closed")
+
+
+def _named(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    if not state:
+        raise ValueError("nothing to save or load: name the state, as in save(step, model=model, optimizer=opt)")
+    for name, obj in state.items():
+        if not name.isidentifier():
+            raise ValueError(f"{name!r} is no name for state: use a Python identifier")
+        kind_of(obj, name)
+    return state

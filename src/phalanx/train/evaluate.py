@@ -1,0 +1,121 @@
+"""Evaluation over all ranks: every sample counts once, however the shards are cut, and all ranks get the same bits.
+
+    def evaluate(model):                                        # on this rank's shard
+        ...
+        return {"accuracy": (right, seen), "loss": (loss_sum, seen)}      a sum and a count for each
+        return {"accuracy": right / seen, "loss": loss_mean}, seen        or means, and the count of all of them
+
+    evaluate = phalanx.create_multi_node_evaluator(evaluate, comm)        # returns {"accuracy": ..., "loss": ...}
+
+ChainerMN's name. Differences: it takes the unweighted mean of the ranks' means, which is wrong where shards are not equal.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import Any
+
+import numpy
+import torch
+
+from phalanx.comm.communicator import Communicator
+
+HOW = (
+    "return a sum and a count for each, {'accuracy': (right, seen)}, or the means and their count, ({'accuracy': right / seen}, "
+    "seen); without counts the mean over unequal shards would be wrong"
+)
+
+Totals = dict[str, tuple[float, float, bool]]  # name -> (sum or mean, count, whether it is a mean)
+
+
+def create_multi_node_evaluator(evaluate: Any, comm: Communicator) -> Callable[..., dict[str, float]]:
+    """Make `evaluate`, a function or an object with a method `evaluate`, return the results over all ranks of `comm`.
+
+    It is called with the arguments given, on all ranks together. A rank whose shard is empty returns a count of 0, or no results
+    at all: `({}, 0)` or `{}`. What no rank has a sample of is NaN.
+    """
+    if not isinstance(comm, Communicator):
+        raise TypeError(f"comm is what phalanx.create_communicator() returns, got {type(comm).__name__}")
+    local = getattr(evaluate, "evaluate", evaluate)
+    if not callable(local):
+        raise TypeError(f"evaluate is a function or has a method evaluate, got {type(evaluate).__name__}")
+
+    @functools.wraps(local, updated=())
+    def over_all_ranks(*args: Any, **options: Any) -> dict[str, float]:
+        own, problem = local(*args, **options), None
+        try:
+            totals = read_results(own)
+        except (TypeError, ValueError) as error:
+            totals, problem = {}, f"{type(error).__name__}: {error}"
+        told = comm.allgather_obj((totals, problem))
+        for rank, (_, text) in enumerate(told):
+            if text is not None:
+                raise TypeError(f"the results of rank {rank}: {text}")
+        return combine([own for own, _ in told])
+
+    return over_all_ranks
+
+
+def read_results(results: Any) -> Totals:
+    """What an evaluation of one shard returned, in either form; TypeError tells how to return counts."""
+    if isinstance(results, tuple) and len(results) == 2 and isinstance(results[0], Mapping):
+        means, count = results
+        seen = _count(count, "the count")
+        return {_name(name): (_number(mean, name) if seen else 0.0, seen, True) for name, mean in means.items()}
+    if not isinstance(results, Mapping):
+        raise TypeError(f"got a {type(results).__name__}: {HOW}")
+    totals: Totals = {}
+    for name, value in results.items():
+        if not isinstance(value, tuple) or len(value) != 2:
+            raise TypeError(f"{name!r} has no count: {HOW}")
+        total, count = _number(value[0], name), _count(value[1], name)
+        if total and not count:
+            raise ValueError(f"{name!r} sums up to {total!r} over no samples: {HOW}")
+        totals[_name(name)] = (total, count, False)
+    return totals
+
+
+def combine(shards: list[Totals]) -> dict[str, float]:
+    """The mean over all samples of all shards: sums are exact, and rounded once."""
+    names = list(dict.fromkeys(name for totals in shards for name in totals))
+    for rank, totals in enumerate(shards):
+        has_samples = any(is_mean and count for _, count, is_mean in totals.values())
+        if has_samples and (missing := [name for name in names if name not in totals]):
+            raise ValueError(f"rank {rank} has samples, but no {missing[0]!r}; it returned {', '.join(totals)}")
+    return {name: _mean([totals[name] for totals in shards if name in totals]) for name in names}
+
+
+def _mean(parts: list[tuple[float, float, bool]]) -> float:
+    """Of finite numbers as fractions, which know no rounding and no order; of others in the order of ranks."""
+    parts = [(value, count, is_mean) for value, count, is_mean in parts if count]
+    if not parts:
+        return math.nan
+    if not all(math.isfinite(value) for value, _, _ in parts):
+        return sum(value * count if is_mean else value for value, count, is_mean in parts) / sum(count for _, count, _ in parts)
+    total = sum((Fraction(value) * (Fraction(count) if is_mean else 1) for value, count, is_mean in parts), Fraction())
+    return float(total / sum(Fraction(count) for _, count, _ in parts))
+
+
+def _name(name: Any) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"{name!r} is no name of a result: a str")
+    return name
+
+
+def _number(value: Any, name: Any) -> float:
+    """As a plain number; an int stays one, however large."""
+    if isinstance(value, torch.Tensor | numpy.generic | numpy.ndarray) and math.prod(value.shape) == 1:
+        value = value.item()
+    if not isinstance(value, int | float):
+        raise TypeError(f"{name!r} is a {type(value).__name__}, not a number: {HOW}")
+    return value
+
+
+def _count(value: Any, name: Any) -> float:
+    count = _number(value, name)
+    if not 0 <= count < math.inf:
+        raise ValueError(f"{name!r} counts {count!r} samples: a number, 0 or more")
+    return count

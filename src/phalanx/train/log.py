@@ -1,0 +1,196 @@
+"""What a run tells: rows to `metrics.jsonl`, a line to the person who watches, and who holds the others up.
+
+DIR/config.json        the resolved configuration
+DIR/environment.json   versions, hosts, schedule, command
+DIR/metrics.jsonl      one row per interval, evaluation and event; see docs/report.md
+DIR/checkpoints/       checkpoint.py
+DIR/trace.json         trace.py
+DIR/report.html        report/, made at the end
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from phalanx.comm.communicator import Communicator
+from phalanx.train.config import RunConfig, plain
+from phalanx.train.environment import describe_environment
+from phalanx.train.mllog import MLLog
+from phalanx.train.progress import Progress, show_progress
+from phalanx.train.report import write_report
+from phalanx.train.rows import Rows, write_json
+from phalanx.train.stragglers import Times, Watch
+from phalanx.train.tensorboard import TensorBoard
+
+
+class Log:
+    """The only place that writes and prints during a run; rank 0 speaks for all."""
+
+    def __init__(self, config: RunConfig, comm: Communicator, out: Path | None, *, resume: bool, show: bool) -> None:
+        self.config, self.comm, self.out = config, comm, out
+        self._speaks = comm.rank == 0
+        self._progress: Progress | None = show_progress(config) if show and self._speaks else None
+        self._rows: Rows | None = None
+        self._board: TensorBoard | None = None
+        self._mllog = MLLog(config) if config.mllog and self._speaks else None
+        self.samples = (0, 0)  # to train and to test with; told by who opens them
+        self._resume = resume
+        self._begun, self._before = time.perf_counter(), 0.0
+        self._first: tuple[float, float] | None = None  # epoch and seconds of the first interval of this start
+        self._times, self._steps = Times(), 0
+        self._travelling = self._waited = 0.0  # seconds of all-reduces, and how many of them were waited for
+        self._sums = torch.zeros(3, dtype=torch.float64)  # loss, right, samples
+        self._since = time.perf_counter()
+        self._latest: dict[str, Any] = {}
+        self._watch = Watch()
+        self._told_of_loss = False
+
+    @property
+    def seconds(self) -> float:
+        """Of the run, over all its starts."""
+        return self._before + time.perf_counter() - self._begun
+
+    def begin(self, step: int, seconds: float) -> None:
+        """The first step comes next; `step` and `seconds` were done by earlier starts of this run."""
+        if self.out is not None and self._speaks:
+            self._rows = Rows(self.out / "metrics.jsonl", keep_to_step=step if self._resume else None)
+            write_json(self.out / "config.json", plain(self.config))
+            write_json(self.out / "environment.json", describe_environment(self.comm))
+            if self.config.tensorboard:
+                self._board = TensorBoard(self.out / "tensorboard", step=step)
+        if self._mllog is not None:
+            self._mllog.begin(train=self.samples[0], test=self.samples[1])
+        self._before, self._begun = seconds, time.perf_counter()
+        self._since = time.perf_counter()
+        self._write({"kind": "start", "step": step, "ranks": self.comm.size, "seconds": seconds})
+        if self._progress is not None and self._resume:
+            self._progress.say(f"resumed after step {step}" if step else "no checkpoint yet: from the beginning")
+
+    def begin_epoch(self, epoch: int) -> None:
+        if self._mllog is not None:
+            self._mllog.begin_epoch(epoch)
+
+    def step(
+        self,
+        *,
+        number: int,
+        epoch: float,
+        samples: int,
+        batch: int,
+        loss: torch.Tensor,
+        right: torch.Tensor,
+        rate: float,
+        times: Times,
+        travelling: float,
+    ) -> None:
+        """Note one step of this rank; `loss` is a sum over its samples. Nothing is communicated or, on a GPU, waited for.
+
+        `travelling`: seconds from the first group's leaving to the last one's end.
+        """
+        sums = torch.stack([loss.double(), right.double(), torch.full_like(loss, samples, dtype=torch.float64)])
+        self._sums = sums + self._sums.to(sums.device)
+        self._times, self._steps = self._times + times, self._steps + 1
+        self._travelling += travelling
+        self._waited += min(times.wait, travelling)
+        self._latest = {"step": number, "epoch": epoch, "rate": rate, "batch": batch}
+
+    def interval(self) -> float:
+        """Make means over all ranks of what was noted since the last interval, write and show them. All ranks call it.
+
+        The mean seconds of a step on the slowest rank: the same on all ranks.
+        """
+        if self._steps == 0:
+            return 0.0
+        own, elapsed = self._times / self._steps, time.perf_counter() - self._since
+        sums = [*self._sums.tolist(), self._travelling, self._waited]
+        told = self.comm.allgather_obj((sums, [own.input, own.compute, own.wait, own.update]))
+        loss, right, samples, travelling, waited = (sum(sums[i] for sums, _ in told) for i in range(5))
+        ranks = [Times(*times) for _, times in told]
+        mean = sum(ranks, Times()) / len(ranks)
+        row = self._latest | {
+            "kind": "interval",
+            "seconds": self.seconds,
+            "loss": loss / max(samples, 1),
+            "accuracy": right / max(samples, 1),
+            "images_per_second": samples / elapsed,
+            "times": {"input": mean.input, "compute": mean.compute, "wait": mean.wait, "update": mean.update},
+            "wait_share": mean.wait / mean.total if mean.total else 0.0,
+            "overlapped_share": 1 - waited / travelling if travelling and self.comm.size > 1 else None,
+        }
+        self._write(row)
+        if self._progress is not None:
+            self._progress.interval(row, self.comm.size, self._left(row["epoch"]))
+            if not math.isfinite(row["loss"]) and not self._told_of_loss:
+                self._told_of_loss = True
+                self._progress.warn(f"the loss is {row['loss']} at step {row['step']}: a lower rate.peak, or more rate.warmup?")
+        straggler = self._watch.interval(ranks, elapsed)
+        if straggler is not None:
+            named = {"rank": straggler.rank, "cause": straggler.cause, "factor": straggler.factor}
+            self._write({"kind": "straggler", "step": self._latest["step"], "seconds": self.seconds, **named})
+            if self._progress is not None:
+                self._progress.warn(str(straggler))
+        self._sums.zero_()
+        self._times, self._steps, self._since = Times(), 0, time.perf_counter()
+        self._travelling = self._waited = 0.0
+        return max(times.total for times in ranks)
+
+    def begin_evaluation(self, epoch: int) -> None:
+        if self._mllog is not None:
+            self._mllog.begin_evaluation(epoch)
+
+    def evaluation(self, step: int, epoch: int, found: dict[str, float]) -> None:
+        if self._mllog is not None:
+            self._mllog.evaluation(epoch, found["top1"])
+        self._write({"kind": "evaluation", "step": step, "epoch": epoch, "seconds": self.seconds, **found})
+        if self._progress is not None:
+            self._progress.evaluation(epoch, found, self.seconds)
+        self._since = time.perf_counter()
+
+    def end(self, result: Any) -> None:
+        if self._mllog is not None:
+            self._mllog.end(result.why)
+        self._write({"kind": "end", **vars(result)})
+        self._report()
+        if self._progress is not None:
+            self._progress.end(result, self.out)
+
+    def _left(self, epoch: float) -> float:
+        """Seconds to the last epoch at the pace of this start: another one may have had other ranks."""
+        if self._first is None:
+            self._first = epoch, self.seconds
+        before, seconds = self._first if epoch > self._first[0] else (0.0, 0.0)
+        return (self.seconds - seconds) / max(epoch - before, 1e-9) * max(self.config.epochs - epoch, 0.0)
+
+    def _report(self) -> None:
+        """Make the page. A run that is done and saved does not fail for it."""
+        if self.out is None or not self._speaks:
+            return
+        try:
+            write_report([self.out], self.out / "report.html")
+        except Exception as error:  # noqa: BLE001  whatever it is, it is told
+            words = f"no report ({type(error).__name__}: {error}); `phalanx report {self.out}` tries again"
+            warnings.warn(words, stacklevel=2)
+
+    def _write(self, row: dict[str, Any]) -> None:
+        if self._rows is not None:
+            self._rows.write(row)
+        if self._board is not None:
+            self._board.write(row)
+
+    def __enter__(self) -> Log:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+        if self._progress is not None:
+            self._progress.close()
+        if self._rows is not None:
+            self._rows.close()
+        if self._board is not None:
+            self._board.close()

@@ -1,0 +1,111 @@
+"""What a person sees of a run: on a terminal a line that is redrawn in place, in a file one line per evaluation.
+
+epoch 12.3/30 ━━━━━━────────  loss 0.0213  accuracy 99.2%  2,335 images/s (1,168 per rank)  left 5.1 s  rate 0.0467  ...
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any, TextIO
+
+from phalanx.train.config import RunConfig
+from phalanx.train.duration import duration
+
+REDRAW = 0.2  # seconds between two drawings, enough for the eye
+BAR = 16  # characters
+DIM, BOLD, YELLOW, PLAIN = "\x1b[2m", "\x1b[1m", "\x1b[33m", "\x1b[0m"
+
+
+def show_progress(config: RunConfig, stream: TextIO | None = None) -> Progress:
+    """For where the output goes: redrawn and coloured on a terminal that can, unless NO_COLOR wants it plain."""
+    stream = stream or sys.stdout
+    live = stream.isatty() and os.environ.get("TERM") != "dumb"
+    return Progress(config, stream, live=live, colour=live and not os.environ.get("NO_COLOR"))
+
+
+class Progress:
+    """Written to `stream`; `live` redraws a line in place, as terminals can."""
+
+    def __init__(self, config: RunConfig, stream: TextIO, *, live: bool, colour: bool) -> None:
+        self.config, self.stream, self.live, self.colour = config, stream, live, colour
+        self._drawn, self._shown = 0.0, False
+        self._row: dict[str, Any] = {}
+
+    def interval(self, row: dict[str, Any], ranks: int, left: float) -> None:
+        """The means of an interval, and the seconds that are left, as far as one can tell."""
+        self._row = row
+        if self.live and time.perf_counter() - self._drawn > REDRAW:
+            width = shutil.get_terminal_size().columns - 1  # the last column would wrap
+            self._draw(self._coloured(line(row, ranks, self.config.epochs, left, width)))
+
+    def evaluation(self, epoch: int, found: dict[str, float], seconds: float) -> None:
+        row = self._row
+        train = f"  train loss {row['loss']:.4f}  {row['images_per_second']:,.0f} images/s" if row else ""
+        digits = len(str(self.config.epochs))
+        spread = f"  spread {found['spread']:.1e}" if "spread" in found else ""  # of the replicas, before they were averaged
+        self.say(
+            f"epoch {epoch:{digits}d}/{self.config.epochs}{train}  test loss {found['loss']:.4f}  top-1 {found['top1']:.2%}"
+            f"  top-5 {found['top5']:.2%}{spread}  {duration(seconds)}"
+        )
+
+    def warn(self, words: str) -> None:
+        """A line that stays, and that somebody should see."""
+        self.say(f"{YELLOW}{words}{PLAIN}" if self.colour else words)
+
+    def say(self, words: str) -> None:
+        """A line that stays."""
+        self._erase()
+        print(words, file=self.stream, flush=True)
+
+    def end(self, result: Any, out: Path | None) -> None:
+        words = {"epochs": "done", "target": "target reached", "stopped": "stopped on request, --resume goes on"}[result.why]
+        accuracy = f"test accuracy {result.top1:.4f} " if result.top1 == result.top1 else ""
+        text = f"{words}: {accuracy}after {result.epochs} epochs, {result.steps} steps, {duration(result.seconds)}"
+        self.say((f"{BOLD}{text}{PLAIN}" if self.colour else text) + (f"; {out}" if out else ""))
+
+    def close(self) -> None:
+        self._erase()
+
+    def _draw(self, words: str) -> None:
+        self.stream.write(f"\r\x1b[K{words}")
+        self.stream.flush()
+        self._shown, self._drawn = True, time.perf_counter()
+
+    def _erase(self) -> None:
+        if self._shown:
+            self.stream.write("\r\x1b[K")
+            self._shown = False
+
+    def _coloured(self, text: str) -> str:
+        """The rest of the bar, which is yet to come, in the background."""
+        first, last = text.find("─"), text.rfind("─")
+        return text if not self.colour or first < 0 else f"{text[:first]}{DIM}{text[first : last + 1]}{PLAIN}{text[last + 1 :]}"
+
+
+def line(row: dict[str, Any], ranks: int, epochs: int, left: float, width: int) -> str:
+    """What is known of a run, the most important first; whatever exceeds `width` characters is left out, whole."""
+    full = min(BAR, int(BAR * row["epoch"] / epochs))
+    fields = [
+        f"epoch {row['epoch']:.1f}/{epochs} {'━' * full}{'─' * (BAR - full)}",
+        f"loss {row['loss']:.4f}",
+        f"accuracy {row['accuracy']:.1%}",
+        f"{row['images_per_second']:,.0f} images/s",
+        f"left {duration(left)}",
+        f"rate {row['rate']:.3g}",
+        f"waiting {row['wait_share']:.0%}",
+        f"batch {row['batch']}",
+        f"step {row['step']}",
+        f"{row['images_per_second'] / ranks:,.0f} images/s per rank",
+    ]
+    if ranks == 1:
+        fields = [field for field in fields if not field.startswith("waiting") and not field.endswith("per rank")]
+    text = fields[0][:width]
+    for field in fields[1:]:
+        if len(text) + 2 + len(field) > width:
+            break
+        text += f"  {field}"
+    return text

@@ -1,0 +1,48 @@
+"""`report.html`: one run, or several side by side, in one file that needs nothing else.
+
+    write_report([Path("runs/digits")], Path("runs/digits/report.html"))
+
+run        what a directory tells, as a value         figures, tables   what the page shows of it
+plots      lines, areas and bars as SVG               pictures          schedules and timelines as SVG
+page       the HTML around them, with page.css and page.js inside
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from phalanx.train.report import figures, tables
+from phalanx.train.report.page import page
+from phalanx.train.report.run import ReportError, Run, read_runs
+
+__all__ = ["ReportError", "build", "write_report"]
+
+
+def write_report(directories: Sequence[Path], out: Path) -> None:
+    """Write the page of these runs to `out`, whole or not at all; ReportError names a directory that is no run."""
+    text = build(read_runs(directories))
+    fresh = out.with_name(f".{out.name}.{os.getpid()}")
+    fresh.write_text(text, encoding="utf-8")
+    fresh.replace(out)
+
+
+def build(runs: Sequence[Run]) -> str:
+    """The page."""
+    if not runs:
+        raise ReportError("no runs: name at least one directory")
+    one = runs[0] if len(runs) == 1 else None
+    return page(
+        title=str(one.config.get("name", one.name)) if one else f"{len(runs)} runs compared",
+        subtitle=tables.subtitle(one) if one else " · ".join(run.name for run in runs),
+        status=one.why if one else "",
+        facts=tables.facts(one) if one else [],
+        sections=[
+            ("Results", [] if one else [tables.comparison(runs)]),
+            ("Learning", list(figures.learning(runs))),
+            ("Speed", [*figures.speed(runs), *tables.stragglers(runs)]),
+            ("Communication", list(figures.communication(runs))),
+            ("What was run", [tables.environment(runs), *tables.configuration(runs)]),
+        ],
+    )

@@ -1,0 +1,124 @@
+"""Which plots the page has: from rows to series to figures. Several runs are overlaid, each in its colour."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from phalanx.schedule import ScheduleError, from_text
+from phalanx.train.report.page import Figure
+from phalanx.train.report.pictures import PHASES, draw_schedule, draw_timeline, name_calls
+from phalanx.train.report.plots import Series, plot_bars, plot_lines, plot_stack, spans_decades
+from phalanx.train.report.run import Run, typical, value_of
+
+PARTS = {"compute": 0, "input": 1, "wait": 3, "update": 2}  # of a step, and their colours
+
+
+def lines(
+    runs: Sequence[Run], kind: str, y: str, x: str, *, name: str = "", colour: int = 0, style: str = "solid", per: float = 1.0
+) -> list[Series]:
+    """One series for each run, of the rows of a kind that have a place: in the run's colour where there are several."""
+    made = []
+    for i, run in enumerate(runs):
+        rows = [(place / per, value_of(row, y)) for row in run.of(kind) if (place := value_of(row, x)) is not None]
+        if any(value is not None for _, value in rows):
+            label = " ".join(filter(None, [run.name, name])) if len(runs) > 1 else name
+            own = i if len(runs) > 1 else colour
+            made.append(Series(label, tuple(p for p, _ in rows), tuple(v for _, v in rows), own, style))
+    return made
+
+
+def _time_axis(runs: Sequence[Run]) -> tuple[str, float]:
+    most = max((run.seconds or 0.0 for run in runs), default=0.0)
+    return ("seconds", 1.0) if most < 180 else ("minutes", 60.0) if most < 3 * 3600 else ("hours", 3600.0)
+
+
+def _legend(series: Sequence[Series], runs: Sequence[Run]) -> Sequence[Series]:
+    """Of one run its series; of several the runs, because the note says what the strokes mean."""
+    if len(runs) > 1:
+        return [Series(run.name, (), (), i) for i, run in enumerate(runs)]
+    return series if len(series) > 1 else ()
+
+
+def learning(runs: Sequence[Run]) -> Iterator[Figure]:
+    """Loss and accuracy over epochs and over time, learning rate and batch size over steps, for gossip the spread."""
+    unit, per = _time_axis(runs)
+    many = len(runs) > 1
+    for x, axis, size in (("epoch", "epochs", 1.0), ("seconds", unit, per)):
+        loss = lines(runs, "interval", "loss", x, name="training", colour=0, style="faint" if many else "solid", per=size)
+        loss += lines(runs, "evaluation", "loss", x, name="test", colour=1, per=size)
+        log = spans_decades(loss)
+        drawn = plot_lines(loss, title=f"loss over {axis}", x=axis, log=log)
+        note = " · ".join(["bold: test, faint: training"] * many + ["log scale"] * log)
+        yield Figure(f"Loss over {axis}", drawn, _legend(loss, runs), note)
+        right = lines(runs, "interval", "accuracy", x, name="training", colour=0, style="faint", per=size)
+        right += lines(runs, "evaluation", "top1", x, name="test top-1", colour=1, per=size)
+        right += lines(runs, "evaluation", "top5", x, name="test top-5", colour=2, style="dashed", per=size)
+        drawn = plot_lines(right, title=f"accuracy over {axis}", x=axis, unit="percent", most=1.0)
+        strokes = "bold: test top-1, dotted: top-5, faint: training" if many else ""
+        yield Figure(f"Accuracy over {axis}", drawn, _legend(right, runs), strokes)
+    rate = lines(runs, "interval", "rate", "step", name="" if many else "learning rate")
+    yield Figure("Learning rate", plot_lines(rate, title="learning rate over steps", x="steps", zero=True), _legend(rate, runs))
+    batch = lines(runs, "interval", "batch", "step", name="" if many else "samples", colour=4, style="steps")
+    drawn = plot_lines(batch, title="batch size over steps", x="steps", zero=True)
+    yield Figure("Batch size", drawn, _legend(batch, runs), "samples per step, all ranks")
+    spread = lines(runs, "interval", "spread", "epoch", name="" if many else "spread", colour=5)
+    if spread:
+        drawn = plot_lines(spread, title="spread of the replicas", x="epochs", log=spans_decades(spread))
+        yield Figure("Spread of the replicas", drawn, _legend(spread, runs), "distance of the ranks' weights from their mean")
+
+
+def speed(runs: Sequence[Run]) -> Iterator[Figure]:
+    """Throughput, and where a step's time goes: over the epochs of one run, in the mean of several."""
+    made = lines(runs, "interval", "images_per_second", "epoch", name="" if len(runs) > 1 else "images/s")
+    drawn = plot_lines(made, title="throughput over epochs", x="epochs", zero=True)
+    yield Figure("Throughput", drawn, _legend(made, runs), "images per second, all ranks")
+    if len(runs) == 1:
+        rows = [row for row in runs[0].of("interval") if value_of(row, "epoch") is not None]
+        places = tuple(value_of(row, "epoch") or 0.0 for row in rows)
+        parts = [Series(n, places, tuple(value_of(row, f"times.{n}") for row in rows), c) for n, c in PARTS.items()]
+        drawn = plot_stack(places, parts, title="where a step's time goes", x="epochs", unit="ms")
+    else:
+        none = tuple(0.0 for _ in runs)
+        parts = [Series(n, none, tuple(typical(run, f"times.{n}") for run in runs), c) for n, c in PARTS.items()]
+        drawn = plot_bars([run.name for run in runs], parts, title="where a step's time goes", unit="ms")
+    yield Figure(
+        "Where a step's time goes", drawn, parts, note="mean over ranks" if len(runs) == 1 else "medians of the means over ranks"
+    )
+
+
+def communication(runs: Sequence[Run]) -> Iterator[Figure]:
+    """Waiting, overlap, a few steps in detail, and the schedule."""
+    many = len(runs) > 1
+    share = lines(runs, "interval", "wait_share", "epoch", name="" if many else "waiting", colour=3)
+    overlapped = lines(runs, "interval", "overlapped_share", "epoch", name="" if many else "hidden", colour=4)
+    drawn = plot_lines(share, title="share of a step spent waiting", x="epochs", unit="percent", zero=True, most=1.0)
+    yield Figure("Waiting for communication", drawn, _legend(share, runs), "share of a step, mean over ranks")
+    if overlapped:
+        drawn = plot_lines(overlapped, title="overlap with backward", x="epochs", unit="percent", zero=True, most=1.0)
+        yield Figure("Overlap", drawn, _legend(overlapped, runs), "share of communication hidden behind backward")
+    for run in runs:
+        after = f" · {run.name}" if many else ""
+        drawn = draw_timeline(run.trace) if run.trace is not None else ""
+        if drawn:
+            legend = [Series(name, (), (), colour) for name, colour in {**PHASES, "all-reduce": 5}.items()]
+            yield Figure(f"A few steps{after}", drawn, legend, note="from trace.json, which ui.perfetto.dev opens", wide=True)
+    yield from _schedules(runs)
+
+
+def _schedules(runs: Sequence[Run]) -> Iterator[Figure]:
+    """Each schedule once, whoever ran it."""
+    drawn: dict[str, list[str]] = {}
+    for run in runs:
+        told = run.environment.get("schedule")
+        text = told.get("text") if isinstance(told, dict) else None
+        if isinstance(text, str):
+            drawn.setdefault(text, []).append(run.name)
+    for text, names in drawn.items():
+        try:
+            schedule = from_text(text)
+        except ScheduleError:
+            continue  # written by another version; the environment's table has its name
+        after = f" · {', '.join(names)}" if len(drawn) > 1 else ""
+        legend = [Series(name, (), (), colour) for name, colour in name_calls(schedule)]
+        note = "ranks down, steps across"
+        yield Figure(f"Schedule{after}", draw_schedule(schedule), legend if schedule.world > 1 else [], note=note, wide=True)

@@ -1,0 +1,272 @@
+"""Plots as SVG text: nice ticks, lines with gaps, stacked areas, bars. Colours are classes `c0` to `c7`, which the page defines.
+
+Every series carries its numbers (`data-x`, `data-y`), for the page's hover and for whoever wants them. A line of more than `MOST`
+points is thinned: it is cut into MOST / 2 runs of points, and each gives its least and its greatest, so that no peak is lost.
+Of an area's points every n-th is drawn, so that its parts stay together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from itertools import pairwise
+
+MOST = 600  # points of one series: more than a plot has pixels to show
+COLOURS = 8
+WIDTH, HEIGHT = 480, 236
+LEFT, RIGHT, TOP, BOTTOM = 50, 468, 10, 202
+
+Number = float | None
+Format = Callable[[float], str]
+
+
+# ---- numbers as people write them ----------------------------------------------------------------------------------------------
+
+
+def number(value: float) -> str:
+    """`0.05`, `120`, `2.5k`, `1e-06`."""
+    size = abs(value)
+    if size >= 10_000:
+        for limit, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+            if size >= limit:
+                return f"{value / limit:.4g}{letter}"
+    return f"{value:.4g}"
+
+
+def percent(value: float) -> str:
+    """`97.5 %`."""
+    return f"{100 * value:.4g} %"
+
+
+def milliseconds(value: float) -> str:
+    """Of seconds: `12.5 ms`."""
+    return f"{1000 * value:.3g} ms"
+
+
+UNITS: dict[str, Format] = {"number": number, "percent": percent, "ms": milliseconds}
+
+
+# ---- values ------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line. `ys` may have gaps (None or NaN); `style` is "solid", "faint", "dashed" or "steps"."""
+
+    name: str
+    xs: tuple[float, ...]
+    ys: tuple[Number, ...]
+    colour: int = 0
+    style: str = "solid"
+
+    def __post_init__(self) -> None:
+        if len(self.xs) != len(self.ys):
+            raise ValueError(f"{self.name}: {len(self.xs)} places, but {len(self.ys)} values")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """From values to places on the page: `low` at `begin`, `high` at `end`, by ratio if `log`."""
+
+    low: float
+    high: float
+    begin: float
+    end: float
+    log: bool = False
+
+    def __call__(self, value: float) -> float:
+        if self.log:
+            share = math.log(value / self.low) / math.log(self.high / self.low)
+        else:
+            share = (value - self.low) / (self.high - self.low)
+        return self.begin + share * (self.end - self.begin)
+
+
+def ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """About `count` round numbers (1, 2, 2.5 or 5 times a power of ten apart) from at most `low` to at least `high`."""
+    if high <= low:
+        pad = abs(low) / 2 or 1.0
+        low, high = low - pad, high + pad
+    rough = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= rough * (1 - 1e-9))
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(i * step, 12 - math.floor(math.log10(step))) for i in range(first, last + 1)]
+
+
+def decades(low: float, high: float) -> list[float]:
+    """Powers of ten from at most `low` to at least `high`, every n-th where there are many."""
+    first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
+    apart = max(1, math.ceil((last - first) / 6))
+    return [10.0**i for i in range(first, max(last, first + 1) + apart, apart) if i < last + apart]
+
+
+def thin(s: Series, most: int = MOST) -> Series:
+    """At most `most` points: the least and the greatest of each of most / 2 runs, in their order. A run without any is a gap."""
+    count, runs = len(s.xs), most // 2
+    if count <= most:
+        return s
+    kept: list[int] = []
+    for r in range(runs):
+        run = range(r * count // runs, (r + 1) * count // runs)
+        there = [i for i in run if is_number(s.ys[i])] or [run[0]]
+        kept += sorted({min(there, key=lambda i: s.ys[i] or 0.0), max(there, key=lambda i: s.ys[i] or 0.0)})
+    return replace(s, xs=tuple(s.xs[i] for i in kept), ys=tuple(s.ys[i] for i in kept))
+
+
+def is_number(value: Number) -> bool:
+    """Whether it can be drawn."""
+    return value is not None and math.isfinite(value)
+
+
+def spans_decades(series: Sequence[Series]) -> bool:
+    """Whether a logarithmic axis shows more than a linear one: all values are positive, and some are much smaller."""
+    ys = [y for s in series for y in s.ys if y is not None and math.isfinite(y)]
+    return bool(ys) and min(ys) > 0 and max(ys) > 30 * min(ys)
+
+
+# ---- plots -------------------------------------------------------------------------------------------------------------------
+
+
+def plot_lines(
+    series: Sequence[Series],
+    *,
+    title: str,
+    x: str,
+    unit: str = "number",
+    log: bool = False,
+    zero: bool = False,
+    most: float | None = None,
+) -> str:
+    """Lines over one axis `x`. `zero`: the y axis begins there; `most`: it ends there; `log`: by ratio."""
+    lines = [thin(s) for s in series]
+    ys = [y for s in lines for y in s.ys if y is not None and math.isfinite(y)]
+    xs = [x for s in lines for x, y in zip(s.xs, s.ys) if is_number(y)]
+    if not ys:
+        return ""
+    marks = decades(min(ys), max(ys)) if log else ticks(min([*ys, 0.0] if zero else ys), max(ys))
+    if most is not None and not log:
+        marks = [mark for mark in marks if mark <= most + 1e-9]
+        marks = marks if len(marks) > 1 else [most - 1e-3 * (abs(most) or 1.0), most]
+    across, along = _axes(xs, marks, log)
+    body = [_frame(across, along, marks, x, unit), *(_line(s, across, along) for s in lines)]
+    return _svg(title, x, unit, across, along, body)
+
+
+def plot_stack(xs: Sequence[float], parts: Sequence[Series], *, title: str, x: str, unit: str) -> str:
+    """Areas on top of each other, the first at the bottom. Rows where a part is missing are left out."""
+    whole = [i for i in range(len(xs)) if all(is_number(part.ys[i]) for part in parts)]
+    if not whole:
+        return ""
+    kept = whole if len(whole) <= MOST else [whole[i * len(whole) // MOST] for i in range(MOST)]
+    places = [xs[i] for i in kept]
+    if len(places) == 1:  # one moment has no area: draw it as a bar
+        places = [places[0] - 0.5, places[0] + 0.5]
+        kept = kept * 2
+    values = [[float(part.ys[i] or 0.0) for i in kept] for part in parts]
+    marks = ticks(0.0, max(map(sum, zip(*values))))
+    across, along = _axes(places, marks, log=False)
+    body = [_frame(across, along, marks, x, unit)]
+    below = [0.0] * len(places)
+    for part, own in zip(parts, values):
+        above = [a + b for a, b in zip(below, own)]
+        edge = [f"{across(p):.2f} {along(y):.2f}" for p, y in zip(places, above)]
+        edge += [f"{across(p):.2f} {along(y):.2f}" for p, y in reversed(list(zip(places, below)))]
+        data = _data(part.name, places, own)
+        body.append(f'<g class="series area c{part.colour % COLOURS}" {data}><path d="M{" L".join(edge)} Z"/></g>')
+        below = above
+    return _svg(title, x, unit, across, along, body)
+
+
+def plot_bars(names: Sequence[str], parts: Sequence[Series], *, title: str, unit: str) -> str:
+    """One bar for each name, lying, of the parts' values end to end; `ys[i]` of a part belongs to names[i]."""
+    values = [[part.ys[i] or 0.0 for part in parts] for i in range(len(names))]
+    longest = max(map(sum, values), default=0.0)
+    if not longest:
+        return ""
+    marks = ticks(0.0, longest)
+    row, left = 34, 120
+    height = row * len(names) + 40
+    across = Scale(0.0, marks[-1], left, RIGHT - 20)
+    body = [
+        f'<line class="grid" x1="{across(m):.1f}" x2="{across(m):.1f}" y1="4" y2="{height - 30}"/>'
+        f'<text x="{across(m):.1f}" y="{height - 14}" class="middle">{escape(UNITS[unit](m))}</text>'
+        for m in marks
+    ]
+    for i, (name, own) in enumerate(zip(names, values)):
+        y, at = 8 + i * row, 0.0
+        short = name if len(name) <= 17 else f"{name[:16]}…"
+        body.append(f'<text x="{left - 8}" y="{y + 15}" class="end">{escape(short)}<title>{escape(name)}</title></text>')
+        for part, value in zip(parts, own):
+            wide = across(at + value) - across(at)
+            told = escape(f"{part.name}: {UNITS[unit](value)}")
+            body.append(
+                f'<rect class="bar c{part.colour % COLOURS}" x="{across(at):.2f}" y="{y}" width="{wide:.2f}" height="22">'
+                f"<title>{told}</title></rect>"
+            )
+            at += value
+    return f'<svg class="bars" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title)}">{"".join(body)}</svg>'
+
+
+def _axes(xs: Sequence[float], marks: Sequence[float], log: bool) -> tuple[Scale, Scale]:
+    low, high = min([0.0, *xs]), max(xs)  # runs begin at 0, even where the first row comes later
+    if low == high:
+        low, high = low - 0.5, high + 0.5
+    return Scale(low, high, LEFT, RIGHT), Scale(marks[0], marks[-1], BOTTOM, TOP, log)
+
+
+def _frame(across: Scale, along: Scale, marks: Sequence[float], x: str, unit: str) -> str:
+    """Grid, ticks and the name of the x axis."""
+    parts = []
+    for mark in marks:
+        y = along(mark)
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text class="end" x="{LEFT - 7}" y="{y + 3.5:.1f}">{escape(UNITS[unit](mark))}</text>')
+    parts += [
+        f'<text class="middle" x="{across(tick):.1f}" y="{BOTTOM + 15}">{escape(number(tick))}</text>'
+        for tick in ticks(across.low, across.high, 6)
+        if across.low - 1e-9 <= tick <= across.high + 1e-9
+    ]
+    parts.append(f'<text class="middle name" x="{(LEFT + RIGHT) / 2}" y="{HEIGHT - 5}">{escape(x)}</text>')
+    return "".join(parts)
+
+
+def _line(s: Series, across: Scale, along: Scale) -> str:
+    """The line in as many pieces as it has between gaps; a piece of one point is a dot."""
+    pieces: list[list[tuple[float, float]]] = [[]]
+    for x, y in zip(s.xs, s.ys):
+        if y is None or not math.isfinite(y):
+            pieces.append([])
+        else:
+            pieces[-1].append((across(x), along(y)))
+    drawn = []
+    for piece in filter(None, pieces):
+        if len(piece) == 1:
+            drawn.append(f'<circle cx="{piece[0][0]:.2f}" cy="{piece[0][1]:.2f}" r="3"/>')
+            continue
+        points = [f"{piece[0][0]:.2f} {piece[0][1]:.2f}"]
+        for (_, before), (px, py) in pairwise(piece):
+            if s.style == "steps" and before != py:
+                points.append(f"{px:.2f} {before:.2f}")
+            points.append(f"{px:.2f} {py:.2f}")
+        drawn.append(f'<path d="M{" L".join(points)}"/>')
+    return f'<g class="series {s.style} c{s.colour % COLOURS}" {_data(s.name, s.xs, s.ys)}>{"".join(drawn)}</g>'
+
+
+def _data(name: str, xs: Sequence[float], ys: Sequence[Number]) -> str:
+    def told(values: Sequence[Number]) -> str:
+        return " ".join(f"{v:.6g}" if v is not None and math.isfinite(v) else "-" for v in values)
+
+    return f'data-name="{escape(name)}" data-x="{told(xs)}" data-y="{told(ys)}"'
+
+
+def _svg(title: str, x: str, unit: str, across: Scale, along: Scale, body: Sequence[str]) -> str:
+    scale = (
+        f'data-x0="{across.low:.8g}" data-x1="{across.high:.8g}" data-y0="{along.low:.8g}" data-y1="{along.high:.8g}"'
+        f' data-log="{int(along.log)}" data-unit="{unit}" data-axis="{escape(x)}"'
+        f' data-box="{LEFT} {RIGHT} {TOP} {BOTTOM}"'
+    )
+    shown = "".join(body)
+    return f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}" {scale}>{shown}</svg>'

@@ -1,0 +1,106 @@
+"""A run as its directory tells it, and the numbers that sum it up."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from phalanx.train.report.plots import Number, is_number
+from phalanx.train.rows import read_rows
+
+WHY = {"epochs": "complete", "target": "target reached", "stopped": "stopped on request"}
+NO_END = "no end recorded"  # killed, or still running
+
+
+class ReportError(ValueError):
+    """A directory that is no run; the message says what is missing."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a directory says of a run. `name` is what the page calls it."""
+
+    name: str
+    config: dict[str, Any]
+    environment: dict[str, Any]
+    rows: tuple[dict[str, Any], ...]
+    trace: dict[str, Any] | None = None
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        """The rows of a kind."""
+        return [row for row in self.rows if row.get("kind") == kind]
+
+    @property
+    def end(self) -> dict[str, Any] | None:
+        """The row that ended the run; None if it was killed, or resumed and not ended since."""
+        turns = [row for row in self.rows if row.get("kind") in ("start", "end")]
+        return turns[-1] if turns and turns[-1]["kind"] == "end" else None
+
+    @property
+    def why(self) -> str:
+        return NO_END if self.end is None else WHY.get(str(self.end.get("why")), str(self.end.get("why")))
+
+    @property
+    def seconds(self) -> Number:
+        """Of training and evaluation, as far as it is known."""
+        told = [value for row in self.rows if is_number(value := value_of(row, "seconds"))]
+        return told[-1] if told else None
+
+
+def value_of(row: dict[str, Any], path: str) -> Number:
+    """A number of a row, `times.input` for one inside another; None where there is none."""
+    found: Any = row
+    for name in path.split("."):
+        found = found.get(name) if isinstance(found, dict) else None
+    return float(found) if isinstance(found, int | float) and not isinstance(found, bool) and math.isfinite(found) else None
+
+
+def read_runs(directories: Sequence[Path]) -> list[Run]:
+    """The runs, called by the last part of their paths that tells them apart."""
+    whole = [directory.absolute() for directory in directories]
+    if len(set(whole)) < len(whole):
+        raise ReportError(f"{next(d for d in directories if whole.count(d.absolute()) > 1)} is named twice")
+    deep = next(n for n in range(1, 100) if len({d.parts[-n:] for d in whole}) == len(whole))
+    return [read_run(d, "/".join(w.parts[-deep:])) for d, w in zip(directories, whole)]
+
+
+def read_run(directory: Path, name: str) -> Run:
+    """What `directory` holds; a run that was killed has less."""
+    if not directory.is_dir():
+        raise ReportError(f"{directory}: there is no such directory")
+    if not (directory / "config.json").is_file():
+        raise ReportError(f"{directory} is no run: it has no config.json, which `phalanx train --out DIR` writes")
+    trace = _read(directory / "trace.json") if (directory / "trace.json").is_file() else None
+    environment = _read(directory / "environment.json") if (directory / "environment.json").is_file() else {}
+    return Run(name, _read(directory / "config.json"), environment, tuple(read_rows(directory / "metrics.jsonl")), trace)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ReportError(f"{path}: {error}") from None
+    if not isinstance(found, dict):
+        raise ReportError(f"{path} is damaged: it holds no object")
+    return found
+
+
+def best(run: Run, key: str) -> Number:
+    """The greatest value of an evaluation."""
+    return max((value for row in run.of("evaluation") if (value := value_of(row, key)) is not None), default=None)
+
+
+def last(run: Run, kind: str, key: str) -> Number:
+    """The value of the last row of a kind that has one."""
+    return next((value for row in reversed(run.of(kind)) if (value := value_of(row, key)) is not None), None)
+
+
+def typical(run: Run, path: str) -> Number:
+    """The median over the intervals."""
+    there = [value for row in run.of("interval") if (value := value_of(row, path)) is not None]
+    return median(there) if there else None

@@ -1,0 +1,174 @@
+"""The facts and tables of the page: what came out, where it ran, and how it was configured."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from phalanx.train.duration import duration
+from phalanx.train.report.page import Table
+from phalanx.train.report.plots import Number, number, percent
+from phalanx.train.report.run import Run, best, last, typical, value_of
+
+
+def subtitle(run: Run) -> str:
+    """Which run, when, and where."""
+    at = [run.environment.get("date", ""), run.environment.get("host", "")]
+    return " · ".join([run.name, *(str(part).replace("T", " ").replace("+00:00", " UTC") for part in at if part)])
+
+
+def _told(value: Number, form: Callable[[float], str]) -> str:
+    return form(value) if value is not None else "–"
+
+
+def _whole(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def facts(run: Run) -> list[tuple[str, str, str]]:
+    """The head of the page: name, value, and a few words below it."""
+    ranks, hosts = value_of(run.environment, "ranks"), value_of(run.environment, "hosts")
+    speed, epochs = typical(run, "images_per_second"), last(run, "interval", "epoch")
+    top1, top5 = last(run, "evaluation", "top1"), last(run, "evaluation", "top5")
+    steps = last(run, "interval", "step")
+    most = best(run, "top1")
+    better = f" · best {percent(most)}" if most is not None and most != top1 else ""
+    return [
+        ("Test accuracy", _told(top1, percent), f"top-5 {_told(top5, percent)}{better}"),
+        ("Time", _told(run.seconds, duration), f"{_told(epochs, number)} epochs · {_told(steps, _whole)} steps"),
+        (
+            "Images per second",
+            _told(speed, _whole),
+            f"{_told(speed / ranks if speed and ranks else None, _whole)} per rank · median",
+        ),
+        (
+            "Ranks",
+            _told(ranks, _whole),
+            f"{_told(hosts, _whole)} host{'s' if hosts != 1 else ''} · {run.environment.get('device', '–')}",
+        ),
+        ("Waiting", _told(typical(run, "wait_share"), lambda v: f"{v:.0%}"), "of each step"),
+    ]
+
+
+def comparison(runs: Sequence[Run]) -> Table:
+    """What came out, a line for each run."""
+    columns = ("", "Top-1", "Best", "Top-5", "Test loss", "Time", "Images/s", "Waiting", "Epochs", "Ranks", "Ended")
+    rows = [
+        (
+            run.name,
+            _told(last(run, "evaluation", "top1"), percent),
+            _told(best(run, "top1"), percent),
+            _told(last(run, "evaluation", "top5"), percent),
+            _told(last(run, "evaluation", "loss"), number),
+            _told(run.seconds, duration),
+            _told(typical(run, "images_per_second"), _whole),
+            _told(typical(run, "wait_share"), lambda v: f"{v:.0%}"),
+            _told(last(run, "interval", "epoch"), number),
+            str(run.environment.get("ranks", "–")),
+            run.why,
+        )
+        for run in runs
+    ]
+    return Table("", columns, rows, keyed=True)
+
+
+def environment(runs: Sequence[Run]) -> Table:
+    """Where it ran, and with which command."""
+
+    def told(run: Run) -> dict[str, str]:
+        env = run.environment
+        versions, schedule = (found if isinstance(found := env.get(name), dict) else {} for name in ("versions", "schedule"))
+        command = env.get("command")
+        return {
+            "date": str(env.get("date", "–")),
+            "host": f"{env.get('host', '–')}, {env.get('cores', '–')} cores, {env.get('device', '–')}",
+            "ranks": f"{env.get('ranks', '–')} on {env.get('hosts', '–')} host(s)",
+            "schedule": str(schedule.get("name", "–")),
+            "versions": ", ".join(f"{name} {version}" for name, version in versions.items()) or "–",
+            "command": " ".join(map(str, command)) if isinstance(command, list) else "–",
+        }
+
+    all_told = [told(run) for run in runs]
+    rows = [(name, *(own[name] for own in all_told)) for name in all_told[0]]
+    return Table("Environment", ("", *(run.name for run in runs)), rows, head=len(runs) > 1, text=True)
+
+
+def configuration(runs: Sequence[Run]) -> Iterator[Table]:
+    """What differs (between runs, or from the recipe) in the open, the rest folded."""
+    flat = [dict(flatten(run.config)) for run in runs]
+    paths = list(dict.fromkeys(path for own in flat for path in own))
+    if len(runs) > 1:
+        differ = [path for path in paths if len({_text(own.get(path, "–")) for own in flat}) > 1]
+        rows = [(path, *(_text(own.get(path, "–")) for own in flat)) for path in differ]
+        yield Table(
+            "Configuration: differences",
+            ("", *(run.name for run in runs)),
+            rows,
+            empty="The runs have equal settings.",
+            text=True,
+        )
+    else:
+        name, usual = recipe_of(runs[0].config)
+        differ = [path for path in paths if _text(usual.get(path, "–")) != _text(flat[0][path])]
+        rows = [(path, _text(flat[0][path]), _text(usual.get(path, "–"))) for path in differ]
+        yield Table(
+            f"Configuration: changed from {name}",
+            ("", "this run", name),
+            rows,
+            empty=f"Nothing: it is {name} as it is.",
+            text=True,
+        )
+    rows = [(path, *(_text(own.get(path, "–")) for own in flat)) for path in paths]
+    yield Table("Configuration: all settings", ("", *(run.name for run in runs)), rows, folded=True, text=True)
+
+
+def flatten(value: Any, before: str = "") -> Iterator[tuple[str, Any]]:
+    """Paths and values of nested plain data, as `--set` has them."""
+    if isinstance(value, dict) and value:
+        for name, inner in value.items():
+            yield from flatten(inner, f"{before}.{name}" if before else str(name))
+    elif isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+        for i, inner in enumerate(value):
+            yield from flatten(inner, f"{before}.{i}")
+    else:
+        yield before, value
+
+
+def recipe_of(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The recipe that has the run's name, as it is in this version, with its paths and values; else the defaults."""
+    from phalanx import recipes  # here: they bring torch along, and a comparison of runs does without
+    from phalanx.train.config import RunConfig, plain
+
+    name = str(config.get("name", ""))
+    module = name.replace("-", "_")
+    if module in [found.name for found in pkgutil.iter_modules(recipes.__path__)]:
+        return f"recipe {name}", dict(flatten(plain(importlib.import_module(f"{recipes.__name__}.{module}").config)))
+    return "the defaults", dict(flatten(plain(RunConfig(name=name))))
+
+
+def _text(value: Any) -> str:
+    """A setting as `--set` takes it."""
+    if isinstance(value, list):
+        return ", ".join(map(_text, value))
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+def stragglers(runs: Sequence[Run]) -> Iterator[Table]:
+    """Each rank and cause once: how often it was found, how bad at most, and where."""
+    several = len(runs) > 1
+    found: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for name, row in ((run.name, row) for run in runs for row in run.of("straggler")):
+        who = "network" if row.get("rank") is None else f"rank {row['rank']}"
+        found.setdefault((name, who, str(row.get("cause"))), []).append(row)
+    rows = []
+    for (name, who, cause), told in found.items():
+        most = max((value for row in told if (value := value_of(row, "factor")) is not None), default=None)
+        much = _told(most, lambda v, share=who == "network": f"{v:.0%} of the step" if share else f"{v:.1f} times the others")  # type: ignore[misc]
+        at = [step for row in told if (step := value_of(row, "step")) is not None]
+        where = f"{min(at):.0f} to {max(at):.0f}" if at else "–"
+        rows.append((*([name] if several else []), who, cause, much, str(len(told)), where))
+    columns = (*(["Run"] if several else []), "Who", "Cause", "At most", "Intervals", "Steps")
+    if rows:
+        yield Table("Stragglers", columns, rows, text=True)

@@ -1,0 +1,76 @@
+"""The reading side of a checkpoint: what one rank of any world finds in it, every byte checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from phalanx.train.entries import Saved
+from phalanx.train.manifest import (
+    DamagedError,
+    Manifest,
+    Place,
+    check_files,
+    part,
+    read_json,
+    read_manifest,
+    read_tensors,
+)
+from phalanx.train.replicas import structure_of
+from phalanx.train.tree import Tensors, decode, references
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A checkpoint as one rank reads it. Rank r of another world takes what rank r modulo the saved world size saved."""
+
+    manifest: Manifest
+    saved: Mapping[str, Saved]
+
+    def versions(self, entry: str) -> int:
+        """How many ranks saved an entry of their own, as far as anybody differed from rank 0."""
+        names = [name for name in self.manifest.owners if name == entry or name.startswith((f"{entry}/", structure_of(entry)))]
+        return max((len(set(self.manifest.owners[name])) for name in names), default=1)
+
+
+def read(directory: Path, place: Place, entries: Iterable[str], rank: int = 0, size: int = 1) -> Reading:
+    """Read the `entries` that are there; DamagedError names the file and what is wrong with it.
+
+    Together the `size` ranks check all files, also those of entries that nobody asked for.
+    """
+    manifest = read_manifest(directory, place)
+    wanted = [name for name in entries if name in manifest.entries]
+    folder, me = directory / place.name, rank % manifest.world
+    checked: set[str] = set()
+
+    def check(names: Iterable[str]) -> None:
+        check_files(directory, place, manifest, [name for name in names if name not in checked])
+        checked.update(names)
+
+    check(sorted(manifest.files)[rank % size :: size])
+    owners = {name: part(manifest.owner(structure_of(name), me), "json") for name in wanted}
+    check(sorted(set(owners.values())))
+    structures = {file: read_json(folder / file) for file in sorted(set(owners.values()))}
+    try:
+        found = {name: structures[file]["entries"][name] for name, file in owners.items()}
+        names = {name: references(structure["tree"]) for name, structure in found.items()}
+        tensors = _read_tensors(folder, manifest, me, set().union(*names.values()), check)
+        saved = {
+            name: Saved(own["kind"], decode(own["tree"], tensors), tuple(tuple(shape) for shape in own["shapes"]))
+            for name, own in found.items()
+        }
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise DamagedError(folder, f"malformed structure: {error!r}") from None
+    return Reading(manifest, saved)
+
+
+def _read_tensors(folder: Path, manifest: Manifest, me: int, names: set[str], check: Callable[[list[str]], None]) -> Tensors:
+    files: dict[str, list[str]] = {}
+    for name in sorted(names):
+        files.setdefault(part(manifest.owner(name, me), "safetensors"), []).append(name)
+    check(list(files))
+    found: Tensors = {}
+    for file, own in files.items():
+        found |= read_tensors(folder / file, own)
+    return found

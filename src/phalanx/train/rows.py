@@ -1,0 +1,73 @@
+"""Rows on disk, one JSON object per line, safe against whatever ends the process: a line is there whole, or is not read."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+
+class Rows:
+    """Appends to `path`; with `keep_to_step`, rows of earlier starts stay up to that step, and those beyond it go.
+
+    A run that resumes at step 100 does steps 101 and on again, so their first rows are of a past that did not happen; nor did
+    the run end.
+    """
+
+    def __init__(self, path: Path, *, keep_to_step: int | None = None) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kept = [] if keep_to_step is None else [row for row in read_rows(path) if _happened(row, keep_to_step)]
+        _write_whole(path, "".join(_line(row) for row in kept))
+        self._file = path.open("a", encoding="utf-8", buffering=1)
+
+    def write(self, row: dict[str, Any]) -> None:
+        self._file.write(_line(row))
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """All whole rows; what a killed process left half-written at the end is not one."""
+    if not path.exists():
+        return []
+    rows = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _write_whole(path, json.dumps(_finite(value), indent=2) + "\n")
+
+
+def _happened(row: dict[str, Any], step: int) -> bool:
+    return row.get("kind") != "end" and row.get("step", 0) <= step
+
+
+def _write_whole(path: Path, text: str) -> None:
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    fresh.write_text(text, encoding="utf-8")
+    fresh.replace(path)
+
+
+def _line(row: dict[str, Any]) -> str:
+    return json.dumps(_finite(row)) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    """JSON knows no NaN."""
+    if isinstance(value, dict):
+        return {key: _finite(own) for key, own in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(own) for own in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,98 @@
+"""The data of a run: where they are, how they are cut and coloured for training, and left alone for testing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import phalanx.data
+from phalanx.comm.communicator import Communicator
+from phalanx.data import BatchPlan, CentreCrop, Chain, Flip, Loader, Normalise, PadCrop, RandomResizedCrop
+from phalanx.data.source import Encoded
+from phalanx.data.transforms import Transform
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """`source` is a spec of `phalanx.data.open`; `test` another one, where the test set is not the source's own.
+
+    Images from files are cut to `crop` pixels: randomly with `area` and `aspect` for training, from the centre after a resize to
+    `resize` for testing. Images in memory are padded by `pad` and cut back at a random place. `flip`: half of them are mirrored.
+    """
+
+    source: str = "digits"
+    test: str | None = None
+    mean: tuple[float, ...] = (0.5,)
+    std: tuple[float, ...] = (0.5,)
+    pad: int = 0
+    flip: bool = False
+    crop: int | None = None
+    resize: int = 256
+    area: tuple[float, float] = (0.08, 1.0)
+    aspect: tuple[float, float] = (3 / 4, 4 / 3)
+    test_batch: int = 1000  # samples of all ranks together
+    workers: int | None = None
+    on_bad: Literal["error", "skip"] = "error"
+
+    def __post_init__(self) -> None:
+        Normalise(self.mean, self.std)  # raises for those that fit no image
+        for name, least in (("pad", 0), ("crop", 1), ("resize", 1), ("test_batch", 1), ("workers", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name}={value}: at least {least}")
+        if not 0 < self.area[0] <= self.area[1] <= 1:
+            raise ValueError(f"area={self.area}: shares of the image, more than 0, at most 1, the smaller first")
+        if not 0 < self.aspect[0] <= self.aspect[1]:
+            raise ValueError(f"aspect={self.aspect}: width to height, more than 0, the smaller first")
+
+    def open(self, split: Literal["train", "test"]) -> Any:
+        """The source of a split."""
+        return phalanx.data.open(self.source if split == "train" or self.test is None else self.test, split=split)
+
+    def loaders(
+        self,
+        train: Any,
+        test: Any,
+        comm: Communicator,
+        *,
+        plan: BatchPlan,
+        micro_batch: int | None,
+        seed: int,
+        channels_last: bool,
+    ) -> tuple[Loader, Loader]:
+        """For training, shuffled and augmented; for testing, each sample once."""
+        normalise = Normalise(self.mean, self.std, channels_last=channels_last)
+        augment: list[Transform] = [
+            *([PadCrop(self.pad)] if self.pad else []),
+            *([Flip()] if self.flip and not isinstance(train, Encoded) else []),
+        ]
+        options: dict[str, Any] = {"seed": seed, "workers": self.workers, "on_bad": self.on_bad}
+        crop = self.crop or 224
+        return (
+            Loader(
+                train,
+                comm,
+                batch=plan,
+                micro_batch=micro_batch,
+                transform=Chain(*augment, normalise),
+                decode=RandomResizedCrop(crop, self.area, self.aspect, self.flip) if isinstance(train, Encoded) else None,
+                **options,
+            ),
+            Loader(
+                test,
+                comm,
+                batch=math.ceil(self.test_batch / comm.size) * comm.size,
+                shuffle=False,
+                transform=normalise,
+                decode=CentreCrop(crop, max(crop, self.resize)) if isinstance(test, Encoded) else None,
+                **options,
+            ),
+        )
+
+    def shape(self, train: Any) -> tuple[int, int, int]:
+        """Channels, height and width of what the network gets."""
+        if isinstance(train, Encoded):
+            return 3, self.crop or 224, self.crop or 224
+        image = train[0][0]
+        return int(image.shape[0]), int(image.shape[1]), int(image.shape[2])

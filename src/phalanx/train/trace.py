@@ -1,0 +1,132 @@
+"""A few steps of every rank as spans, in one Chrome trace: ui.perfetto.dev and chrome://tracing open it.
+
+    rank 0   training      | input | forward | backward        | wait | update |
+             all-reduce                        | group 0 |
+                                                    | group 1      |
+
+Spans are noted with `time.perf_counter()`, which on Linux is one clock for all processes of a host. Clocks of different hosts are
+aligned where all ranks leave a barrier together, so between hosts a trace is right up to the time that a barrier takes. On a GPU
+the spans are those of the thread that queues the work.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from phalanx.comm.communicator import Communicator
+from phalanx.grad.travel import Journey
+from phalanx.train.config import RunConfig
+from phalanx.train.rows import write_json
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Something that took time on a rank, in seconds. `kind` is "step", "phase" (part of one) or "all-reduce"."""
+
+    kind: str
+    name: str
+    begun: float
+    ended: float
+    step: int
+    bytes: int = 0
+
+
+# ---- on one rank ---------------------------------------------------------------------------------------------------------------
+
+
+class Tracer:
+    """Notes the first `config.trace_steps` steps of the second epoch (of the only one, if there is no second) on this rank.
+
+    The very first one of the epoch is passed over where there are enough: its input has to be waited for.
+    """
+
+    def __init__(self, config: RunConfig, comm: Communicator, out: Path | None) -> None:
+        self._comm, self._out = comm, out
+        self._epoch = min(1, config.epochs - 1)
+        self._wanted = config.trace_steps if out is not None else 0
+        self._left = 0  # steps to come
+        self._active = False
+        self._spans: list[Span] = []
+        self._begun = self._mark = 0.0
+        self._number = 0
+
+    def begin_step(self, epoch: int, index: int, steps: int, *, number: int, at: float) -> None:
+        """A step begins at `at`, with waiting for its input: the `index`-th of `steps` of its epoch, step `number` of the run."""
+        if self._wanted and epoch == self._epoch and index == int(steps > self._wanted):
+            self._left, self._wanted = min(self._wanted, steps), 0
+        self._active = self._left > 0
+        self._begun = self._mark = at
+        self._number = number
+
+    def mark(self, phase: str, at: float | None = None) -> None:
+        """A phase of this step ends, at `at` or now; it began where the one before it ended."""
+        if self._active:
+            ended = max(time.perf_counter() if at is None else at, self._mark)
+            self._spans.append(Span("phase", phase, self._mark, ended, self._number))
+            self._mark = ended
+
+    def end_step(self, journeys: Iterable[Journey]) -> None:
+        """The step ends. After the last one that is wanted the spans of all ranks are gathered and written: all ranks call it."""
+        if not self._active:
+            return
+        self._spans.append(Span("step", f"step {self._number}", self._begun, self._mark, self._number))
+        for number, way in enumerate(sorted(journeys, key=lambda way: way.left)):
+            self._spans.append(Span("all-reduce", f"group {number}", way.left, way.ended, self._number, way.bytes))
+        self._left -= 1
+        if self._left == 0:
+            told = gather(self._spans, self._comm)
+            if self._comm.rank == 0 and self._out is not None:
+                write_json(self._out / "trace.json", to_chrome(told))
+            self._spans = []
+
+
+def gather(spans: Sequence[Span], comm: Communicator) -> list[list[Span]]:
+    """The spans of all ranks, on the clock of rank 0's host."""
+    comm.barrier()
+    now = time.perf_counter()
+    plain = [[s.kind, s.name, s.begun, s.ended, s.step, s.bytes] for s in spans]
+    told = comm.allgather_obj((comm.inter_rank, comm.intra_rank, now, plain))
+    clocks = {host: at for host, place, at, _ in told if place == 0}
+    here = clocks[told[0][0]]
+    return [[_shifted(Span(*words), here - clocks[host]) for words in own] for host, _, _, own in told]
+
+
+def _shifted(span: Span, seconds: float) -> Span:
+    return Span(span.kind, span.name, span.begun + seconds, span.ended + seconds, span.step, span.bytes)
+
+
+# ---- as a file -----------------------------------------------------------------------------------------------------------------
+
+
+def to_chrome(ranks: Sequence[Sequence[Span]]) -> dict[str, Any]:
+    """Chrome's trace format: processes are ranks, thread 0 trains, and all-reduces have a thread for each that is under way."""
+    first = min((span.begun for own in ranks for span in own), default=0.0)
+    events: list[dict[str, Any]] = []
+    for rank, own in enumerate(ranks):
+        lanes = place_on_lanes([span for span in own if span.kind == "all-reduce"])
+        named = ["training", *(f"all-reduce {lane}" for lane in range(1 + max(lanes.values(), default=-1)))]
+        events.append({"name": "process_name", "ph": "M", "pid": rank, "tid": 0, "args": {"name": f"rank {rank}"}})
+        events += [
+            {"name": "thread_name", "ph": "M", "pid": rank, "tid": i, "args": {"name": name}} for i, name in enumerate(named)
+        ]
+        for span in sorted(own, key=lambda span: (span.begun, -span.ended)):  # a step before its first phase
+            more = {"bytes": span.bytes} if span.kind == "all-reduce" else {}
+            event = {"name": span.name, "cat": span.kind, "ph": "X", "pid": rank, "tid": 1 + lanes[span] if span in lanes else 0}
+            begun, ended = (round((at - first) * 1e6, 3) for at in (span.begun, span.ended))
+            events.append(event | {"ts": begun, "dur": round(ended - begun, 3), "args": {"step": span.step} | more})
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def place_on_lanes(spans: Sequence[Span]) -> dict[Span, int]:
+    """A lane for each span, such that those of one lane do not overlap: the lowest one that is free."""
+    free_from: list[float] = []
+    lanes: dict[Span, int] = {}
+    for span in sorted(spans, key=lambda span: span.begun):
+        lane = next((i for i, at in enumerate(free_from) if at <= span.begun), len(free_from))
+        free_from[lane : lane + 1] = [span.ended]
+        lanes[span] = lane
+    return lanes

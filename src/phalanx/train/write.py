@@ -1,0 +1,198 @@
+"""The writing side of a checkpoint: a copy of the state in host memory, and the job that brings it to the disk meanwhile.
+
+    rank 0, background        files of rank 0 | waits for the others' | manifest | fsync | rename | delete old ones
+    rank r, background        files of rank r |
+    training thread    copy | steps ...
+
+The job communicates through the shared directory alone: it runs beside training, whose messages must keep one order on all ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from phalanx.train.entries import Entry
+from phalanx.train.manifest import (
+    MANIFEST,
+    CheckpointError,
+    Manifest,
+    Place,
+    Sum,
+    delete,
+    find_places,
+    part,
+    sync_directory,
+    write_bytes,
+    write_tensors,
+)
+from phalanx.train.replicas import owns, structure_of
+from phalanx.train.tree import Tensors, dense_stride, storable
+
+PATIENCE = 600.0  # seconds for the files of other ranks; a file system over a network may show them a minute late
+LAST_PATIENCE = 10.0  # seconds, when the program has ended: the others have, too, or never will
+LOOK = 0.005, 0.5  # seconds between two looks for files of others: the first, and the longest
+FAILED = "failed"  # rank-00003.failed holds the reason
+
+
+class HostCopies:
+    """Copies of tensors in host memory, pinned for those of a GPU. Memory is kept for the next copy: fresh pages cost more."""
+
+    def __init__(self) -> None:
+        self._room: Tensors = {}
+
+    def take(self, tensors: Mapping[str, torch.Tensor]) -> Tensors:
+        """Copies of `tensors`, valid until the next call; what is not among them loses its room."""
+        room: Tensors = {}
+        for name, x in tensors.items():
+            copy = self._room.get(name)
+            if copy is None or (copy.shape, copy.dtype, dense_stride(copy)) != (x.shape, x.dtype, dense_stride(x)):
+                copy = torch.empty_like(x, device="cpu", pin_memory=x.is_cuda)
+            room[name] = copy.copy_(x, non_blocking=True)
+        for device in {x.device for x in tensors.values() if x.is_cuda}:
+            torch.cuda.synchronize(device)
+        self._room = room
+        return dict(room)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One rank's share of one checkpoint. Values only: it outlives the step that made it."""
+
+    directory: Path
+    staging: str
+    place: Place
+    rank: int
+    world: int
+    config: Any
+    entries: Mapping[str, Entry]  # without tensors: of those it writes the copies
+    owners: Mapping[str, tuple[int, ...]]
+    keep: int
+    rejected: frozenset[Place]  # damaged ones: not worth keeping
+
+    @property
+    def writers(self) -> list[int]:
+        return sorted({0}.union(*self.owners.values()))
+
+
+def write(job: Job, copies: Tensors) -> None:
+    """Write this rank's files; rank 0 then waits for those of the others and completes the checkpoint."""
+    staging = job.directory / job.staging
+    try:
+        if job.rank in job.writers:
+            _write_part(job, copies, staging)
+        if job.rank == 0:
+            _complete(job, staging)
+    except BaseException as error:
+        _give_up(job, staging, error)
+        if isinstance(error, FileNotFoundError) and not staging.is_dir():
+            raise CheckpointError(f"step {job.place.step}: {staging} disappeared while it was written") from error
+        if isinstance(error, OSError):
+            raise CheckpointError(f"step {job.place.step}: {job.directory}: {explain(error)}") from error
+        raise
+
+
+def _write_part(job: Job, copies: Tensors, staging: Path) -> None:
+    tensors = None
+    if copies:
+        tensors = write_tensors(staging / part(job.rank, "safetensors"), {name: storable(x) for name, x in copies.items()})
+    structures = {
+        name: {"kind": entry.kind, "shapes": entry.shapes, "tree": entry.tree}
+        for name, entry in job.entries.items()
+        if owns(job.rank, structure_of(name), job.owners)
+    }
+    told = {"tensors": tensors and asdict(tensors), "entries": structures}
+    # last, and whole from its first moment: where it is, the part is complete
+    write_bytes(staging / part(job.rank, "json"), json.dumps(told, allow_nan=False).encode())
+
+
+def _complete(job: Job, staging: Path) -> None:
+    files: dict[str, Sum] = {}
+    for rank, data in _await_parts(staging, job.writers):
+        tensors = json.loads(data)["tensors"]
+        files[part(rank, "json")] = Sum.of(data)
+        if tensors:
+            files[part(rank, "safetensors")] = Sum(**tensors)
+    manifest = Manifest(job.place.step, job.world, job.config, tuple(job.entries), files, job.owners)
+    write_bytes(staging / MANIFEST, manifest.to_bytes())
+    os.rename(staging, job.directory / job.place.name)
+    sync_directory(job.directory)
+    # only now, when the new one is durable, may old ones go. Newer ones are damaged, and seen when training gets there
+    older = [place for place in find_places(job.directory) if place <= job.place]
+    useful = [place for place in older if place not in job.rejected]
+    for place in older:
+        if place not in useful[: job.keep]:
+            delete(job.directory, place)
+
+
+def _await_parts(staging: Path, writers: Iterable[int]) -> Iterable[tuple[int, bytes]]:
+    deadline, pause = time.monotonic() + PATIENCE, LOOK[0]
+    for rank in writers:
+        path, failed = staging / part(rank, "json"), staging / part(rank, FAILED)
+        while not path.exists():
+            if failed.exists():
+                raise CheckpointError(f"rank {rank} could not write its part: {failed.read_text(errors='replace')}")
+            if not threading.main_thread().is_alive():
+                deadline = min(deadline, time.monotonic() + LAST_PATIENCE)
+            if time.monotonic() > deadline:
+                raise CheckpointError(f"{path} did not come: has rank {rank} ended, or another directory?")
+            time.sleep(pause)
+            pause = min(2 * pause, LOOK[1])
+        yield rank, path.read_bytes()
+
+
+def _give_up(job: Job, staging: Path, error: BaseException) -> None:
+    """Leave nothing behind; a rank that cannot write tells rank 0, which would wait."""
+    if job.rank == 0:
+        shutil.rmtree(staging, ignore_errors=True)
+        return
+    with contextlib.suppress(OSError):  # on a full disk the file stays empty, and its name alone tells
+        (staging / part(job.rank, FAILED)).write_text(explain(error) if isinstance(error, OSError) else repr(error))
+
+
+def explain(error: OSError) -> str:
+    """What the system said, without Python's decoration."""
+    where = f" ({Path(error.filename).name})" if isinstance(error.filename, str) else ""
+    return (error.strerror or str(error)) + where
+
+
+class Background:
+    """Runs one job at a time in a thread of its own, which Python waits for before it ends."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    @property
+    def busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self, work: Callable[[], None]) -> None:
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:  # noqa: BLE001  raised in the training thread, at its next save
+                self._error = error
+
+        self._thread = threading.Thread(target=run, name="phalanx-checkpoint")
+        self._thread.start()
+
+    def finish(self, timeout: float | None = None) -> BaseException | None:
+        """Wait for the job, at most so many seconds; the error with which it ended, told once."""
+        if self._thread is not None:
+            self._thread.join(timeout)
+            if self.busy:
+                return None
+            self._thread = None
+        error, self._error = self._error, None
+        return error

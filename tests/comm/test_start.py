@@ -1,0 +1,70 @@
+"""Local ranks through torch's elastic agent: their environment, their exit codes, and signals that go on to them."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.world.programs.herd import clean_environment
+
+from phalanx.comm.start import start_ranks
+
+DEADLINE = 40.0  # seconds; the agent imports torch
+AGENT = "import sys; from phalanx.comm.start import start_ranks; sys.exit(start_ranks(2, ['-c', sys.argv[1]]))"
+WAITING = """
+import os, pathlib, signal, sys, time
+from phalanx.comm.start import end_with_agent
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(pathlib.Path({out!r}, "end-" + os.environ["RANK"]).touch() or 5))
+end_with_agent()
+pathlib.Path({out!r}, "begin-" + os.environ["RANK"]).touch()
+time.sleep(30)
+"""
+
+
+@pytest.fixture
+def environment():
+    """What the agent changes for its ranks is put back."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def test_ranks_know_who_they_are(tmp_path, environment):
+    words = "import os, pathlib; pathlib.Path(os.environ['OUT'], os.environ['RANK'] + ' of ' + os.environ['WORLD_SIZE']).touch()"
+    os.environ["OUT"] = str(tmp_path)
+    assert start_ranks(3, ["-c", words]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0 of 3", "1 of 3", "2 of 3"]
+
+
+@pytest.mark.parametrize(("end", "code"), [("os._exit(2)", 2), ("os.kill(os.getpid(), 9)", 137)])
+def test_the_first_failure_is_the_result_and_nothing_is_said(environment, capfd, end, code):
+    words = f"import os, time\nif os.environ['RANK'] == '1': {end}\ntime.sleep(30)"
+    began = time.monotonic()
+    assert start_ranks(2, ["-c", words]) == code
+    assert time.monotonic() - began < 20, "the others end with it"
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL])
+def test_ranks_hear_of_the_end_of_their_agent(tmp_path, sent):
+    """Asked to end, it asks them; killed, it cannot, and they hear of it all the same."""
+    words = WAITING.format(out=str(tmp_path))
+    with subprocess.Popen([sys.executable, "-c", AGENT, words], env=clean_environment()) as agent:
+        try:
+            _wait_for(tmp_path / "begin-0", tmp_path / "begin-1")
+            agent.send_signal(sent)
+            assert agent.wait(DEADLINE) == (128 + sent if sent == signal.SIGTERM else -sent)
+            _wait_for(tmp_path / "end-0", tmp_path / "end-1")
+        finally:
+            agent.kill()
+
+
+def _wait_for(*paths: Path) -> None:
+    end = time.monotonic() + DEADLINE
+    while not all(path.exists() for path in paths):
+        assert time.monotonic() < end
+        time.sleep(0.02)

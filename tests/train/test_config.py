@@ -1,0 +1,148 @@
+"""A run as a value: what can be set, how it is read from text, and what is refused with which words."""
+
+import json
+from dataclasses import FrozenInstanceError, replace
+
+import pytest
+
+from phalanx.cli.train import load, recipe_names
+from phalanx.data import Stage
+from phalanx.optim import lr
+from phalanx.train.config import ConfigError, RunConfig, identity, override, parse, paths, plain
+from phalanx.train.model import ModelConfig
+from phalanx.train.update import RateConfig
+
+CONFIG = RunConfig(name="test")
+STAGED = replace(CONFIG, epochs=3, stages=(Stage(1, 120), Stage(2, 240)))
+
+
+def as_text(value):
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+@pytest.mark.parametrize("name", [*recipe_names(), "staged"])
+def test_everything_that_is_shown_can_be_set_to_what_it_is(name):
+    config = STAGED if name == "staged" else load(name)
+    assert override(config, {path: as_text(value) for path, value in paths(config) if value != ()}) == config
+    assert len(dict(paths(config))) > 40
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "value"),
+    [
+        ("epochs", "5", 5),
+        ("batch", "32_768", 32768),
+        ("optimizer.momentum", "0.8", 0.8),
+        ("optimizer.weight_decay", "1e-4", 1e-4),
+        ("optimizer.nesterov", "true", True),
+        ("optimizer.nesterov", "off", False),
+        ("model.precision", "bfloat16", "bfloat16"),
+        ("data.mean", "0.25", (0.25,)),
+        ("data.area", "(0.1, 1)", (0.1, 1.0)),
+        ("micro_batch", "16", 16),
+        ("comm.bucket_bytes", "none", None),
+        ("comm.fused", "True", True),
+        ("comm.algorithm", "torus:1x2", "torus:1x2"),
+        ("data.source", "cifar10:a=b", "cifar10:a=b"),
+        ("checkpoint_every_steps", "100", 100),
+        ("target", "", None),
+    ],
+)
+def test_values_are_read_by_their_type(path, text, value):
+    config = override(CONFIG, {path: text})
+    assert dict(paths(config))[path] == value
+    assert {p: v for p, v in paths(config) if p != path} == {p: v for p, v in paths(CONFIG) if p != path}
+
+
+def test_settings_that_only_make_sense_together():
+    config = override(CONFIG, {"model.name": "resnet_cifar", "model.depth": "20"})
+    assert config.model == ModelConfig(name="resnet_cifar", depth=20)
+    config = override(STAGED, {"stages.0.epochs": "2", "epochs": "4"})
+    assert config.stages == (Stage(2, 120), Stage(2, 240))
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "told"),
+    [
+        ("epoch", "5", r"epoch: there is no such setting \(epochs\?\); there are name, epochs, batch"),
+        ("optimizer.momentun", "5", r"optimizer.momentum\?"),
+        ("stages.0.batch", "5", "there is no such setting"),
+        ("model", "resnet50", "model has settings of its own: model.name, model.depth"),
+        ("epochs", "five", "epochs=five: a whole number"),
+        ("epochs", "5.0", "epochs=5.0: a whole number"),
+        ("epochs", "0", "epochs=0: at least 1"),
+        ("rate.peak", "high", "rate.peak=high: a number"),
+        ("rate.peak", "nan", "finite"),
+        ("rate.peak", "-1", "peak=-1.0: 0 or more"),
+        ("optimizer.nesterov", "maybe", "true or false"),
+        ("optimizer.name", "adam", "optimizer.name=adam: one of sgd, lars"),
+        ("model.name", "vgg", "one of small_cnn, resnet_cifar"),
+        ("model.name", "resnet_cifar", "resnet_cifar has a depth"),
+        ("model.depth", "20", "only resnet_cifar has one"),
+        ("data.area", "0.1", "2 values, separated by commas"),
+        ("data.std", "0", "std above 0"),
+        ("rate.rule", "linear", "written in a recipe"),
+        ("rate.steps", "1,2", "only decay=step has some"),
+        ("rate.decay", "step", "decay=step has steps"),
+        ("target", "97", "target=97.0: an accuracy"),
+        ("label_smoothing", "1", "label_smoothing=1.0: from 0 to less than 1"),
+        ("seed", "-1", "seed=-1"),
+        ("comm.wire", "int8", "one of float16, bfloat16"),
+        ("comm.timeout", "0", "seconds, more than 0"),
+        ("optimizer.momentum", "-0.1", "momentum=-0.1: 0 or more"),
+    ],
+)
+def test_what_is_refused(path, text, told):
+    with pytest.raises(ConfigError, match=told) as caught:
+        override(CONFIG, {path: text})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"model.precision": "float16", "comm.double_buffering": "true"},
+        {"comm.fused": "true", "comm.wire": "bfloat16"},
+        {"comm.fused": "true", "data.on_bad": "skip"},
+        {"optimizer.name": "lars", "optimizer.decay_all": "true"},
+        {"optimizer.nesterov": "true", "optimizer.momentum": "0"},
+    ],
+)
+def test_options_that_exclude_each_other(settings):
+    for path, text in settings.items():
+        if path != "optimizer.nesterov" or "optimizer.momentum" not in settings:
+            override(CONFIG, {path: text})
+    with pytest.raises(ConfigError):
+        override(CONFIG, settings)
+
+
+def test_stages_have_the_epochs_of_the_run():
+    with pytest.raises(ConfigError, match="the stages have 3 epochs, but epochs=4"):
+        replace(STAGED, epochs=4)
+    assert CONFIG.plan.stages == (Stage(30, 120),)
+    assert STAGED.plan.stages == STAGED.stages
+
+
+def test_values_do_not_change():
+    with pytest.raises(FrozenInstanceError):
+        CONFIG.epochs = 5
+
+
+def test_plain_data_for_records():
+    config = replace(STAGED, rate=RateConfig(rule=lr.linear(3)))
+    assert json.loads(json.dumps(plain(config))) == plain(config)
+    assert plain(config)["rate"]["rule"] == repr(lr.linear(3))
+    assert plain(config)["stages"][1] == {"epochs": 2, "batch": 240, "micro_steps": None}
+
+
+def test_what_makes_it_the_same_run():
+    base = override(CONFIG, {"data.source": "cifar10:/here"})
+    for setting in ({"data.source": "cifar10:/there"}, {"data.workers": "3"}, {"log_every": "3"}, {"comm.wire": "float16"}):
+        assert identity(plain(override(base, setting))) == identity(plain(base))
+    for setting in ({"data.source": "cifar100:/here"}, {"batch": "60"}, {"epochs": "31"}, {"seed": "1"}, {"data.pad": "2"}):
+        assert identity(plain(override(base, setting))) != identity(plain(base))
+
+
+def test_parse_reads_tuples_of_any_length():
+    assert parse("[1, 2,3]", tuple[float, ...], "x") == (1.0, 2.0, 3.0)
+    assert parse("()", tuple[float, ...], "x") == ()
