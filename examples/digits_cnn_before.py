@@ -1,31 +1,30 @@
-"""A small CNN on scikit-learn's digits in one process: what digits_cnn.py was made from. `diff` the two."""
+"""A small CNN on handwritten digits in one process: what digits_cnn.py was made from. `diff` the two.
 
-import math
-import time
+python examples/digits_cnn_before.py
+"""
+
+import argparse
 
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
 
-SEED = 0
-EPOCHS = 30
-BATCH = 120
-PEAK_LR = 0.05
-WARMUP = 3  # epochs
+import phalanx
 
-
-def digits() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Images of 8x8 and labels: 1437 to train, 360 to test, always the same ones."""
-    images, labels = load_digits(return_X_y=True)
-    x = torch.from_numpy(images).float().view(-1, 1, 8, 8) / 16
-    y = torch.from_numpy(labels).long()
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(SEED))
-    train, test = order[360:], order[:360]
-    return x[train], y[train], x[test], y[test]
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=int, default=30)
+parser.add_argument("--batch", type=int, default=120)
+args = parser.parse_args()
 
 
-def cnn() -> nn.Module:
+def digits(split):
+    """Images of 8x8 with values from 0 to 16, which come with Phalanx: 1437 to train, 360 to test."""
+    source = phalanx.data.open("digits", split=split)
+    return TensorDataset(source.x / 16, source.y)
+
+
+def cnn():
     return nn.Sequential(
         nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(),
         nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
@@ -34,35 +33,32 @@ def cnn() -> nn.Module:
     )  # fmt: skip
 
 
-def learning_rate(epoch: float) -> float:
-    """Linear warm-up, then half a cosine to zero."""
-    if epoch < WARMUP:
-        return PEAK_LR * epoch / WARMUP
-    return PEAK_LR * 0.5 * (1 + math.cos(math.pi * (epoch - WARMUP) / (EPOCHS - WARMUP)))
+def evaluate(model, loader):
+    right = seen = 0
+    with torch.no_grad():
+        for x, y in loader:
+            right += (model(x).argmax(dim=1) == y).sum().item()
+            seen += len(y)
+    return {"accuracy": (right, seen)}
 
 
-begun = time.perf_counter()
-x_train, y_train, x_test, y_test = digits()
-steps = len(x_train) // BATCH
+torch.manual_seed(0)
+train = DataLoader(digits("train"), batch_size=args.batch, shuffle=True, drop_last=True)
+test = DataLoader(digits("test"), batch_size=args.batch)
 
-torch.manual_seed(SEED)
 model = cnn()
-optimizer = torch.optim.SGD(model.parameters(), momentum=0.9, nesterov=True, weight_decay=5e-4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True, weight_decay=5e-4)
+steps = args.epochs * len(train)
+rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.05, total_steps=steps, pct_start=0.1, cycle_momentum=False)
 
-for epoch in range(EPOCHS):
-    order = torch.randperm(len(x_train), generator=torch.Generator().manual_seed(epoch))
-    for step in range(steps):
-        rows = order[step * BATCH : (step + 1) * BATCH]
-        optimizer.param_groups[0]["lr"] = learning_rate(epoch + (step + 1) / steps)
+for epoch in range(args.epochs):
+    for x, y in train:
         optimizer.zero_grad()
-        loss = cross_entropy(model(x_train[rows]), y_train[rows])
+        loss = cross_entropy(model(x), y)
         loss.backward()
         optimizer.step()
-    if epoch % 5 == 4:
-        print(f"epoch {epoch + 1:2d}  loss {loss:.4f}")
+        rate.step()
+    print(f"epoch {epoch + 1:2d}  loss {loss:.6f}")
 
-with torch.no_grad():
-    right = (model(x_test).argmax(dim=1) == y_test).sum()
-
-seconds = time.perf_counter() - begun
-print(f"test accuracy {right / len(y_test):.4f} ({right} of {len(y_test)}), {seconds:.1f} s")
+right, seen = evaluate(model, test)["accuracy"]
+print(f"test accuracy {right / seen:.4f}")

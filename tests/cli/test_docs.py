@@ -1,15 +1,39 @@
-"""docs/schedules.md shows what the commands really print, and its Python runs."""
+"""The documentation is true: what commands print, Python that runs, links that lead somewhere, pictures that are up to date."""
 
+from __future__ import annotations
+
+import os
 import re
+import runpy
+import textwrap
 from pathlib import Path
 
 import pytest
 
+import phalanx
 from phalanx.cli.main import main
 
-TEXT = (Path(__file__).parents[2] / "docs" / "schedules.md").read_text(encoding="utf-8")
-CONSOLE = re.findall(r"^```console\n\$ phalanx (.*?)\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
-PYTHON = re.findall(r"^```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+# pages whose Python blocks run one after the other, in one namespace and a world of one
+RUN_THROUGH = ["tutorial.md", "faq.md"]
+
+
+def read(name: str) -> str:
+    return (DOCS / name).read_text(encoding="utf-8")
+
+
+def python_blocks(text: str) -> list[str]:
+    """The code of all ```python fences, also of those in lists."""
+    found = re.findall(r"^( *)```python\n(.*?)^\1```", text, re.MULTILINE | re.DOTALL)
+    return [textwrap.dedent(code) for _, code in found]
+
+
+# ---- schedules.md ------------------------------------------------------------------------------------------------------------
+
+CONSOLE = re.findall(r"^```console\n\$ phalanx (.*?)\n(.*?)^```", read("schedules.md"), re.MULTILINE | re.DOTALL)
+PYTHON = python_blocks(read("schedules.md"))
 
 
 def without_seconds(text):
@@ -31,3 +55,64 @@ def test_the_pictures_are_true(command, printed, capsys, monkeypatch):
 @pytest.mark.parametrize("code", PYTHON)
 def test_the_python_runs(code):
     exec(compile(code, "schedules.md", "exec"), {})
+
+
+# ---- the other pages ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", RUN_THROUGH)
+def test_the_python_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    blocks = python_blocks(read(page))
+    assert len(blocks) >= 6
+    names: dict = {}
+    for number, code in enumerate(blocks):
+        exec(compile(code, f"{page}, block {number}", "exec"), names)
+    names["comm"].close()
+
+
+def anchors(page: Path) -> set[str]:
+    """Of all headings, as the site and GitHub make them."""
+    text = re.sub(r"^ *```.*?^ *```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    heads = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).strip().replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda path: path.name)
+def test_links_lead_somewhere(page):
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if "://" in link:
+            continue
+        name, _, anchor = link.partition("#")
+        target = page.parent / name if name else page
+        assert target.exists(), f"{page.name}: {link}"
+        assert page.parent != DOCS or DOCS in target.resolve().parents, f"{page.name}: {link} is outside the site"
+        if anchor:
+            assert anchor in anchors(target), f"{page.name}: {link}: the headings are {sorted(anchors(target))}"
+
+
+def test_every_page_is_in_the_navigation_once():
+    listed = re.findall(r"\"([\w-]+\.md)\"", (ROOT / "zensical.toml").read_text(encoding="utf-8"))
+    assert sorted(listed) == [page.name for page in PAGES]
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda path: path.name)
+def test_public_names_that_are_mentioned_exist(page):
+    """`phalanx.name` in prose or code; the modules inside the package aside."""
+    for name in set(re.findall(r"\bphalanx\.([A-Za-z_]\w*)", page.read_text(encoding="utf-8"))):
+        assert hasattr(phalanx, name) or (ROOT / "src" / "phalanx" / name).is_dir(), f"{page.name}: phalanx.{name}"
+
+
+def test_the_pictures_are_those_of_the_program(tmp_path):
+    drawn = runpy.run_path(str(DOCS / "images" / "draw.py"))["pictures"]()
+    assert set(drawn) == {path.stem for path in (DOCS / "images").glob("*.svg")}
+    for name, svg in drawn.items():
+        assert svg == (DOCS / "images" / f"{name}.svg").read_text(encoding="utf-8"), "run docs/images/draw.py"
+
+
+def test_no_page_asks_for_the_network():
+    """Pictures and styles are our own; links to papers are for people."""
+    for page in PAGES:
+        assert not re.search(r"!\[[^\]]*\]\(https?:|<(script|img|link)\b", page.read_text(encoding="utf-8")), page.name
+    assert "http" not in (DOCS / "site.css").read_text(encoding="utf-8")
+    assert os.path.getsize(DOCS / "images" / "torus.svg") < 100_000
