@@ -6,7 +6,8 @@ Random resized crop to 224, mirroring, normalisation, batches of 64, one torch t
 at any depth; without it photographs are invented, and the record says so. They are measured as they are and, since ImageNet's
 have more bytes, a second time enlarged by 5/4 and encoded at quality 90.
 
-    phalanx          Loader, threads, RandomResizedCrop and Normalise
+    phalanx          Loader with threads, RandomResizedCrop and Normalise
+    phalanx proc.    the same with processes
     pillow           a Dataset with PIL.Image.open(...).convert("RGB"), crop, resize, mirror, to float, normalise; DataLoader
     decode           the limit: libjpeg-turbo alone, in full size, in as many threads
     decode + crop    RandomResizedCrop alone: what the loader adds is the difference
@@ -18,6 +19,7 @@ between two turns there is a pause in which prefetching comes to its end.
 from __future__ import annotations
 
 import argparse
+import functools
 import io
 import json
 import math
@@ -132,9 +134,11 @@ def measure(paths: list[Path], what: str, workers: int, repeat: int) -> Iterator
     theirs = DataLoader(
         ByPillow(paths), BATCH, shuffle=True, drop_last=True, num_workers=workers, persistent_workers=True, timeout=60
     )
-    with Loader(Files(paths), batch=BATCH, decode=crop, transform=Normalise(MEAN, STD), workers=workers) as ours:
+    loader = functools.partial(Loader, Files(paths), batch=BATCH, decode=crop, transform=Normalise(MEAN, STD), workers=workers)
+    with loader() as threads, loader(kind="process") as processes:
         contenders: dict[str, Callable[[], float]] = {
-            "phalanx": lambda: images_per_second(ours),
+            "phalanx": lambda: images_per_second(threads),
+            "phalanx proc.": lambda: images_per_second(processes),
             "pillow": lambda: images_per_second(theirs),
             "decode": lambda: in_threads(workers, lambda i: simplejpeg.decode_jpeg(data[i]), len(data)),
             "decode + crop": lambda: in_threads(workers, lambda i: crop(data[i], draws[i]), len(data)),

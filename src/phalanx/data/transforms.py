@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from . import recycled
 from .draws import Draws
 from .image import MAX_PIXELS, SHRINKS, decode_image, read_header
 
@@ -200,13 +200,15 @@ class Normalise:
         if x.dtype != torch.uint8 or x.dim() != 4 or x.shape[1] != len(self.mean):
             raise ValueError(f"Normalise wants uint8 N x {len(self.mean)} x H x W, not {x.dtype} {tuple(x.shape)}")
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
-        if not x.numel():
-            return torch.empty(x.shape, dtype=self.dtype, memory_format=layout)
-        out = _fresh(x.shape, self.dtype, channels_last=self.channels_last)
-        scale, shift = self._coefficients(x.shape[3])
+        n, channels, height, width = x.shape
+        if self.channels_last:
+            out = recycled.empty((n, height, width, channels), self.dtype).permute(0, 3, 1, 2)
+        else:
+            out = recycled.empty((n, channels, height, width), self.dtype)
+        scale, shift = self._coefficients(width)
         # Piece by piece, small enough to stay in the cache between the operations: the memory sees one pass.
-        step = max(1, CACHED // x.shape[1:].numel())
-        for first in range(0, len(x), step):
+        step = max(1, CACHED // max(1, channels * height * width))
+        for first in range(0, n, step):
             pixels = x[first : first + step].contiguous(memory_format=layout)  # to transpose bytes is cheaper than floats
             piece = out[first : first + step]
             exact = piece.copy_(pixels) if self.dtype == torch.float32 else pixels.float()
@@ -225,17 +227,6 @@ class Normalise:
 
     def _lines(self, x: Tensor) -> Tensor:
         return x.permute(0, 2, 3, 1).flatten(2) if self.channels_last else x.flatten(2)
-
-
-def _fresh(shape: Sequence[int], dtype: torch.dtype, *, channels_last: bool) -> Tensor:
-    """Uninitialised memory for a batch, in huge pages where it is large: numpy asks the kernel for them, torch does not.
-
-    64 images of 224 x 224 are 9,400 page faults otherwise, which take longer than the arithmetic.
-    """
-    n, channels, height, width = shape
-    memory = [n, height, width, channels] if channels_last else [n, channels, height, width]
-    numbers = torch.from_numpy(np.empty([*memory, dtype.itemsize], dtype=np.uint8)).view(dtype)[..., 0]
-    return numbers.permute(0, 3, 1, 2) if channels_last else numbers
 
 
 @dataclass(frozen=True, slots=True, init=False)

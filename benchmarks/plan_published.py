@@ -1,0 +1,150 @@
+"""The planner against published clusters: predicted beside measured, row by row, and the figures of four papers.
+
+    python benchmarks/plan_published.py [--rows FILE] [--json FILE]
+
+Inputs of a prediction: the throughput of one node of the same system, and the hardware sheet. Nothing is fitted on rows of
+several nodes. What does not come from the row itself comes from single-node rows: how much the software of a round took per step
+beyond that of later rounds, and how much equal hosts differ (plan_rows.py). The submissions use Horovod, whose fusion buffer of
+64 MB holds all of ResNet-50's 51 MB of 16-bit gradients: one group. NCCL had no trees before 2.4 (round v0.5).
+
+The structure of the model was chosen with these rows in sight; its numbers were not.
+
+Two weak baselines: `bytes over bandwidth` (Paleo: no latency, full overlap of nothing, the node's step scaled by the batch) and
+`no overlap` (the same computing time and the library's price of the all-reduce after it).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks.* also when run as a script
+
+import numpy as np
+from benchmarks.plan_papers import papers
+from benchmarks.plan_rows import ROUNDS, ROWS, Row, hardware, host_spread, one_node, read_rows, software_overheads
+
+from phalanx.cluster import MODELS, NCCL, NCCL_WITHOUT_TREES, StepPlan, compile_schedule, from_one, predict_step, simulate
+from phalanx.cluster.hosts_differ import typical_slowness
+from phalanx.schedule import ring
+
+MODEL = MODELS["resnet50"]
+FUSED = StepPlan(group_bytes=2 * 64e6, wire=2)  # bytes of float32; 64 MB as they travel
+GRADIENT = 2.0 * MODEL.elements  # bytes on the wire
+
+
+def predict_rows(
+    rows: list[Row], plan: StepPlan = FUSED, *, equal_hosts: bool = False, equal_software: bool = False
+) -> Iterator[dict[str, Any]]:
+    overheads = software_overheads(rows) if not equal_software else dict.fromkeys(ROUNDS, 0.0)
+    spread = host_spread(rows) if not equal_hosts else 0.0
+    for row in rows:
+        cluster = hardware(row) if row.nodes > 1 else None
+        node = one_node(row, rows, overheads) if cluster else None
+        if cluster is None or node is None:
+            continue
+        profile = NCCL_WITHOUT_TREES if row.round == "v0.5" else NCCL
+        rate = node.images_per_s / (node.nodes * node.per_node)
+        compute = from_one(MODEL, node.batch, rate, overhead=overheads[node.round])
+        schedule = ring(cluster.ranks)
+        program = compile_schedule(schedule, cluster, profile)
+        slowness = typical_slowness(cluster, spread)
+        step = predict_step(program, MODEL, compute, row.batch, plan, slowness=slowness).seconds
+        linear = row.batch / rate
+        paleo = linear + 2 * GRADIENT / (cluster.ports * cluster.network.bandwidth)
+        serial = linear + simulate(schedule, cluster, GRADIENT, profile=profile).seconds
+        yield {
+            "round": row.round,
+            "system": row.system,
+            "nodes": row.nodes,
+            "accelerators": cluster.ranks,
+            "batch": row.batch,
+            "one_node": f"{node.round} {node.system} batch {node.batch:g}: {node.images_per_s:.0f} images/s",
+            "published": row.images_per_s,
+            "predicted": row.batch * cluster.ranks / step,
+            "error": row.step / step - 1,
+            "error_bytes_over_bandwidth": row.step / paleo - 1,
+            "error_no_overlap": row.step / serial - 1,
+        }
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    def column(name: str) -> np.ndarray:
+        return np.abs([row[name] for row in rows])
+
+    ours, paleo, serial = column("error"), column("error_bytes_over_bandwidth"), column("error_no_overlap")
+    return {
+        "rows": len(rows),
+        "mean_abs_error": float(ours.mean()),
+        "worst": float(ours.max()),
+        "bias": statistics.mean(row["error"] for row in rows),
+        "bytes_over_bandwidth": {"mean_abs_error": float(paleo.mean()), "worst": float(paleo.max())},
+        "no_overlap": {"mean_abs_error": float(serial.mean()), "worst": float(serial.max())},
+    }
+
+
+def ablations(rows: list[Row]) -> dict[str, dict[str, float]]:
+    """What each assumption is worth: the errors without it."""
+    without = {
+        "groups of 25 MB, overlapped": predict_rows(rows, StepPlan(wire=2)),
+        "hosts that do not differ": predict_rows(rows, equal_hosts=True),
+        "software of all rounds alike": predict_rows(rows, equal_software=True),
+    }
+    totals = {name: summary(list(predicted)) for name, predicted in without.items()}
+    return {name: {key: total[key] for key in ("mean_abs_error", "worst", "bias")} for name, total in totals.items()}
+
+
+def show(
+    rows: list[dict[str, Any]], total: dict[str, Any], four: list[dict[str, Any]], less: dict[str, dict[str, float]]
+) -> None:
+    print("system                                  nodes batch  published  predicted   error bytes/bw  serial")
+    for row in rows:
+        print(
+            f"{row['round'] + ' ' + row['system'][:33]:38s} {row['nodes']:6d} {row['batch']:5g} {row['published']:10,.0f}"
+            f" {row['predicted']:10,.0f} {row['error']:+7.1%} {row['error_bytes_over_bandwidth']:+8.1%}"
+            f" {row['error_no_overlap']:+7.1%}"
+        )
+    print(
+        f"mean absolute error {total['mean_abs_error']:.1%}, worst {total['worst']:.1%}, bias {total['bias']:+.1%};"
+        f" bytes over bandwidth {total['bytes_over_bandwidth']['mean_abs_error']:.1%},"
+        f" no overlap {total['no_overlap']['mean_abs_error']:.1%} ({total['rows']} rows)"
+    )
+    for name, errors in less.items():
+        print(
+            f"  instead with {name}: mean {errors['mean_abs_error']:.1%}, worst {errors['worst']:.1%}, bias {errors['bias']:+.1%}"
+        )
+    for row in four:
+        print(f"{row['paper']:12s} {row['what']:48s} {row['published']:12,.4g} {row['predicted']:12,.4g} {row['error']:+7.1%}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=Path, default=ROWS)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    all_rows = read_rows(args.rows)
+    rows = list(predict_rows(all_rows))
+    total, four = summary(rows), list(papers(host_spread(all_rows), software_overheads(all_rows)))
+    less = ablations(all_rows)
+    show(rows, total, four, less)
+    if args.json:
+        head = {
+            "config": {"verb": "plan_published", "rows": args.rows.name},
+            "date": time.strftime("%Y-%m-%d"),
+            "versions": {"python": platform.python_version(), "numpy": np.__version__},
+            "host_spread": host_spread(all_rows),
+            "software_overheads_s": software_overheads(all_rows),
+        }
+        lines = [head, *rows, {"summary": total}, {"ablations": less}, *four]
+        args.json.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
