@@ -1,0 +1,89 @@
+"""What varies and what breaks: the distribution of step times, and how much of a machine's time failures leave."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import exp, expm1, inf, sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .program import Program
+from .step import StepPlan, predict_step
+from .workload import Compute, Model
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """How ranks differ: `jitter`, the relative spread of one rank's steps; `stragglers`, the part of ranks that are `slower`."""
+
+    jitter: float = 0.0
+    stragglers: float = 0.0
+    slower: float = 1.5
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Quantiles of the step time in seconds, over `samples` simulated steps."""
+
+    p50: float
+    p99: float
+    mean: float
+    samples: int
+
+
+def spread(
+    program: Program,
+    model: Model,
+    compute: Compute,
+    batch: float,
+    plan: StepPlan,
+    noise: Noise,
+    *,
+    always: Floats | None = None,
+    samples: int = 100,
+) -> Spread:
+    """Steps with ranks slowed at random: log-normal jitter, and stragglers chosen anew in every step; `always` multiplies all."""
+    if samples < 1:
+        raise ValueError(f"{samples} samples; give at least 1")
+    rng = np.random.default_rng(noise.seed)
+    ranks = program.cluster.ranks
+    seconds = []
+    for _ in range(samples):
+        slowness = np.exp(noise.jitter * rng.standard_normal(ranks))
+        slowness[rng.random(ranks) < noise.stragglers] *= noise.slower
+        if always is not None:
+            slowness *= always
+        seconds.append(predict_step(program, model, compute, batch, plan, slowness=slowness).seconds)
+    p50, p99 = np.quantile(seconds, (0.5, 0.99))
+    return Spread(float(p50), float(p99), float(np.mean(seconds)), samples)
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """`mtbf` seconds between failures of one host; `checkpoint` seconds to write one, `restart` to be training again."""
+
+    mtbf: float
+    checkpoint: float
+    restart: float
+
+
+def best_interval(failures: Failures, hosts: int) -> float:
+    """Seconds of training between checkpoints that lose least time (Young 1974; Daly 2006, first order)."""
+    return sqrt(2 * failures.checkpoint * failures.mtbf / hosts) if failures.checkpoint else 0.0
+
+
+def goodput(failures: Failures, hosts: int, interval: float) -> float:
+    """The part of wall time that is useful training, for exponential failures that end the whole job (Daly 2006, complete model).
+
+    With mean M between failures of the job, an interval t of training takes M e^(R/M) (e^((t+C)/M) - 1) seconds.
+    """
+    if failures.mtbf == inf:
+        return interval / (interval + failures.checkpoint) if interval else 1.0
+    mean = failures.mtbf / hosts
+    if interval <= 0:
+        raise ValueError(f"a checkpoint every {interval} s; give more than 0")
+    return interval / (mean * exp(failures.restart / mean) * expm1((interval + failures.checkpoint) / mean))

@@ -1,0 +1,173 @@
+"""A cluster as a value: hosts, the ranks on each, and the links between them, in a file that a person can read and change.
+
+A host has `per_host` ranks (one per accelerator, or per core) and `ports` network cards; rank i of a host uses port
+i * ports // per_host, as drivers place them. Every port is full duplex. Hosts may stand in groups below an uplink that carries
+less than their ports together: a thin tree.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any, Literal, cast
+
+Sharing = Literal["pair", "rank", "host"]
+GBIT = 1e9 / 8  # bytes/s
+GB = 1e9  # bytes/s, as vendors count
+
+
+class ClusterError(ValueError):
+    """A cluster that cannot exist, or a file that does not describe one; the message says what would."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One way through a wire: seconds for the first byte, bytes per second for the rest. Both directions at once."""
+
+    latency: float
+    bandwidth: float
+
+
+@dataclass(frozen=True, slots=True)
+class Uplink:
+    """What `hosts` neighbouring hosts have in common on the way to all others; `bandwidth` in bytes/s, each way."""
+
+    hosts: int
+    bandwidth: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """`hosts` equal hosts of `per_host` ranks. `sources` says where each number comes from.
+
+    `shared` says who has a link inside a host for himself: every `pair` of ranks (a mesh of NVLinks), every `rank` (a switch with
+    a port each), or only the `host` (one bus for all messages).
+    """
+
+    name: str
+    hosts: int
+    per_host: int
+    inside: Link
+    network: Link  # per port
+    ports: int = 1
+    shared: Sharing = "rank"
+    uplink: Uplink | None = None
+    sources: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        for field in ("hosts", "per_host", "ports"):
+            if getattr(self, field) < 1:
+                raise ClusterError(f"cluster {self.name}: {field}={getattr(self, field)}; give at least 1")
+        for field, link in (("inside", self.inside), ("network", self.network)):
+            if link.latency < 0 or link.bandwidth <= 0:
+                raise ClusterError(f"cluster {self.name}: {field} has {link}; give latency >= 0 and bandwidth > 0")
+        if self.shared not in ("pair", "rank", "host"):
+            raise ClusterError(f"cluster {self.name}: shared={self.shared!r}; give 'pair', 'rank' or 'host'")
+        if self.uplink and (self.uplink.hosts < 1 or self.uplink.bandwidth <= 0):
+            raise ClusterError(f"cluster {self.name}: {self.uplink}; give at least 1 host and bandwidth > 0")
+
+    @property
+    def ranks(self) -> int:
+        return self.hosts * self.per_host
+
+    def with_ranks(self, ranks: int) -> Cluster:
+        """The same kind of hosts, as many as `ranks` need; fewer ranks than a host has are one smaller host."""
+        if ranks < 1:
+            raise ClusterError(f"cluster {self.name}: {ranks} ranks; give at least 1")
+        per_host = min(self.per_host, ranks)
+        if ranks % per_host:
+            raise ClusterError(
+                f"cluster {self.name}: {ranks} ranks do not fill hosts of {per_host}; give a multiple of {per_host}"
+            )
+        ports = max(1, ceil(self.ports * per_host / self.per_host))
+        return replace(self, hosts=ranks // per_host, per_host=per_host, ports=ports)
+
+
+def uniform(ranks: int, *, latency: float, bandwidth: float) -> Cluster:
+    """`ranks` hosts of one rank each and equal links: where textbooks' formulas hold."""
+    link = Link(latency, bandwidth)
+    return Cluster(f"uniform({ranks})", ranks, 1, inside=link, network=link)
+
+
+def to_json(cluster: Cluster) -> str:
+    """`cluster` as a file for people: microseconds, GB/s inside a host, Gbit/s between hosts."""
+    content: dict[str, Any] = {
+        "name": cluster.name,
+        "hosts": cluster.hosts,
+        "per_host": cluster.per_host,
+        "inside": {
+            "latency_us": cluster.inside.latency * 1e6,
+            "gigabytes_per_s": cluster.inside.bandwidth / GB,
+            "shared": cluster.shared,
+        },
+        "network": {
+            "latency_us": cluster.network.latency * 1e6,
+            "gigabits_per_s": cluster.network.bandwidth / GBIT,
+            "ports": cluster.ports,
+        },
+    }
+    if cluster.uplink:
+        content["uplink"] = {"hosts": cluster.uplink.hosts, "gigabits_per_s": cluster.uplink.bandwidth / GBIT}
+    if cluster.sources:
+        content["sources"] = dict(cluster.sources)
+    return json.dumps(content, indent=2) + "\n"
+
+
+def from_json(text: str) -> Cluster:
+    """The cluster that `to_json` wrote, or that a person did."""
+    try:
+        content = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ClusterError(f"a cluster file is JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ClusterError("a cluster file is one JSON object; `phalanx plan --show-cluster NAME` prints an example")
+    top = _Reader(content, "the cluster file")
+    inside, network = top.part("inside"), top.part("network")
+    uplink = top.part("uplink") if "uplink" in content else None
+    cluster = Cluster(
+        name=str(content.get("name", "unnamed")),
+        hosts=top.whole("hosts"),
+        per_host=top.whole("per_host"),
+        inside=Link(inside.number("latency_us") / 1e6, inside.number("gigabytes_per_s") * GB),
+        network=Link(network.number("latency_us") / 1e6, network.number("gigabits_per_s") * GBIT),
+        ports=network.whole("ports", 1),
+        shared=cast("Sharing", inside.content.get("shared", "rank")),
+        uplink=Uplink(uplink.whole("hosts"), uplink.number("gigabits_per_s") * GBIT) if uplink else None,
+        sources=tuple((str(key), str(value)) for key, value in content.get("sources", {}).items()),
+    )
+    top.no_others("name", "hosts", "per_host", "inside", "network", "uplink", "sources")
+    inside.no_others("latency_us", "gigabytes_per_s", "shared")
+    network.no_others("latency_us", "gigabits_per_s", "ports")
+    return cluster
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """A JSON object whose every value is asked for by name, so that an error can name it, too."""
+
+    content: dict[str, Any]
+    where: str
+
+    def part(self, name: str) -> _Reader:
+        value = self.content.get(name)
+        if not isinstance(value, dict):
+            raise ClusterError(f"{self.where} has no object {name!r}; it needs hosts, per_host, inside and network")
+        return _Reader(value, f"{name!r} of {self.where}")
+
+    def number(self, name: str) -> float:
+        value = self.content.get(name)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ClusterError(f"{self.where}: {name} is {value!r}; give a number")
+        return float(value)
+
+    def whole(self, name: str, default: int | None = None) -> int:
+        value = self.content.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ClusterError(f"{self.where}: {name} is {value!r}; give a whole number")
+        return value
+
+    def no_others(self, *names: str) -> None:
+        others = sorted(self.content.keys() - set(names))
+        if others:
+            raise ClusterError(f"{self.where}: {others[0]!r} is unknown; there are {', '.join(names)}")

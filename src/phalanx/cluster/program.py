@@ -1,0 +1,134 @@
+"""A schedule as arrays: what a simulator of thousands of ranks reads instead of a million `Move` objects.
+
+A `Collective` is not lowered message by message. Its ring sends along the same edges in every round, so a step of collectives is
+one `Moves` with `rounds`; reduce and broadcast are chains. Only steps that mix sizes or kinds go through `lower`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phalanx.schedule import Collective, Kind, Move, Schedule, Step, lower
+
+from .model import Cluster, ClusterError
+from .profile import BackendProfile, Group
+from .rounds import Round, make_round
+from .routes import route, share
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """Messages that leave together, `rounds` times over."""
+
+    label: str
+    one: Round
+    rounds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One library call by each row of `groups`, on `part` of the buffer."""
+
+    label: str
+    kind: Kind
+    groups: Ints
+    part: Floats
+    group: Group
+
+
+Phase = Moves | Call
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A schedule on a cluster with a backend, ready to be run for any number of bytes."""
+
+    name: str
+    cluster: Cluster
+    profile: BackendProfile
+    phases: tuple[Phase, ...]
+    ports: tuple[tuple[str, int], ...]  # kinds of ports at which messages queue, and how many there are
+
+    @property
+    def messages(self) -> int:
+        """How many messages a run simulates; a call counts as those of its lowered ring."""
+        count = 0
+        for phase in self.phases:
+            if isinstance(phase, Moves):
+                count += phase.one.src.size * phase.rounds
+            else:
+                rows, size = phase.groups.shape
+                count += rows * (size - 1) * {"all_reduce": 2 * size, "reduce": 1, "broadcast": 1}.get(phase.kind, size)
+        return count
+
+
+def compile_schedule(schedule: Schedule, cluster: Cluster, profile: BackendProfile) -> Program:
+    """`schedule` as arrays, with the ways of its messages on `cluster`."""
+    if schedule.world != cluster.ranks:
+        raise ClusterError(
+            f"{schedule.name} is for {schedule.world} ranks, cluster {cluster.name} has {cluster.ranks}"
+            f" ({cluster.hosts} hosts of {cluster.per_host}); give equal numbers"
+        )
+    compiler = _Compiler(schedule, cluster, profile)
+    phases = [phase for step in schedule.steps for phase in compiler.phases(step)]
+    return Program(schedule.name, cluster, profile, tuple(phases), tuple(sorted(compiler.ports.items())))
+
+
+class _Compiler:
+    """Turns steps into phases, in order: whether messages must queue depends on the steps before."""
+
+    def __init__(self, schedule: Schedule, cluster: Cluster, profile: BackendProfile) -> None:
+        self.schedule, self.cluster, self.profile = schedule, cluster, profile
+        self.busy: set[str] = set()
+        self.ports: dict[str, int] = {}
+
+    def phases(self, step: Step) -> Iterator[Phase]:
+        ops = [op for op in step.ops if isinstance(op, (Move, Collective))]  # scaling takes no time on a wire
+        if not ops:
+            return
+        chunks = self.schedule.chunks
+        if all(isinstance(op, Move) for op in ops):
+            moves = cast("list[Move]", ops)
+            src, dst = np.array([m.src for m in moves]), np.array([m.dst for m in moves])
+            yield self._moves(step.label, src, dst, np.array([len(m.chunks) for m in moves]) / chunks)
+            return
+        if all(isinstance(op, Collective) for op in ops):
+            collectives = cast("list[Collective]", ops)
+            if len({(c.kind, len(c.group)) for c in collectives}) == 1:
+                groups = np.array([c.group for c in collectives])
+                part = np.array([len(c.chunks) for c in collectives]) / chunks
+                yield from self._collective(step.label, collectives[0].kind, groups, part)
+                return
+        for lowered in lower(replace(self.schedule, steps=(step,))).steps:
+            yield from self.phases(lowered)
+
+    def _collective(self, label: str, kind: Kind, groups: Ints, part: Floats) -> Iterator[Phase]:
+        size = groups.shape[1]
+        if size == 1:
+            return
+        group, calls = share(self.cluster, groups), self.profile.calls
+        if calls == "always" or (calls == "on one host" and bool((group.hosts == 1).all())):
+            yield Call(label, kind, groups, part, group)
+        elif kind == "reduce":
+            for i in reversed(range(1, size)):
+                yield self._moves(label, groups[:, i], groups[:, i - 1], part)
+        elif kind == "broadcast":
+            for i in range(1, size):
+                yield self._moves(label, groups[:, i - 1], groups[:, i], part)
+        else:
+            following = np.roll(groups, -1, axis=1)
+            rounds = (size - 1) * (2 if kind == "all_reduce" else 1)
+            yield self._moves(label, groups.ravel(), following.ravel(), np.repeat(part / size, size), rounds)
+
+    def _moves(self, label: str, src: Ints, dst: Ints, part: Floats, rounds: int = 1) -> Moves:
+        routes = route(self.cluster, self.profile, src, dst)
+        self.ports.update((stage.key, stage.ports) for stage in routes.stages)
+        return Moves(label, make_round(src, dst, part, routes, ranks=self.cluster.ranks, busy=self.busy), rounds)

@@ -1,0 +1,121 @@
+"""Which wires a message uses: the stages that it passes one after the other, and what groups leave each other of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .model import Cluster
+from .profile import BackendProfile, Group, Hops
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Messages `of` a step pass their `port` of this kind at `rate` bytes/s each; a port serves one message at a time."""
+
+    of: Ints
+    port: Ints  # numbered from 0 within the stage
+    ports: int
+    rate: float
+    key: str  # stages with equal keys, in different steps, are the same ports
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """The ways of a step's messages: first-byte latency of each, and the stages in order."""
+
+    latency: Floats
+    stages: tuple[Stage, ...]
+
+
+def route(cluster: Cluster, profile: BackendProfile, src: Ints, dst: Ints) -> Routes:
+    """The way of every message from `src` to `dst`."""
+    from_host, to_host = src // cluster.per_host, dst // cluster.per_host
+    local = from_host == to_host
+    latency = np.where(local, cluster.inside.latency + profile.message_inside, cluster.network.latency + profile.message)
+    inner, outer = np.flatnonzero(local), np.flatnonzero(~local)
+    stages: list[Stage] = []
+    if inner.size:
+        rate = cluster.inside.bandwidth * profile.inside
+        if cluster.shared == "host":
+            stages.append(Stage(inner, from_host[inner], cluster.hosts, rate, "bus"))
+        elif cluster.shared == "rank":
+            stages.append(Stage(inner, src[inner], cluster.ranks, rate, "rank out"))
+            stages.append(Stage(inner, dst[inner], cluster.ranks, rate, "rank in"))
+        else:
+            pair = src[inner] * cluster.per_host + dst[inner] % cluster.per_host
+            stages.append(Stage(inner, pair, cluster.ranks * cluster.per_host, rate, "pair"))
+    if outer.size:
+        rate = cluster.network.bandwidth * profile.network
+        stages.append(Stage(outer, _port(cluster, src[outer]), cluster.hosts * cluster.ports, rate, "port out"))
+        if cluster.uplink:
+            below = cluster.uplink.hosts
+            leaving = outer[from_host[outer] // below != to_host[outer] // below]
+            groups = -(-cluster.hosts // below)
+            rising = cluster.uplink.bandwidth * profile.network
+            if leaving.size:
+                stages.append(Stage(leaving, from_host[leaving] // below, groups, rising, "uplink out"))
+                stages.append(Stage(leaving, to_host[leaving] // below, groups, rising, "uplink in"))
+        stages.append(Stage(outer, _port(cluster, dst[outer]), cluster.hosts * cluster.ports, rate, "port in"))
+    return Routes(np.asarray(latency, dtype=np.float64), tuple(stages))
+
+
+def share(cluster: Cluster, groups: Ints) -> Group:
+    """What each of `groups` (a row of ranks each), all communicating at once, has of the links.
+
+    A group uses every port of the ranks it has on a host; a port that several groups use is divided evenly.
+    """
+    count, size = groups.shape
+    number = np.repeat(np.arange(count), size)
+    host, port = groups.ravel() // cluster.per_host, _port(cluster, groups.ravel())
+    ports = cluster.hosts * cluster.ports
+    used = np.unique(number * ports + port)  # (group, port)
+    users = np.bincount(used % ports, minlength=ports)
+    at_host = np.unique(number * cluster.hosts + host)  # (group, host)
+    hosts = np.bincount(at_host // cluster.hosts, minlength=count)
+    mine = np.zeros(at_host.size)
+    places = np.searchsorted(at_host, used // ports * cluster.hosts + used % ports // cluster.ports)
+    np.add.at(mine, places, cluster.network.bandwidth / users[used % ports])
+    between = np.full(count, np.inf)
+    np.minimum.at(between, at_host // cluster.hosts, mine)
+    if cluster.uplink:
+        between = np.minimum(between, _below_uplinks(cluster, groups, number, host))
+    between[hosts == 1] = np.inf
+    wire = Hops(0.0, cluster.inside.latency, cluster.network.latency)
+    return Group(size, hosts.astype(np.int64), _inside(cluster, at_host, size, hosts), between, wire)
+
+
+def _below_uplinks(cluster: Cluster, groups: Ints, number: Ints, host: Ints) -> Floats:
+    """Bytes/s of each group through uplinks: a ring passes each uplink once, so its users divide it."""
+    assert cluster.uplink is not None
+    racks = -(-cluster.hosts // cluster.uplink.hosts)
+    used = np.unique(number * racks + host // cluster.uplink.hosts)  # (group, rack)
+    spans = np.bincount(used // racks, minlength=len(groups))
+    crossing = used[spans[used // racks] > 1]
+    users = np.bincount(crossing % racks, minlength=racks)
+    rate = np.full(len(groups), np.inf)
+    np.minimum.at(rate, crossing // racks, cluster.uplink.bandwidth / users[crossing % racks])
+    return rate
+
+
+def _inside(cluster: Cluster, at_host: Ints, size: int, hosts: Ints) -> Floats:
+    """Bytes/s of a rank inside its host: its own links, or its group's part of the bus."""
+    bandwidth = cluster.inside.bandwidth
+    if cluster.shared == "host":
+        neighbours = np.bincount(at_host % cluster.hosts, minlength=cluster.hosts)
+        most = np.zeros(hosts.size)
+        np.maximum.at(most, at_host // cluster.hosts, neighbours[at_host % cluster.hosts])
+        return np.asarray(bandwidth / most)
+    if cluster.shared == "pair":  # rings in several directions use the links to all neighbours
+        return np.asarray(bandwidth * np.maximum(1, np.ceil(size / hosts) - 1))
+    return np.full(hosts.size, bandwidth)
+
+
+def _port(cluster: Cluster, rank: Ints) -> Ints:
+    host, place = np.divmod(rank, cluster.per_host)
+    return np.asarray(host * cluster.ports + place * cluster.ports // cluster.per_host)

@@ -1,0 +1,128 @@
+"""The price of a schedule on a cluster: a clock per rank, ports that serve one message at a time, no barrier between steps.
+
+A message begins when its sender and its receiver have finished their previous step and its ports are free. It passes its ports
+cut-through: the first byte enters the next port while the last one is still in the one before. Messages that share a port are
+served in the order in which they come; whether a real network serves them so or frame by frame, the last one ends at the same
+time.
+
+Every round is a function of maxima and sums, so adding a constant to all clocks adds it to the result. Hence a shortcut that is
+exact: once a round has moved all clocks by the same amount, all later rounds of the same messages will, too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phalanx.schedule import Schedule
+
+from .model import Cluster
+from .profile import PLAIN, BackendProfile, call_seconds
+from .program import Call, Moves, Program, compile_schedule
+from .rounds import Ports, Queued, Round
+
+Floats = NDArray[np.float64]
+SAME = 1e-12  # relative; clocks that differ by less have moved equally
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """When every rank had finished every phase: `clocks[i]` before phase i, by rank, in seconds."""
+
+    name: str
+    labels: tuple[str, ...]
+    clocks: Floats  # (phases + 1, ranks)
+    messages: int
+
+    @property
+    def begin(self) -> Floats:
+        return np.asarray(self.clocks[0])
+
+    @property
+    def end(self) -> Floats:
+        return np.asarray(self.clocks[-1])
+
+    @property
+    def seconds(self) -> float:
+        """From the first rank's begin to the last rank's end."""
+        return float(self.end.max() - self.begin.min())
+
+    def by_label(self) -> dict[str, float]:
+        """Seconds that the last rank's clock moved in each kind of phase, in order; they add up to the whole."""
+        moved: dict[str, float] = {}
+        latest = self.clocks.max(axis=1)
+        for label, before, after in zip(self.labels, latest, latest[1:]):
+            moved[label] = moved.get(label, 0.0) + float(after - before)
+        return moved
+
+
+def simulate(
+    schedule: Schedule,
+    cluster: Cluster,
+    nbytes: float,
+    *,
+    profile: BackendProfile = PLAIN,
+    start: Floats | None = None,
+    shortcut: bool = True,
+) -> Timeline:
+    """`schedule` with buffers of `nbytes` on `cluster`, the ranks beginning at `start`.
+
+    `shortcut=False` computes every round of every ring, to measure or to check the simulator itself.
+    """
+    return run(compile_schedule(schedule, cluster, profile), nbytes, start=start, shortcut=shortcut)
+
+
+def run(program: Program, nbytes: float, *, start: Floats | None = None, shortcut: bool = True) -> Timeline:
+    """The timeline of a compiled schedule."""
+    if nbytes < 0:
+        raise ValueError(f"simulate {program.name}: {nbytes} bytes; give at least 0")
+    clock = np.zeros(program.cluster.ranks) if start is None else np.array(start, dtype=np.float64)
+    if clock.shape != (program.cluster.ranks,):
+        raise ValueError(
+            f"simulate {program.name}: start has shape {clock.shape}; give one time per rank, {program.cluster.ranks}"
+        )
+    clocks = [clock]
+    free = {key: np.full(count, clock.min()) for key, count in program.ports}
+    for phase in program.phases:
+        if isinstance(phase, Call):
+            clock = _call(phase, program.profile, clock, nbytes)
+        else:
+            clock = _moves(phase, clock, free, nbytes, shortcut=shortcut)
+        clocks.append(clock)
+    return Timeline(program.name, tuple(phase.label for phase in program.phases), np.array(clocks), program.messages)
+
+
+def _call(phase: Call, profile: BackendProfile, clock: Floats, nbytes: float) -> Floats:
+    """A library call begins when the last of its group has come, and ends for all at once."""
+    seconds = call_seconds(profile, phase.kind, phase.group, phase.part * nbytes)
+    after = clock.copy()
+    after[phase.groups] = (clock[phase.groups].max(axis=1) + seconds)[:, None]
+    return after
+
+
+def _moves(phase: Moves, clock: Floats, free: Ports, nbytes: float, *, shortcut: bool) -> Floats:
+    one_round = phase.one.scaled(nbytes, free)
+    watched = [free[queue.key] for queue in phase.one.queues] if isinstance(phase.one, Queued) else []
+    for done in range(1, phase.rounds + 1):
+        look = shortcut and done < phase.rounds and (done <= 3 or done % 8 == 0)
+        before = [ports.copy() for ports in watched] if look else []
+        after = one_round(clock)
+        if look:
+            pace = _pace(phase.one, after - clock, [now - then for now, then in zip(watched, before)])
+            if pace is not None:
+                left = (phase.rounds - done) * pace
+                after[np.union1d(phase.one.src, phase.one.dst)] += left
+                for now, then in zip(watched, before):
+                    now[now > then] += left
+                return after
+        clock = after
+    return clock
+
+
+def _pace(one: Round, moved: Floats, ports: list[Floats]) -> float | None:
+    """By how much a round has moved the clocks of all that take part, ports included, or None where they differ."""
+    pace = float(moved.max())
+    taking_part = [moved[one.src], moved[one.dst], *(port[port > 0] for port in ports)]
+    return pace if all(part.size == 0 or pace - float(part.min()) <= SAME * pace for part in taking_part) else None

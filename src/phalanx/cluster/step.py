@@ -1,0 +1,151 @@
+"""A whole training step on every rank: forward, backward, groups of gradients that leave while backward goes on, the update.
+
+Groups leave in order, each when its last gradient is ready and the one before has come back, as `phalanx.grad` does. Gossip sends
+the whole state once per step, beside the computation. Double buffering uses the gradients of the step before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .program import Program
+from .simulate import Timeline, run
+from .workload import Compute, Model
+
+Floats = NDArray[np.float64]
+Sync = Literal["all-reduce", "double buffering", "gossip", "after backward"]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Gradients that travel together: their elements, and the part of backward after which all of them are ready."""
+
+    elements: int
+    ready: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """How gradients travel: `groups` of at most `group_bytes` (as they are computed, in float32), `wire` bytes per element.
+
+    `sync`: "all-reduce" overlaps with backward; "after backward" is one that does not; "gossip" exchanges `copies` of the
+    parameters (weights and momentum) with one partner.
+    """
+
+    group_bytes: float = 25e6
+    wire: int = 4
+    sync: Sync = "all-reduce"
+    copies: int = 2
+    input: float = 0.0  # s to prepare a batch, beside the step
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step, by rank: when backward ended, when every group began and ended, when the update was done, from its own begin."""
+
+    seconds: float
+    compute: float  # forward, backward and update of the slowest rank: what a step would take alone
+    communication: float  # the sum of all groups' times, had they run alone
+    forward_end: Floats
+    backward_end: Floats
+    groups: tuple[Timeline, ...]
+    limit: str  # what decided: "compute", "communication" or "input"
+
+    @property
+    def exposed(self) -> float:
+        """Seconds that ranks wait for each other: what communication, and waiting for the slowest, add to computing."""
+        return max(0.0, self.seconds - self.compute)
+
+
+def make_groups(model: Model, limit: float) -> tuple[Group, ...]:
+    """Runs of tensors from the back of `model`, of at most `limit` bytes of float32; a larger tensor is a group by itself."""
+    if limit <= 0:
+        raise ValueError(f"groups of {limit} bytes; give more than 0")
+    groups: list[Group] = []
+    elements, done = 0, 0.0
+    total = sum(tensor.work for tensor in model.tensors) or 1.0
+    for tensor in reversed(model.tensors):
+        if elements and 4 * (elements + tensor.elements) > limit:
+            groups.append(Group(elements, done / total))
+            elements = 0
+        elements += tensor.elements
+        done += tensor.work
+    return (*groups, Group(elements, 1.0))
+
+
+def predict_step(
+    program: Program,
+    model: Model,
+    compute: Compute,
+    batch: float,
+    plan: StepPlan,
+    *,
+    slowness: Floats | None = None,
+    rounds: Sequence[Program] = (),
+) -> Step:
+    """One step with `batch` samples per rank; `slowness` multiplies the computing time of each rank.
+
+    `rounds` are further programs that take turns with `program` from step to step, as those of gossip do; the mean counts.
+    """
+    work = compute.seconds(batch) * (np.ones(program.cluster.ranks) if slowness is None else slowness)
+    forward_end, backward_end = work * compute.forward, work
+    if plan.sync == "all-reduce":
+        timelines = _overlapped(program, make_groups(model, plan.group_bytes), plan, forward_end, backward_end)
+        end = timelines[-1].end if timelines else backward_end
+        seconds = float(np.maximum(end, backward_end).max()) + compute.optimizer
+    elif plan.sync == "after backward":
+        timelines = (run(program, model.elements * plan.wire, start=backward_end),)
+        seconds = float(timelines[-1].end.max()) + compute.optimizer
+    else:
+        nbytes = model.elements * plan.wire * (plan.copies if plan.sync == "gossip" else 1)
+        timelines = tuple(run(each, nbytes) for each in (program, *rounds))
+        alone = float(work.max()) if plan.sync == "double buffering" else _mean_pace(work)
+        travel = float(np.mean([timeline.seconds for timeline in timelines]))
+        seconds = max(alone + compute.optimizer, travel)
+        timelines = timelines[:1]
+    busy = float(work.max() if plan.sync != "gossip" else _mean_pace(work)) + compute.optimizer
+    communication = float(sum(timeline.end.max() - timeline.begin.max() for timeline in timelines))
+    limit = "compute" if seconds <= 1.05 * busy else "communication"
+    if plan.input > seconds:
+        seconds, limit = plan.input, "input"
+    return Step(seconds, busy, communication, forward_end, backward_end, timelines, limit)
+
+
+def _mean_pace(work: Floats) -> float:
+    """Gossip waits for one partner only, so over many steps ranks go at the mean of pairs of maxima."""
+    return float(np.maximum(work, np.roll(work, work.size // 2)).mean())
+
+
+def _overlapped(
+    program: Program, groups: tuple[Group, ...], plan: StepPlan, forward_end: Floats, backward_end: Floats
+) -> tuple[Timeline, ...]:
+    timelines: list[Timeline] = []
+    free = np.zeros_like(backward_end)  # when the thread that communicates has nothing left to do
+    rerun = _remembered(program)
+    for group in groups:
+        ready = forward_end + group.ready * (backward_end - forward_end)
+        timeline = rerun(group.elements * plan.wire, np.maximum(ready, free))
+        timelines.append(timeline)
+        free = timeline.end
+    return tuple(timelines)
+
+
+def _remembered(program: Program) -> Callable[[float, Floats], Timeline]:
+    """`run` that knows earlier results: the same bytes from clocks that are a constant later end that constant later."""
+    known: dict[float, Timeline] = {}
+
+    def rerun(nbytes: float, start: Floats) -> Timeline:
+        before = known.get(nbytes)
+        if before is not None:
+            later = start - before.begin
+            if np.ptp(later) <= 1e-12 * max(1.0, float(start.max())):
+                return Timeline(before.name, before.labels, before.clocks + later[0], before.messages)
+        known[nbytes] = run(program, nbytes, start=start)
+        return known[nbytes]
+
+    return rerun

@@ -1,0 +1,201 @@
+"""`simulate` against textbooks' formulas, against a stupid simulator, and where ports are shared."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from phalanx.cluster import GLOO, NCCL, PLAIN, Cluster, ClusterError, Link, Uplink, compile_schedule, run, simulate, uniform
+from phalanx.cluster.closed_forms import (
+    halving_doubling_seconds,
+    hierarchical_seconds,
+    recursive_doubling_seconds,
+    ring_seconds,
+    torus_seconds,
+    tree_seconds,
+)
+from phalanx.schedule import (
+    Move,
+    Schedule,
+    Step,
+    gossip,
+    halving_doubling,
+    hierarchical,
+    latency_steps,
+    lower,
+    recursive_doubling,
+    ring,
+    torus,
+    tree,
+)
+
+A, RATE, S = 5e-6, 12.5e9, 51e6
+B = 1 / RATE
+
+
+def flat(n):
+    return uniform(n, latency=A, bandwidth=RATE)
+
+
+def close(seconds, expected):
+    assert seconds == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8, 13, 64])
+def test_a_ring_takes_what_its_formula_says(n):
+    close(simulate(ring(n), flat(n), S).seconds, ring_seconds(n, S, A, B))
+
+
+@pytest.mark.parametrize("dims", [(2, 2), (3, 2), (4, 8), (8, 4), (2, 3, 4), (1, 5), (5, 1)])
+def test_a_torus_takes_what_its_formula_says(dims):
+    close(simulate(torus(*dims), flat(int(np.prod(dims))), S).seconds, torus_seconds(dims, S, A, B))
+
+
+@pytest.mark.parametrize("n", [2, 4, 8, 64, 256])
+def test_halving_and_doubling_take_what_their_formulas_say(n):
+    close(simulate(halving_doubling(n), flat(n), S).seconds, halving_doubling_seconds(n, S, A, B))
+    close(simulate(recursive_doubling(n), flat(n), S).seconds, recursive_doubling_seconds(n, S, A, B))
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 8, 16, 31])
+def test_a_tree_takes_its_steps(n):
+    # without bytes no port is ever busy: what is left is the number of steps; bytes are checked by the stupid simulator below
+    s = tree(n)
+    close(simulate(s, flat(n), 0).seconds, tree_seconds(latency_steps(s), s.chunks, 0, A, B))
+    assert simulate(s, flat(n), S).seconds >= tree_seconds(latency_steps(s), s.chunks, S, A, B) * (1 - 1e-9)
+
+
+def test_leaders_of_hosts():
+    cluster = Cluster("two levels", 4, 3, Link(1e-6, 100e9), Link(A, RATE))
+    expected = hierarchical_seconds(4, 3, S, (1e-6, 1e-11), (A, B))
+    close(simulate(hierarchical(4, 3), cluster, S).seconds, expected)
+
+
+def naive(schedule, cluster, nbytes):
+    """Message by message in plain Python, for clusters whose ranks have a host, and so a port, of their own."""
+    clock, link = [0.0] * schedule.world, cluster.network
+    free_out, free_in = [0.0] * schedule.world, [0.0] * schedule.world
+    for step in lower(schedule).steps:
+        moves = [op for op in step.ops if isinstance(op, Move)]
+        before, ends = list(clock), list(clock)
+        waiting = sorted(range(len(moves)), key=lambda i: max(before[moves[i].src], before[moves[i].dst]))
+        passed = []
+        for i in waiting:
+            m = moves[i]
+            seconds = nbytes * len(m.chunks) / schedule.chunks / link.bandwidth
+            end = max(max(before[m.src], before[m.dst]), free_out[m.src]) + seconds
+            free_out[m.src] = end
+            ends[m.src] = max(ends[m.src], end)
+            passed.append((end - seconds + link.latency, i, m, seconds, end + link.latency))
+        for head, _, m, seconds, tail in sorted(passed, key=lambda p: p[:2]):
+            end = max(max(head, free_in[m.dst]) + seconds, tail)
+            free_in[m.dst] = end
+            ends[m.dst] = max(ends[m.dst], end)
+        clock = ends
+    return max(clock)
+
+
+SCHEDULES = st.sampled_from((ring, tree, halving_doubling, recursive_doubling))
+
+
+@settings(max_examples=40, deadline=None)
+@given(SCHEDULES, st.integers(1, 9), st.floats(0, 1e8))
+def test_arrays_and_a_stupid_simulator_agree(make, n, nbytes):
+    close(simulate(make(n), flat(n), nbytes).seconds, naive(make(n), flat(n), nbytes))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 4), st.sampled_from(("pair", "rank", "host")), st.integers(0, 3))
+def test_the_shortcut_is_exact(hosts, per_host, ports, shared, seed):
+    cluster = Cluster("any", hosts, per_host, Link(1e-6, 50e9), Link(A, RATE), ports=ports, shared=shared, uplink=Uplink(2, RATE))
+    start = np.random.default_rng(seed).random(cluster.ranks) * 1e-3 * (seed > 0)
+    for schedule in (torus(hosts, per_host), ring(cluster.ranks)):
+        for profile in (PLAIN, GLOO):
+            program = compile_schedule(schedule, cluster, profile)
+            quick, slow = run(program, S, start=start), run(program, S, start=start, shortcut=False)
+            np.testing.assert_allclose(quick.end, slow.end, rtol=1e-9)
+
+
+def test_collectives_as_arrays_equal_their_lowered_messages():
+    cluster = Cluster("two levels", 4, 4, Link(1e-6, 50e9), Link(A, RATE), ports=2)
+    for schedule in (ring(16), torus(4, 4), torus(2, 8), torus(2, 2, 4), hierarchical(4, 4)):
+        np.testing.assert_allclose(simulate(schedule, cluster, S).end, simulate(lower(schedule), cluster, S).end, rtol=1e-9)
+
+
+def test_later_clocks_end_later_by_as_much():
+    cluster = Cluster("two levels", 4, 2, Link(1e-6, 50e9), Link(A, RATE))
+    early, late = simulate(torus(4, 2), cluster, S), simulate(torus(4, 2), cluster, S, start=np.full(8, 7.0))
+    np.testing.assert_allclose(late.end - 7.0, early.end, rtol=1e-9)
+
+
+def test_a_straggler_delays_only_those_who_need_it():
+    start = np.zeros(8)
+    start[0] = 1.0
+    end = simulate(gossip(8, 0), flat(8), S, start=start).end
+    assert sum(end > 1.0) == 3  # itself, whom it sends to, and who sends to it
+    assert (simulate(ring(8), flat(8), S, start=start).end > 1.0).all()
+
+
+def two_hosts(**changes):
+    return Cluster("shared", 2, 2, Link(1e-6, 50e9), Link(A, RATE), **changes)
+
+
+EXCHANGE = Schedule("exchange", 4, 1, (Step((Move(0, 2, range(1)), Move(1, 3, range(1)))),), goal="mixing")
+
+
+def test_two_messages_through_one_port_take_turns():
+    close(simulate(EXCHANGE, two_hosts(), S).seconds, A + 2 * S * B)
+    close(simulate(EXCHANGE, two_hosts(ports=2), S).seconds, A + S * B)
+
+
+def test_a_thin_uplink_is_shared():
+    close(simulate(EXCHANGE, two_hosts(ports=2, uplink=Uplink(1, RATE / 2)), S).seconds, A + 4 * S * B)
+    close(simulate(EXCHANGE, two_hosts(ports=2, uplink=Uplink(2, RATE / 2)), S).seconds, A + S * B)  # nothing leaves the group
+
+
+def test_a_bus_is_shared_by_its_host():
+    inside = Schedule("inside", 4, 1, (Step((Move(0, 1, range(1)), Move(1, 0, range(1)))),), goal="mixing")
+    close(simulate(inside, two_hosts(shared="host"), S).seconds, 1e-6 + 2 * S / 50e9)
+    close(simulate(inside, two_hosts(), S).seconds, 1e-6 + S / 50e9)
+
+
+def test_steps_of_several_sizes_go_through_lowering():
+    from phalanx.schedule import Collective
+
+    mixed = Step((Collective("all_reduce", (0, 1), range(6)), Collective("all_reduce", (2, 3, 4), range(6))))
+    schedule = Schedule("mixed", 5, 6, (mixed,), goal="mixing")
+    np.testing.assert_allclose(simulate(schedule, flat(5), S).end[:2], ring_seconds(2, S, A, B), rtol=1e-9)
+    np.testing.assert_allclose(simulate(schedule, flat(5), S).end[2:], ring_seconds(3, S, A, B), rtol=1e-9)
+
+
+def test_a_timeline_adds_up_and_counts_messages():
+    timeline = simulate(torus(4, 4), flat(16), S)
+    close(sum(timeline.by_label().values()), timeline.seconds)
+    assert timeline.messages == 16 * (3 + 6 + 3)
+    assert simulate(torus(4, 4), flat(16), S, profile=NCCL).messages == timeline.messages
+
+
+def test_a_schedule_of_another_world_is_refused():
+    with pytest.raises(ClusterError, match=r"for 4 ranks, cluster .* has 8"):
+        simulate(ring(4), flat(8), S)
+
+
+def test_impossible_bytes_and_clocks_are_refused():
+    with pytest.raises(ValueError, match="at least 0"):
+        simulate(ring(4), flat(4), -1)
+    with pytest.raises(ValueError, match="one time per rank"):
+        simulate(ring(4), flat(4), 1, start=np.zeros(3))
+
+
+def test_more_bytes_never_take_less():
+    cluster = two_hosts()
+    for profile in (PLAIN, GLOO, NCCL):
+        times = [simulate(ring(4), cluster, size, profile=profile).seconds for size in (0, 1e3, 1e6, 1e8)]
+        assert times == sorted(times)
+        assert times[-1] > times[0]
+
+
+def test_four_thousand_ranks_rank_by_rank():
+    timeline = simulate(torus(64, 64), flat(4096), 25e6, shortcut=False)
+    close(timeline.seconds, torus_seconds((64, 64), 25e6, A, B))
+    assert timeline.messages == 4096 * 252
