@@ -4,7 +4,7 @@
 
 Every run appends one row to FILE; runs that are there already are not done again, so the study can be interrupted and continued.
 The table at the end is made of all rows. Each rank trains on its own part of the data, reshuffled in every epoch over all ranks,
-except for "none, own part", where it always sees the same part: the negative control. Replicas are averaged before the evaluation,
+except for "none, own part", where it always sees the same part: the negative control. Replicas are averaged before evaluation,
 except without communication, where the mean accuracy of all replicas counts.
 """
 

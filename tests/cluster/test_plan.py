@@ -141,7 +141,7 @@ def test_a_fit_finds_the_profile_that_made_the_rows():
     unseen = measured_by(TRUTH, (hierarchical(4, 2),), (3e4, 3e6, 3e7))
     assert max(map(abs, relative_errors(unseen, PRESETS["lab"], fitted))) < 0.05
     assert max(map(abs, relative_errors(unseen, PRESETS["lab"], start))) > 0.2  # without the fit it is not
-    assert fitted.residual < 0.03
+    assert fitted.residual < 0.06
 
 
 def test_noise_is_in_the_residual():

@@ -109,11 +109,19 @@ def test_arrays_and_a_stupid_simulator_agree(make, n, nbytes):
 def test_the_shortcut_is_exact(hosts, per_host, ports, shared, seed):
     cluster = Cluster("any", hosts, per_host, Link(1e-6, 50e9), Link(A, RATE), ports=ports, shared=shared, uplink=Uplink(2, RATE))
     start = np.random.default_rng(seed).random(cluster.ranks) * 1e-3 * (seed > 0)
-    for schedule in (torus(hosts, per_host), ring(cluster.ranks)):
+    grids = [(rows, cluster.ranks // rows) for rows in range(1, cluster.ranks + 1) if cluster.ranks % rows == 0]
+    for schedule in (ring(cluster.ranks), *(torus(*grid) for grid in grids)):
         for profile in (PLAIN, GLOO):
             program = compile_schedule(schedule, cluster, profile)
             quick, slow = run(program, S, start=start), run(program, S, start=start, shortcut=False)
             np.testing.assert_allclose(quick.end, slow.end, rtol=1e-9)
+
+
+def test_the_shortcut_waits_for_ports_too():
+    # eight columns of two through ports that two share: after one round all clocks have moved equally, and the ports have not
+    cluster = Cluster("two levels", 4, 4, Link(1e-6, 50e9), Link(A, RATE), ports=2)
+    slow = simulate(torus(2, 8), cluster, S, shortcut=False)
+    np.testing.assert_allclose(simulate(torus(2, 8), cluster, S).end, slow.end, rtol=1e-9)
 
 
 def test_collectives_as_arrays_equal_their_lowered_messages():

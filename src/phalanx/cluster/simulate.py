@@ -125,4 +125,4 @@ def _pace(one: Round, moved: Floats, ports: list[Floats]) -> float | None:
     """By how much a round has moved the clocks of all that take part, ports included, or None where they differ."""
     pace = float(moved.max())
     taking_part = [moved[one.src], moved[one.dst], *(port[port > 0] for port in ports)]
-    return pace if all(part.size == 0 or pace - float(part.min()) <= SAME * pace for part in taking_part) else None
+    return pace if all(bool((np.abs(part - pace) <= SAME * pace).all()) for part in taking_part) else None

@@ -50,6 +50,7 @@ class Gossiper:
         check_topology(sync, self._seats, "ranks" if home is None else "hosts")
         self._roll = Roll.of(self._seats)
         self._told: set[int] = set()
+        self._left = comm  # those who answered the last roll call
         self._airport = Airport(comm)
         # the ranks of every host, of which as many carry a part of the message as the smallest host has
         self._crews = [[rank] for rank in range(comm.size)] if home is None else _crews(comm)
@@ -269,7 +270,9 @@ class Gossiper:
         self._roll, self.round = roll_call(self._comm, self._roll, self.round, self._airport.call_tag())
         self._tell()
         left = [seat for seat in range(self._seats) if seat not in self._roll.struck]
-        return self._comm if len(left) == self._comm.size else self._comm.survivors(left)
+        if len(left) < self._left.size:
+            self._left = self._comm.survivors(left)
+        return self._left
 
     def average(self, tensors: Sequence[torch.Tensor]) -> None:
         average_together(tensors, self.survivors())

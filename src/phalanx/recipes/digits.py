@@ -1,4 +1,4 @@
-"""A small CNN on 1437 digits of 8x8 pixels, which come with Phalanx: about 99 % of the other 360 are right after a few seconds."""
+"""A small CNN on 1437 digits of 8x8 pixels, which come with Phalanx: about 99 % of the other 360 are right in seconds."""
 
 from phalanx.train.config import RunConfig
 from phalanx.train.samples import DataConfig
