@@ -62,12 +62,11 @@ def diffusion_picture() -> str:
     return picture(left + RANKS * width + 24, 56 + len(rows) * (height + 6), "How one rank's update spreads over 8 ranks", parts)
 
 
-def main() -> None:
-    """Write both."""
-    here = Path(__file__).parent
-    (here / "gossip_partners.svg").write_text(partners_picture(), encoding="utf-8")
-    (here / "gossip_diffusion.svg").write_text(diffusion_picture(), encoding="utf-8")
+def pictures() -> dict[str, str]:
+    """Both, by the name of their file."""
+    return {"gossip_partners": partners_picture(), "gossip_diffusion": diffusion_picture()}
 
 
 if __name__ == "__main__":
-    main()
+    for name, svg in pictures().items():
+        Path(__file__).with_name(f"{name}.svg").write_text(svg, encoding="utf-8")

@@ -103,11 +103,15 @@ def test_public_names_that_are_mentioned_exist(page):
         assert hasattr(phalanx, name) or (ROOT / "src" / "phalanx" / name).is_dir(), f"{page.name}: phalanx.{name}"
 
 
-def test_the_pictures_are_those_of_the_program(tmp_path):
-    drawn = runpy.run_path(str(DOCS / "images" / "draw.py"))["pictures"]()
+def test_the_pictures_are_those_of_the_programs(monkeypatch):
+    monkeypatch.syspath_prepend(str(DOCS / "images"))
+    programs = sorted((DOCS / "images").glob("draw*.py"))
+    drawn = {name: svg for program in programs for name, svg in runpy.run_path(str(program))["pictures"]().items()}
     assert set(drawn) == {path.stem for path in (DOCS / "images").glob("*.svg")}
     for name, svg in drawn.items():
-        assert svg == (DOCS / "images" / f"{name}.svg").read_text(encoding="utf-8"), "run docs/images/draw.py"
+        assert svg == (DOCS / "images" / f"{name}.svg").read_text(encoding="utf-8"), (
+            f"{name}.svg: run the programs in docs/images"
+        )
 
 
 def test_no_page_asks_for_the_network():
