@@ -176,9 +176,10 @@ def model():
 
 def test_training_equals_one_process():
     x = torch.randn(3, 12, 3, 6, 6, dtype=torch.float64)
+    drawn = model()  # once: threads that draw at the same time share one stream of random numbers
 
     def train(comm=None):
-        own = model()
+        own = copy.deepcopy(drawn)
         opt = torch.optim.SGD(own.parameters(), lr=0.05, momentum=0.9)
         if comm is not None:
             own = phalanx.convert_batchnorm(own, comm)

@@ -1,0 +1,248 @@
+"""Reductions: an all-reduce runs a schedule, or, where all ranks share memory and nobody asked for one, needs none.
+
+Second layer of a communicator. Also the memory that reductions are fastest on, and the update of one replica per host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+
+from phalanx.comm.arguments import check_in_place, check_reduction, kind_of, text_of
+from phalanx.comm.choose import for_less, for_world
+from phalanx.comm.envelope import is_plain, plain
+from phalanx.comm.issuer import Operation, Pending
+from phalanx.comm.operations import Operations
+from phalanx.comm.run import LANES, Form, execute
+from phalanx.comm.streams import Lane
+from phalanx.comm.transports.shm import TYPES, HostTeam, Refused, Rule, update_rules
+from phalanx.schedule import Collective, Schedule, ScheduleError, Step, lower, verify
+
+ReduceOp = Literal["sum", "mean", "max", "min"]
+
+KEEP = 64 << 20  # bytes of scratch kept between operations
+
+
+class Reductions(Operations):
+    """Sums, means and extremes over all ranks."""
+
+    def _ready(self, algorithm: Schedule | None, *, shared: bool) -> None:
+        """Choose what reductions execute; `shared` tells whether the ranks of every host share memory."""
+        self._shared = shared
+        self._scattering = scattering(self.size)
+        self._forms: dict[tuple[int, torch.dtype, str], Form] = {}
+        self._verified: dict[int, Schedule] = {}
+        self._room: dict[tuple[torch.dtype, torch.device, int], torch.Tensor] = {}
+        self._schedule = algorithm or for_world(self._hosts, shared=shared, library=self._transport.library)
+        smaller = for_less(self._hosts, shared=shared)
+        self._small = smaller[0][1]
+        self._smaller = smaller if algorithm is None else smaller[:1]  # the user's own serves all but what is very small
+        # all ranks share memory, and nobody asked for a certain schedule: no schedule is needed
+        self._direct = self._team if algorithm is None and self.inter_size == 1 else None
+
+    @property
+    def schedule(self) -> Schedule:
+        """What an all-reduce of more than a few KiB executes."""
+        return self._schedule
+
+    def all_reduce(self, x: torch.Tensor, op: ReduceOp = "sum") -> torch.Tensor:
+        """Sum (mean, max, min) of `x` over the ranks, in place; returns `x`."""
+        if self._direct is not None and self._issuer.idle and not self._debug and _is_simple(x, op) and not self._is_closed():
+            # in this thread, at the speed of memory: a thread's wake-up takes longer than all ranks' sum of a few KiB
+            self._number += 1
+            number, team, dtype, shape = self._number, self._direct, x.dtype, x.shape
+
+            def describe() -> Operation:  # keeps no tensor alive
+                name = f"all_reduce({kind_of(dtype, shape)}, {op})"
+                return Operation(self._name, number, name, self._members(), lambda: None, Lane())
+
+            return self._issuer.directly(lambda: self._on_team(lambda: team.all_reduce(x, op)), describe)
+        self.all_reduce_async(x, op).wait()
+        return x
+
+    def all_reduce_async(self, x: torch.Tensor, op: ReduceOp = "sum") -> Pending:
+        """Start an all-reduce; leave `x` alone until `wait()`, which returns it."""
+        check_reduction(x, op)
+        check_in_place(x)
+        schedule = self._schedule_for(x)
+
+        def work(tag: int) -> torch.Tensor:
+            self._reduce(x.detach(), op, schedule, tag)
+            return x
+
+        return self._start(f"all_reduce({text_of(x)}, {op})", work, [x])
+
+    def _schedule_for(self, x: torch.Tensor) -> Schedule:
+        if x.is_cuda and self._transport.library:
+            return self._schedule  # NCCL has its own way with small messages
+        return next((schedule for limit, schedule in self._smaller if x.nbytes <= limit), self._schedule)
+
+    def run(self, schedule: Schedule, x: torch.Tensor) -> torch.Tensor:
+        """Execute any schedule for this world on `x`, in place, whatever its size; returns `x`. It is verified the first time."""
+        check_reduction(x, "sum")
+        check_in_place(x)
+        if schedule.world != self.size:
+            raise ScheduleError(f"{schedule.name} is for {schedule.world} ranks, but this communicator has {self.size}")
+        if not is_plain(x) or not self._transport.can_carry(x):
+            raise ValueError(f"run wants a contiguous tensor on a device of the backend, got {text_of(x)} on {x.device}")
+        if id(schedule) not in self._verified:
+            verify(schedule)
+            verify(lower(schedule))
+            self._verified[id(schedule)] = schedule
+
+        def work(tag: int) -> torch.Tensor:
+            self._run(schedule, x.detach().view(-1), "sum", tag)
+            return x
+
+        return self._start(f"run({schedule.name}, {text_of(x)})", work, [x]).wait()
+
+    def reduce_scatter(self, x: torch.Tensor, op: ReduceOp = "sum") -> torch.Tensor:
+        """Reduce `x`, cut along dim 0 into `size` parts, and return this rank's part; `x` itself is not changed."""
+        check_reduction(x, op)
+        if x.dim() == 0 or x.shape[0] % self.size:
+            raise ValueError(f"reduce_scatter cuts dim 0 into {self.size} equal parts, but the shape is {tuple(x.shape)}: pad it")
+
+        def work(tag: int) -> torch.Tensor:
+            whole = x.detach().clone(memory_format=torch.contiguous_format)
+            self._reduce(whole, op, self._scattering, tag)
+            return whole.chunk(self.size)[self.rank].clone() if whole.numel() else whole[: x.shape[0] // self.size]
+
+        return self._start(f"reduce_scatter({text_of(x)}, {op})", work, [x]).wait()
+
+    def barrier(self) -> None:
+        """Return when all ranks have called it."""
+        if self._direct is not None:
+            team = self._direct
+            self._start("barrier()", lambda tag: team.barrier()).wait()
+        else:
+            self._start("barrier()", lambda tag: self._reduce(torch.zeros(1), "sum", self._small, tag)).wait()
+
+    def _reduce(self, x: torch.Tensor, op: ReduceOp, schedule: Schedule, tag: int) -> None:
+        """In place, for any layout and device."""
+        if not self._transport.can_carry(x) or not is_plain(x):
+            dense = plain(x if self._transport.can_carry(x) else x.cpu())
+            self._reduce(dense, op, schedule, tag)
+            x.copy_(dense)
+            return
+        if self._direct is not None and schedule is not self._scattering and x.dtype in TYPES:
+            self._direct.all_reduce(x, op)
+            return
+        flat = x.view(-1)
+        if x.dtype is torch.bool:  # a sum of truths is their `or`
+            flat, op = flat.view(torch.uint8), "max" if op == "sum" else op
+        if op == "mean" and x.dtype is torch.float16:
+            flat.div_(self.size)  # divide before the wire: fp16 sums of 1024 ranks overflow
+        self._run(schedule, flat, "sum" if op == "mean" else op, tag)
+        if op == "mean" and x.dtype is not torch.float16:
+            flat.div_(self.size)
+
+    def _run(self, schedule: Schedule, flat: torch.Tensor, op: str, tag: int) -> None:
+        form = self._form(schedule, flat)
+        if form.cut and flat.numel() % schedule.chunks:
+            # library calls want equal parts; Moves do not. Gradients never come here: their arena is padded once
+            padded = flat.new_zeros(-(-flat.numel() // schedule.chunks) * schedule.chunks)
+            padded[: flat.numel()] = flat
+            self._run(schedule, padded, op, tag)
+            flat.copy_(padded[: flat.numel()])
+            return
+        execute(
+            form.parts,
+            schedule.chunks,
+            form.pieces(flat),
+            op=op,
+            me=self.rank,
+            transport=self._transport,
+            ranks=self._ranks,
+            tag=tag,
+            scratch=self._scratch,
+            got_on=self._issuer.got_on,
+        )
+
+    def _form(self, schedule: Schedule, flat: torch.Tensor) -> Form:
+        """How the schedule runs on tensors like `flat`: what the transport can do as one call stays one, the rest is lowered."""
+        key = (id(schedule), flat.dtype, flat.device.type)
+        if key not in self._forms:
+            lowered = lower(schedule, keep=lambda call: self._transport.calls(call, flat, self._ranks))
+            self._forms[key] = Form.of(schedule, lowered, self.rank, calls=self._shared or self._transport.library)
+        return self._forms[key]
+
+    def _scratch(self, count: int, like: torch.Tensor, lane: int) -> torch.Tensor:
+        """Room for `count` elements next to a piece of the user's buffer; only the issuing thread asks."""
+        key = (like.dtype, like.device, lane)
+        room = self._room.get(key)
+        if room is None or room.numel() < count:
+            room = torch.empty(count, dtype=like.dtype, device=like.device)
+            if room.nbytes <= KEEP:
+                self._room[key] = room
+        return room
+
+    @property
+    def multiple(self) -> int:
+        """Buffers whose length is a multiple of this many elements need no padding."""
+        return self._schedule.chunks * LANES
+
+    def buffer(self, numel: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> torch.Tensor:
+        """A flat tensor in the memory that this communicator reduces fastest, not initialised. All ranks call it together."""
+        team, loans = self._team, self._loans
+        if team is None or loans is None or numel == 0 or dtype not in TYPES or torch.device(device).type != "cpu":
+            return torch.empty(numel, dtype=dtype, device=device)
+        nbytes = numel * dtype.itemsize
+
+        def work(tag: int) -> torch.Tensor:
+            try:
+                return loans.give(lambda: team.allocate(nbytes)).view(dtype)
+            except Refused:  # on all ranks of the host alike: their memory limit, most likely
+                return torch.empty(numel, dtype=dtype)
+
+        return self._start(f"buffer({nbytes} bytes)", work).wait()
+
+    # ---- one replica per host ------------------------------------------------------------------------------------------------
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether all ranks are on one host and share memory."""
+        return self._team is not None and self.inter_size == 1
+
+    def shared_buffer(self, numel: int) -> torch.Tensor:
+        """Flat float32 zeros that all ranks see and any of them may write. All ranks call it together; needs `shares_memory`."""
+        team = self._need_shared_memory("shared_buffer")
+        loans = self._loans
+        assert loans is not None
+        work = lambda tag: loans.give(lambda: team.allocate_one_for_all(numel * 4)).view(torch.float32)  # noqa: E731
+        return self._start(f"shared_buffer({numel})", work).wait()
+
+    def update(self, gradients: torch.Tensor, parameters: torch.Tensor, velocities: torch.Tensor, rules: Sequence[Rule]) -> None:
+        """Move shared `parameters` and `velocities` by the mean of all ranks' `gradients`, in one pass over the memory.
+
+        `gradients` are from `buffer`, the others from `shared_buffer`, all of one layout, which `rules` (the same on all ranks)
+        describes, tensor by tensor. The gradients are only read.
+        """
+        team = self._need_shared_memory("update")
+        table = update_rules(rules)
+        work = lambda tag: team.update(gradients, parameters, velocities, table, scale=1 / self.size)  # noqa: E731
+        self._start(f"update({len(rules)} tensors)", work).wait()
+
+    def _need_shared_memory(self, verb: str) -> HostTeam:
+        if self._team is None or self.inter_size > 1:
+            raise RuntimeError(f"{verb}: the ranks of this communicator do not all share memory (comm.shares_memory tells)")
+        return self._team
+
+
+def _is_simple(x: Any, op: str) -> bool:
+    """Whether shared memory takes `x` as it is; everything else goes the long way, where it is checked."""
+    return (
+        isinstance(x, torch.Tensor)
+        and x.is_cpu
+        and x.layout is torch.strided
+        and x.dtype in TYPES
+        and x.is_contiguous()
+        and (op in ("sum", "max", "min") or (op == "mean" and x.is_floating_point()))
+    )
+
+
+def scattering(size: int) -> Schedule:
+    """A reduce-scatter by itself: the first half of a ring."""
+    call = Collective("reduce_scatter", tuple(range(size)), range(size))
+    return Schedule(f"reduce_scatter({size})", size, size, (Step((call,)),) if size > 1 else ())
