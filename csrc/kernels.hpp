@@ -20,16 +20,23 @@ constexpr int ops = 3;
 // A target may be one of the sources. Half-width floats are summed in float32 and rounded once. `scale` is for floating sums only.
 using Reduce = void (*)(void* const* dst, int targets, const void* const* src, int sources, std::size_t count, double scale);
 
-// How one tensor moves. With g = scale * sum of gradients + weight_decay * w:
-//   sgd (torch.optim.SGD, dampening 0):  v = momentum * v + g;         w -= lr * (nesterov ? g + momentum * v : v)
-//   lars (docs/native.md):               u = lr * ratio * g;  v = momentum * v + u;  w -= nesterov ? momentum * v + u : v
+// How one tensor moves. With d = scale * sum of gradients + weight_decay * w:
+//   u = step * d;   v = momentum * v + u;   w -= rate * (nesterov ? u + momentum * v : v)
+// torch.optim.SGD (dampening 0) has step 1 and rate lr; phalanx.Lars has step lr * ratio and rate 1, or step ratio and rate lr.
 struct Rule {
-    float lr, momentum, weight_decay, scale, ratio;
-    bool nesterov, lars;
+    float step, rate, momentum, weight_decay, scale;
+    bool nesterov;
 };
 using Update = void (*)(float* w, float* velocity, const float* const* gradients, int sources, std::size_t count, const Rule& rule);
 
-// Sums of squares, in double: of w, and of scale * (sum of gradients).
+// Sums of squares of w, in double, before and after an update; with the bits that Norms would find.
+struct Moved {
+    double before, after;
+};
+using UpdateAndSquare =
+    Moved (*)(float* w, float* velocity, const float* const* gradients, int sources, std::size_t count, const Rule& rule);
+
+// Sums of squares, in double: of w (0 where that is null), and of scale * (sum of gradients).
 struct Squares {
     double w, g;
 };
@@ -45,6 +52,7 @@ struct Kernels {
     const char* name;
     Reduce reduce[types][ops];
     Update update;
+    UpdateAndSquare update_and_square;
     Norms norms;
     Put put;
     Exchange exchange;

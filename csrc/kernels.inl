@@ -188,91 +188,13 @@ void reduce_elements(void* const* dst, int targets, const void* const* src, int 
     reduce<Element, Operation>(dst, targets, src, sources, count * width, scale);
 }
 
-ALWAYS Floats summed(const float* const* gradients, int sources, std::size_t at) {
-    Floats g = load<Floats>(gradients[0] + at);
-    for (int r = 1; r < sources; ++r) g += load<Floats>(gradients[r] + at);
-    return g;
-}
-
-// The last few elements: the sum of the gradients, padded with zeros.
-ALWAYS void sum_rest(float* sum, const float* const* gradients, int sources, std::size_t at, std::size_t rest) {
-    for (std::size_t i = 0; i < static_cast<std::size_t>(lanes); ++i) {
-        sum[i] = i < rest ? gradients[0][at + i] : 0;
-        for (int r = 1; r < sources && i < rest; ++r) sum[i] += gradients[r][at + i];
-    }
-}
-
-ALWAYS void step(Floats& w, Floats& v, Floats g, const Rule& rule) {
-    g = g * rule.scale + rule.weight_decay * w;
-    if (rule.lars) {
-        g = g * (rule.lr * rule.ratio);
-        v = rule.momentum * v + g;
-        w -= rule.nesterov ? rule.momentum * v + g : v;
-    } else {
-        v = rule.momentum * v + g;
-        w -= rule.lr * (rule.nesterov ? g + rule.momentum * v : v);
-    }
-}
-
-void update(float* w, float* velocity, const float* const* gradients, int sources, std::size_t count, const Rule& rule) {
-    std::size_t at = 0;
-    for (; at + lanes <= count; at += lanes) {
-        Floats weight = load<Floats>(w + at), v = load<Floats>(velocity + at);
-        step(weight, v, summed(gradients, sources, at), rule);
-        store(velocity + at, v);
-        store(w + at, weight);
-    }
-    if (at == count) return;
-    const std::size_t rest = count - at;
-    float sum[lanes], padded_w[lanes] = {}, padded_v[lanes] = {};
-    sum_rest(sum, gradients, sources, at, rest);
-    __builtin_memcpy(padded_w, w + at, rest * sizeof(float));
-    __builtin_memcpy(padded_v, velocity + at, rest * sizeof(float));
-    Floats weight = load<Floats>(padded_w), v = load<Floats>(padded_v);
-    step(weight, v, load<Floats>(sum), rule);
-    store(padded_w, weight);
-    store(padded_v, v);
-    __builtin_memcpy(w + at, padded_w, rest * sizeof(float));
-    __builtin_memcpy(velocity + at, padded_v, rest * sizeof(float));
-}
-
-// Sixteen partial sums whatever the register: the same bits on every processor.
-struct Squared {
-    double parts[16] = {};
-    ALWAYS void add_to(double* parts, const float* x, int first, int count) {
-        for (int i = 0; i < count; ++i) parts[first + i] += static_cast<double>(x[i]) * static_cast<double>(x[i]);
-    }
-    double total() const {
-        double sum = 0;
-        for (double part : parts) sum += part;
-        return sum;
-    }
-};
-
-Squares norms(const float* w, const float* const* gradients, int sources, std::size_t count, double scale) {
-    Squared ww, gg;
-    std::size_t at = 0;
-    for (; at + lanes <= count; at += lanes) {
-        float sum[lanes];
-        store(sum, summed(gradients, sources, at) * static_cast<float>(scale));
-        Squared::add_to(ww.parts, w + at, at % 16, lanes);
-        Squared::add_to(gg.parts, sum, at % 16, lanes);
-    }
-    if (at < count) {
-        float sum[lanes];
-        sum_rest(sum, gradients, sources, at, count - at);
-        for (int i = 0; i < lanes; ++i) sum[i] *= static_cast<float>(scale);
-        Squared::add_to(ww.parts, w + at, at % 16, static_cast<int>(count - at));
-        Squared::add_to(gg.parts, sum, at % 16, static_cast<int>(count - at));
-    }
-    return {ww.total(), gg.total()};
-}
+#include "update.inl"
 
 constexpr std::size_t copy_step = group * PHALANX_REGISTER;
 
 ALWAYS void ask_for(char* to) {
-    constexpr std::size_t ahead = 1024;
-    for (std::size_t k = 0; k < copy_step; k += 64) __builtin_prefetch(to + ahead + k, 1);
+    constexpr std::size_t lead = 1024;
+    for (std::size_t k = 0; k < copy_step; k += 64) __builtin_prefetch(to + lead + k, 1);
 }
 
 void put(void* to, const void* from, std::size_t bytes) {
@@ -322,6 +244,7 @@ const Kernels table = {
         ROW(Plain<std::uint8_t>, 1),
     },
     update,
+    update_and_square,
     norms,
     put,
     exchange,

@@ -4,7 +4,6 @@
 //   Member[size]           process, cores, and what this rank found out when it gave up
 //   Slot[slots]            one operation in flight each: how many have arrived, and how far it is
 //   Line[slots][size]      what each rank calls, and which of its chunks are taken
-//   norms                  sums of squares that a fused update adds up
 //   staging                three thirds per rank, for tensors that live elsewhere
 //
 // Each field has one writer, or is an atomic. What one rank writes and what others poll lie on different cache lines.
@@ -24,10 +23,20 @@ constexpr int depth = 16;          // operations that a rank may have begun and 
 constexpr int slots = 2 * depth;  // when a rank begins operation g, all ranks have left operation g - 2 * depth (team.hpp)
 constexpr std::size_t line = 64;  // bytes of a cache line
 constexpr int thirds = 3;         // of each rank's part of the staging area (stage.cpp)
-constexpr std::size_t norms_bytes = 512 << 10;
 constexpr std::size_t path_bytes = 96, text_bytes = 160;
 
-enum class Verb : std::uint8_t { barrier, all_reduce, reduce_scatter, all_gather, broadcast, allocate, release, update, norms };
+enum class Verb : std::uint8_t {
+    barrier,
+    all_reduce,
+    reduce_scatter,
+    all_gather,
+    broadcast,
+    allocate,
+    release,
+    update,
+    norms,   // of an update by LARS, before it
+    repair,  // and after it
+};
 
 // What a rank calls. Ranks that meet in one operation must have written the same bytes.
 struct Call {

@@ -314,16 +314,18 @@ PyObject* team_broadcast(PyObject* object, PyObject* const* values, Py_ssize_t n
 
 PyObject* team_update(PyObject* object, PyObject* const* values, Py_ssize_t n) {
     Arguments args{values, n};
-    if (!args.expect(6)) return nullptr;
-    const float* gradients = static_cast<const float*>(args.address(0));
-    float* parameters = static_cast<float*>(args.address(1));
-    float* velocities = static_cast<float*>(args.address(2));
-    const TensorRow* rows = static_cast<const TensorRow*>(args.address(3));
-    const std::size_t tensors = args.size(4);
-    const double scale = args.real(5);
+    if (!args.expect(8)) return nullptr;
+    FusedUpdate what;
+    what.gradients = static_cast<const float*>(args.address(0));
+    what.parameters = static_cast<float*>(args.address(1));
+    what.velocities = static_cast<float*>(args.address(2));
+    what.squares = static_cast<ChunkSquares*>(args.address(3));
+    what.carry = args.below(4, 2) != 0;
+    what.rows = static_cast<const TensorRow*>(args.address(5));
+    what.tensors = args.size(6);
+    what.scale = args.real(7);
     if (!args.good) return nullptr;
-    return run_for_status(as_team(object),
-                          [&](Team& team) { return team.update(gradients, parameters, velocities, rows, tensors, scale); });
+    return run_for_status(as_team(object), [&](Team& team) { return team.update(what); });
 }
 
 PyObject* team_barrier(PyObject* object, PyObject*) {
@@ -404,7 +406,7 @@ PyMethodDef team_methods[] = {
     {"finish", team_finish, METH_O, "(ticket) -> status"},
     {"all_gather", FAST(all_gather), "(address, count, type) -> status"},
     {"broadcast", FAST(broadcast), "(address, count, type, root) -> status"},
-    {"update", FAST(update), "(gradients, parameters, velocities, rows, tensors, scale) -> status"},
+    {"update", FAST(update), "(gradients, parameters, velocities, squares, carry, rows, tensors, scale) -> status"},
     {"barrier", team_barrier, METH_NOARGS, "() -> status"},
     {"allocate", FAST(allocate), "(bytes, one_for_all) -> (status, Arena or None)"},
     {"release", team_release, METH_O, "(arena id) -> status"},
@@ -435,11 +437,26 @@ PyObject* module_choose_kernels(PyObject*, PyObject* name) {
     return text == nullptr ? nullptr : PyBool_FromLong(choose_kernels(text));
 }
 
+PyObject* module_lars_step(PyObject*, PyObject* const* values, Py_ssize_t n) {
+    Arguments args{values, n};
+    if (!args.expect(3)) return nullptr;
+    const OwnTensor* tensors = static_cast<const OwnTensor*>(args.address(0));
+    const TensorRow* rows = static_cast<const TensorRow*>(args.address(1));
+    const std::size_t count = args.size(2);
+    if (!args.good) return nullptr;
+    Py_BEGIN_ALLOW_THREADS
+    lars_step(tensors, rows, count);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
 PyObject* module_kernels(PyObject*, PyObject*) { return PyUnicode_FromString(kernels().name); }
 
 PyMethodDef module_methods[] = {
     {"kernels", module_kernels, METH_NOARGS, "avx512, avx2 or portable: what this process computes with"},
     {"choose_kernels", module_choose_kernels, METH_O, "(name) -> whether this processor has them; for tests and comparisons"},
+    {"lars_step", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)(void)>(module_lars_step)), METH_FASTCALL,
+     "(tensors, rows, count): one step of tensors of this process"},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -456,10 +473,11 @@ PyMODINIT_FUNC PyInit__native() {
     arena_type = reinterpret_cast<PyTypeObject*>(arena);
     // the layout of the control segment: ranks that run different builds must not meet in one
     const std::string layout = std::to_string(sizeof(Header)) + "." + std::to_string(sizeof(Member)) + "." +
-                               std::to_string(Team::control_bytes(max_ranks)) + ".2";
+                               std::to_string(Team::control_bytes(max_ranks)) + ".3";
     if (arena == nullptr || team == nullptr || PyModule_AddObject(module, "Arena", Py_NewRef(arena)) < 0 ||
         PyModule_AddObject(module, "Team", team) < 0 || PyModule_AddStringConstant(module, "LAYOUT", layout.c_str()) < 0 ||
-        PyModule_AddIntConstant(module, "MAX_RANKS", max_ranks) < 0 || PyModule_AddIntConstant(module, "DEPTH", depth) < 0)
+        PyModule_AddIntConstant(module, "MAX_RANKS", max_ranks) < 0 || PyModule_AddIntConstant(module, "DEPTH", depth) < 0 ||
+        PyModule_AddIntConstant(module, "CHUNK", chunk_elements) < 0)
         return nullptr;
     return module;
 }

@@ -15,6 +15,8 @@ constexpr std::size_t staging_bytes = 2 << 20;    // for all ranks together: wha
 constexpr std::size_t smallest_third = 64 << 10, largest_third = 128 << 10;
 constexpr std::int64_t look_every_ns = 50'000'000;
 
+bool of_an_update(Verb verb) { return verb == Verb::update || verb == Verb::norms || verb == Verb::repair; }
+
 constexpr std::size_t up(std::size_t n, std::size_t to) { return (n + to - 1) / to * to; }
 
 std::size_t third_bytes(int size) {
@@ -26,7 +28,7 @@ std::size_t third_bytes(int size) {
 std::size_t Team::control_bytes(int size) {
     const std::size_t n = static_cast<std::size_t>(size);
     const std::size_t books = sizeof(Header) + n * sizeof(Member) + slots * (sizeof(Slot) + n * sizeof(Line));
-    return up(books, 4096) + norms_bytes + n * thirds * third_bytes(size);
+    return up(books, 4096) + n * thirds * third_bytes(size);
 }
 
 Team::Team(std::shared_ptr<Segment> control, int rank, int size)
@@ -36,8 +38,7 @@ Team::Team(std::shared_ptr<Segment> control, int rank, int size)
     members_ = reinterpret_cast<Member*>(header_ + 1);
     slots_ = reinterpret_cast<Slot*>(members_ + size);
     lines_ = reinterpret_cast<Line*>(slots_ + slots);
-    norms_ = at + up(reinterpret_cast<char*>(lines_ + static_cast<std::size_t>(slots) * size) - at, 4096);
-    staging_ = norms_ + norms_bytes;
+    staging_ = at + up(reinterpret_cast<char*>(lines_ + static_cast<std::size_t>(slots) * size) - at, 4096);
 
     Member& me = members_[rank];
     me.process = Process::self();
@@ -247,7 +248,7 @@ void Team::help(Generation g) {
 Team::Cut Team::cut(const Call& call) const {
     const bool meeting = call.verb == Verb::barrier || call.verb == Verb::allocate || call.verb == Verb::release;
     if (meeting || call.staged) return {0, 0, 0};  // each rank works on its own tensor, before and after
-    if (call.verb == Verb::update || call.verb == Verb::norms) {  // `count` chunks, as the plan has them
+    if (of_an_update(call.verb)) {  // `count` chunks, as the plan has them
         const std::uint32_t chunks = static_cast<std::uint32_t>(call.count);
         return {chunks, 1, chunks <= 1 ? 0 : chunks};
     }
@@ -260,7 +261,7 @@ Team::Cut Team::cut(const Call& call) const {
 }
 
 void Team::work(const Call& call, std::size_t first, std::size_t last) {
-    if (call.verb == Verb::update || call.verb == Verb::norms)
+    if (of_an_update(call.verb))
         work_on_plan(call, first, last);
     else
         work_on_arena(call, first, last);

@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "lars.hpp"
 #include "layout.hpp"
 #include "segment.hpp"
 
@@ -42,12 +43,22 @@ struct Arena {
 
 using Generation = std::uint64_t;
 
-// One row of the table of a fused update: a tensor, at the same place in the flat gradients, parameters and velocities.
-// All numbers are doubles, so that Python hands over one matrix.
-struct TensorRow {
-    double offset, count;  // elements
-    double lr, momentum, weight_decay, nesterov;
-    double lars, trust, eps;
+// What a fused update knows of a chunk of an adapted tensor: sums of squares.
+struct ChunkSquares {
+    double g, w;   // of the mean gradient; of the parameters as the last update has left them
+    double found;  // of the parameters as the last update has found them
+};
+constexpr std::size_t chunk_elements = 16 << 10;  // 64 KiB of each: gradients of all ranks, parameters and velocities fit an L2
+
+// A fused update. Flat float32 of one layout, which `rows` describes, tensor by tensor.
+struct FusedUpdate {
+    const float* gradients;          // in an arena; they are only read
+    float *parameters, *velocities;  // in memory that is one for all, as is what follows
+    ChunkSquares* squares;           // one per chunk of each tensor, in order; null where no tensor is adapted
+    bool carry;                      // whether `squares` are those of the last update
+    const TensorRow* rows;
+    std::size_t tensors;
+    double scale;
 };
 
 class Team {
@@ -87,10 +98,8 @@ class Team {
     Status begin_all_reduce(void* x, std::size_t count, Type type, Op op, double scale, Generation& ticket);
     Status finish(Generation ticket);
 
-    // The fused update: the sum of all ranks' gradients, which are only read, moves one copy of the parameters that all ranks see.
-    // `gradients` lie in an arena, `parameters` and `velocities` in memory that is one for all; all float32 and laid out alike.
-    Status update(
-        const float* gradients, float* parameters, float* velocities, const TensorRow* rows, std::size_t tensors, double scale);
+    // The sum of all ranks' gradients moves one copy of the parameters that all ranks see.
+    Status update(const FusedUpdate& what);
 
   private:
     struct Plan;
@@ -132,6 +141,8 @@ class Team {
         return staging_ + (thirds * static_cast<std::size_t>(rank) + (stage_steps_ + k) % thirds) * third_;
     }
 
+    template <class Pass>
+    Status adapt(Plan& plan, const FusedUpdate& what, Pass pass);
     void work_on_plan(const Call& call, std::size_t first, std::size_t last);
     Status reduce(Verb verb, void* x, std::size_t count, Type type, Op op, double scale);
     bool locate(const void* x, std::size_t bytes, Call& call) const;
@@ -153,7 +164,7 @@ class Team {
     Member* members_;
     Slot* slots_;
     Line* lines_;
-    char *norms_, *staging_;
+    char* staging_;
     std::size_t third_;
 
     Method method_ = Method::memfd;

@@ -1,16 +1,16 @@
-// The fused update: who sums a chunk of the gradients also moves the parameters by it. LARS needs norms first: two passes, where
-// the first leaves sums of squares per chunk in the control segment, so that all ranks add up the same numbers in the same order.
+// The fused update: who sums a chunk of the gradients also moves the parameters by it.
+//
+// LARS needs |g| first, so it takes two passes: the first sums the gradients for their squares alone, the second for the update,
+// and sums the squares of w on the way (lars.hpp). Squares are left per chunk, where all ranks see them: all add up the same
+// numbers in the same order.
 #include <algorithm>
-#include <cmath>
-#include <cstring>
 #include <vector>
 
+#include "lars.hpp"
 #include "team.hpp"
 
 namespace phalanx {
 namespace {
-
-constexpr std::size_t chunk_elements = 16 << 10;  // 64 KiB of each: gradients of all ranks, parameters and velocities fit an L2
 
 std::uint64_t digest_of(const void* data, std::size_t bytes, std::uint64_t seed) {
     const unsigned char* at = static_cast<const unsigned char*>(data);
@@ -26,50 +26,63 @@ struct Team::Plan {
         std::uint32_t tensor;
         std::size_t first, count;  // elements of the flat buffers
     };
+    struct Tensor {
+        Rule rule, wanted;  // they differ where the rule was made of a norm that was not true
+        bool adapted, carried, repaired;
+        double w, found, g;  // sums of squares
+    };
     const Arena* gradients;
     std::uint64_t offset;  // bytes, of the flat gradients in each part
     float *parameters, *velocities;
     double scale;
-    std::vector<Rule> rules;
+    std::vector<Tensor> tensors;
     std::vector<Chunk> chunks;
-    Squares* squares;  // per chunk, where all ranks see them
+    ChunkSquares* squares;  // per chunk
+
+    void add_up() {
+        for (Tensor& tensor : tensors) tensor.w = tensor.found = tensor.g = 0;
+        for (std::size_t c = 0; c < chunks.size(); ++c) {
+            Tensor& tensor = tensors[chunks[c].tensor];
+            if (!tensor.adapted) continue;
+            tensor.w += squares[c].w;
+            tensor.found += squares[c].found;
+            tensor.g += squares[c].g;
+        }
+    }
 };
 
-Status Team::update(
-    const float* gradients, float* parameters, float* velocities, const TensorRow* rows, std::size_t tensors, double scale) {
+Status Team::update(const FusedUpdate& what) {
     Plan plan;
     std::size_t end = 0;
-    for (std::size_t t = 0; t < tensors; ++t) end = std::max(end, static_cast<std::size_t>(rows[t].offset + rows[t].count));
-    // a chunk has a place for its squares
-    const std::size_t places = norms_bytes / sizeof(Squares);
-    const std::size_t per_chunk = tensors < places ? std::max(chunk_elements, end / (places - tensors) + 1) : 0;
-    if (per_chunk == 0) return refuse("more tensors than the control segment has places for their norms");
-    bool lars = false;
-    for (std::size_t t = 0; t < tensors; ++t) {
-        const TensorRow& row = rows[t];
-        plan.rules.push_back({static_cast<float>(row.lr), static_cast<float>(row.momentum), static_cast<float>(row.weight_decay),
-                              static_cast<float>(scale), 1.0f, row.nesterov != 0, row.lars != 0});
-        lars = lars || (row.lars != 0 && row.trust != 0);
+    bool adapts = false;
+    for (std::size_t t = 0; t < what.tensors; ++t) {
+        const TensorRow& row = what.rows[t];
         const std::size_t offset = static_cast<std::size_t>(row.offset), count = static_cast<std::size_t>(row.count);
-        for (std::size_t at = 0; at < count; at += per_chunk)
-            plan.chunks.push_back({static_cast<std::uint32_t>(t), offset + at, std::min(per_chunk, count - at)});
+        end = std::max(end, offset + count);
+        adapts = adapts || row.adapted != 0;
+        const Rule plain = rule_of(row, 1, what.scale);
+        plan.tensors.push_back({plain, plain, row.adapted != 0, false, false, 0, 0, 0});
+        for (std::size_t at = 0; at < count; at += chunk_elements)
+            plan.chunks.push_back({static_cast<std::uint32_t>(t), offset + at, std::min(chunk_elements, count - at)});
     }
     Call call;
-    std::uint64_t w = 0, v = 0;
+    std::uint64_t w = 0, v = 0, s = 0;
     const std::size_t bytes = end * sizeof(float);
-    if (!locate(gradients, bytes, call)) return refuse("the gradients of a fused update lie in an arena");
-    if (!locate_one_for_all(parameters, bytes, w) || !locate_one_for_all(velocities, bytes, v))
-        return refuse("the parameters and velocities of a fused update lie in memory that is one for all ranks");
+    if (!locate(what.gradients, bytes, call)) return refuse("the gradients of a fused update lie in an arena");
+    if (!locate_one_for_all(what.parameters, bytes, w) || !locate_one_for_all(what.velocities, bytes, v) ||
+        (adapts && !locate_one_for_all(what.squares, plan.chunks.size() * sizeof(ChunkSquares), s)))
+        return refuse("the parameters, velocities and squares of a fused update lie in memory that is one for all ranks");
     call.type = Type::f32;
     call.count = plan.chunks.size();
-    call.scale = scale;
-    call.digest = digest_of(rows, tensors * sizeof(TensorRow), w * 31 + v);
+    call.scale = what.scale;
+    call.root = what.carry;
+    call.digest = digest_of(what.rows, what.tensors * sizeof(TensorRow), (w * 31 + v) * 31 + s);
     plan.gradients = &arena(call.arena);
     plan.offset = call.offset;
-    plan.parameters = parameters;
-    plan.velocities = velocities;
-    plan.scale = scale;
-    plan.squares = reinterpret_cast<Squares*>(norms_);
+    plan.parameters = what.parameters;
+    plan.velocities = what.velocities;
+    plan.scale = what.scale;
+    plan.squares = what.squares;
 
     const auto pass = [&](Verb verb) {
         call.verb = verb;
@@ -78,24 +91,38 @@ Status Team::update(
         return Status::ok;
     };
     plan_ = &plan;
-    Status status = Status::ok;
-    if (lars) {
-        status = pass(Verb::norms);
-        std::vector<Squares> total(tensors, Squares{0, 0});
-        for (std::size_t c = 0; c < plan.chunks.size() && status == Status::ok; ++c) {
-            total[plan.chunks[c].tensor].w += plan.squares[c].w;
-            total[plan.chunks[c].tensor].g += plan.squares[c].g;
-        }
-        for (std::size_t t = 0; t < tensors; ++t) {
-            const double norm_w = std::sqrt(total[t].w), norm_g = std::sqrt(total[t].g);
-            if (rows[t].lars == 0 || rows[t].trust == 0 || norm_w == 0 || norm_g == 0) continue;
-            const double ratio = rows[t].trust * norm_w / (norm_g + rows[t].weight_decay * norm_w + rows[t].eps);
-            plan.rules[t].ratio = static_cast<float>(ratio);
-        }
-    }
-    if (status == Status::ok) status = pass(Verb::update);
+    const Status status = adapts ? adapt(plan, what, pass) : pass(Verb::update);
     plan_ = nullptr;
     return status;
+}
+
+// Nobody writes squares between two passes, so all ranks find the same ones and decide alike.
+template <class Pass>
+Status Team::adapt(Plan& plan, const FusedUpdate& what, Pass pass) {
+    plan.add_up();
+    for (Plan::Tensor& tensor : plan.tensors) tensor.carried = what.carry && tensor.adapted && can_be_carried(tensor.w);
+    Status status = pass(Verb::norms);
+    if (status != Status::ok) return status;
+
+    plan.add_up();
+    std::vector<double> used;
+    for (std::size_t t = 0; t < what.tensors; ++t) {
+        Plan::Tensor& tensor = plan.tensors[t];
+        tensor.rule = rule_of(what.rows[t], ratio_of(what.rows[t], tensor.w, tensor.g), what.scale);
+        used.push_back(tensor.w);
+    }
+    status = pass(Verb::update);
+    if (status != Status::ok) return status;
+
+    plan.add_up();
+    bool any = false;
+    for (std::size_t t = 0; t < what.tensors; ++t) {
+        Plan::Tensor& tensor = plan.tensors[t];
+        tensor.repaired = tensor.carried && tensor.found != used[t];
+        if (tensor.repaired) tensor.wanted = rule_of(what.rows[t], ratio_of(what.rows[t], tensor.found, tensor.g), what.scale);
+        any = any || tensor.repaired;
+    }
+    return any ? pass(Verb::repair) : Status::ok;
 }
 
 void Team::work_on_plan(const Call& call, std::size_t first, std::size_t last) {
@@ -103,15 +130,27 @@ void Team::work_on_plan(const Call& call, std::size_t first, std::size_t last) {
     const float* gradients[max_ranks];
     for (std::size_t c = first; c < last; ++c) {
         const Plan::Chunk& chunk = plan.chunks[c];
+        const Plan::Tensor& tensor = plan.tensors[chunk.tensor];
         for (int r = 0; r < size_; ++r)
             gradients[r] = reinterpret_cast<const float*>(plan.gradients->part(r) + plan.offset) + chunk.first;
-        float* w = plan.parameters + chunk.first;
-        if (call.verb == Verb::update)
-            kernels().update(w, plan.velocities + chunk.first, gradients, size_, chunk.count, plan.rules[chunk.tensor]);
-        else if (plan.rules[chunk.tensor].lars)
-            plan.squares[c] = kernels().norms(w, gradients, size_, chunk.count, plan.scale);
-        else
-            plan.squares[c] = {0, 0};
+        float *w = plan.parameters + chunk.first, *v = plan.velocities + chunk.first;
+        if (!tensor.adapted) {
+            if (call.verb == Verb::update) kernels().update(w, v, gradients, size_, chunk.count, tensor.rule);
+            continue;
+        }
+        ChunkSquares& squares = plan.squares[c];
+        if (call.verb == Verb::norms) {
+            const Squares found = kernels().norms(tensor.carried ? nullptr : w, gradients, size_, chunk.count, plan.scale);
+            squares.g = found.g;
+            if (!tensor.carried) squares.w = found.w;
+        } else if (call.verb == Verb::update) {
+            const Moved moved = kernels().update_and_square(w, v, gradients, size_, chunk.count, tensor.rule);
+            squares.found = moved.before;
+            squares.w = moved.after;
+        } else if (tensor.repaired) {
+            repair(w, v, gradients, size_, chunk.count, tensor.rule, tensor.wanted);
+            squares.w = kernels().norms(w, gradients, size_, chunk.count, plan.scale).w;
+        }
     }
 }
 

@@ -25,6 +25,7 @@ ROOMS = {
         "": ("torch",),
         "multi_node": ("phalanx.grad", "phalanx.comm"),
         "one_pass": ("phalanx.grad", "phalanx.comm"),
+        "lars": ("phalanx.comm",),  # the door to the native core
         "gossip_step": ("phalanx.grad", "phalanx.comm"),
         "host_replica": ("phalanx.comm",),
         "host_step": ("phalanx.comm",),

@@ -2,6 +2,7 @@
 //
 // ThreadSanitizer sees races between threads of one address space only, so ranks are threads that share one mapping there;
 // AddressSanitizer runs them as processes that map the memory themselves. Values are small integers: sums are exact.
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -29,21 +30,47 @@ float value(int rank, int number, std::size_t i) {
     return static_cast<float>((static_cast<std::size_t>(rank * 7 + number) + i) % 17);
 }
 
-// One copy of parameters and velocities starts at zero and moves by minus the sum of all gradients; LARS only has to run.
+// One copy of parameters and velocities moves by minus the sum of all gradients. With LARS three times, and before the last one
+// somebody writes to w; a trust of 1 makes a step as long as w is.
 void update(Team& team, float* gradients, float* shared, std::size_t count, int number, bool lars) {
-    float *w = shared, *v = shared + part_bytes / 8;
-    const double half = static_cast<double>(count / 2), rest = static_cast<double>(count - count / 2);
-    const TensorRow first{0, half, 1, 0, 0, 0, double(lars), 0.001, 1e-9}, second{half, rest, 1, 0, 0, 0, double(lars), 0.001, 1e-9};
+    const std::size_t room = part_bytes / 12;  // elements: parameters, velocities, squares
+    count = std::min(count, room);
+    float *w = shared, *v = shared + room;
+    const double half = static_cast<double>(count / 2), rest = static_cast<double>(count - count / 2), trust = 1;
+    const TensorRow first{0, half, 1, 0, 0, 0, 1, double(lars), trust, 0}, second{half, rest, 1, 0, 0, 0, 1, double(lars), trust, 0};
     const TensorRow rows[2] = {first, second};
-    if (team.rank() == 0) std::memset(static_cast<void*>(shared), lars ? 1 : 0, part_bytes);
-    if (team.barrier() != Status::ok) die(team.rank(), number, "barrier", 0);
-    if (team.update(gradients, w, v, rows, 2, 1.0) != Status::ok) die(team.rank(), number, "update", 0);
-    for (std::size_t i = 0; i < count && !lars; ++i) {
-        float sum = 0;
-        for (int r = 0; r < team.size(); ++r) sum += value(r, number, i);
-        if (w[i] != -sum) die(team.rank(), number, "wrong parameter", i);
+    const auto meet = [&] {
+        if (team.barrier() != Status::ok) die(team.rank(), number, "barrier", 0);
+    };
+    std::vector<double> wanted(count, lars ? 1 : 0), sum(count);
+    for (std::size_t i = 0; i < count; ++i)
+        for (int r = 0; r < team.size(); ++r) sum[i] += value(r, number, i);
+    for (int turn = 0; turn < (lars ? 3 : 1); ++turn) {
+        if (team.rank() == 0)
+            for (std::size_t i = 0; i < count; ++i) {
+                w[i] = turn == 0 ? lars : turn == 2 ? 2 * w[i] : w[i];
+                v[i] = turn == 0 ? 0 : v[i];
+            }
+        meet();
+        auto* squares = reinterpret_cast<ChunkSquares*>(shared + 2 * room);
+        if (team.update({gradients, w, v, squares, turn > 0, rows, 2, 1.0}) != Status::ok) die(team.rank(), number, "update", 0);
+        for (const TensorRow& row : rows) {
+            const std::size_t from = static_cast<std::size_t>(row.offset), to = from + static_cast<std::size_t>(row.count);
+            double ww = 0, gg = 0;
+            for (std::size_t i = from; i < to; ++i) {
+                wanted[i] *= turn == 2 ? 2 : 1;
+                ww += wanted[i] * wanted[i];
+                gg += sum[i] * sum[i];
+            }
+            const double ratio = lars && ww != 0 && gg != 0 ? std::sqrt(ww / gg) : 1;
+            for (std::size_t i = from; i < to; ++i) {
+                wanted[i] -= ratio * sum[i];
+                const double tolerance = lars ? 1e-4 * (1 + std::abs(wanted[i])) : 0;
+                if (std::abs(w[i] - wanted[i]) > tolerance) die(team.rank(), number, "wrong parameter", i);
+            }
+        }
+        meet();
     }
-    if (team.barrier() != Status::ok) die(team.rank(), number, "barrier", 0);
 }
 
 void play(Team& team, char* arena, char* shared, int operations, unsigned seed) {
@@ -71,7 +98,6 @@ void play(Team& team, char* arena, char* shared, int operations, unsigned seed) 
         if (verb == 3) status = team.all_gather(x, count, Type::f32);
         if (verb == 4) status = team.broadcast(x, count, Type::f32, root);
         if (verb == 6) {
-            count = std::min<std::size_t>(count, part_bytes / 8);
             update(team, reinterpret_cast<float*>(arena) + offset, reinterpret_cast<float*>(shared), count, number, staged);
             continue;
         }

@@ -76,20 +76,21 @@ def test_threads_have_no_races(threaded):
 
 
 @pytest.mark.parametrize(
-    ("source", "text", "instead"),
+    ("source", "text", "instead", "found"),
     [
-        ("team.cpp", "memory_order_acq_rel", "memory_order_relaxed"),
-        ("stage.cpp", "stage_steps_ += steps;", "stage_steps_ += steps + 1;"),  # into a third that others still read
+        ("team.cpp", "memory_order_acq_rel", "memory_order_relaxed", "data race"),
+        ("stage.cpp", "stage_steps_ += steps;", "stage_steps_ += steps + 1;", "data race"),  # into a third that others still read
+        ("update.cpp", "tensor.found != used[t]", "false", "wrong parameter"),  # LARS by a norm that is no longer true
     ],
-    ids=["without_ordering", "a_third_too_early"],
+    ids=["without_ordering", "a_third_too_early", "an_old_norm"],
 )
-def test_a_mutant_is_caught(threaded, source, text, instead):
+def test_a_mutant_is_caught(threaded, source, text, instead, found):
     original = ROOT / "csrc" / source
     mutant = threaded.directory / f"mutant_{source}"
     assert text in original.read_text()
     mutant.write_text(original.read_text().replace(text, instead))
     ended = run(threaded.link("mutant", {original: mutant}), "threads", "3", "200", "1")
-    assert "data race" in ended.stderr
+    assert found in ended.stderr
 
 
 def test_processes_touch_only_their_memory(addressed):

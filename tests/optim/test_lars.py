@@ -2,50 +2,21 @@
 
 import copy
 import io
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.optim.lars_oracle import Oracle
 
 import phalanx
+from phalanx.comm.transports import shm
 from phalanx.optim.lars import MLPERF
 
 SHAPES = [(4, 3), (4,), (2, 3, 3, 3), (1,), (5, 7), ()]
 SKIPS = [None, lambda p: False, lambda p: p.ndim == 2]
-
-
-class Oracle:
-    """The rule, one parameter at a time; `outside` keeps the rate out of the velocity."""
-
-    def __init__(self, weights, *, skip=lambda w: w.ndim < 2):
-        self.w = [w.detach().double().numpy().copy() for w in weights]
-        self.v = [np.zeros_like(w) for w in self.w]
-        self.skipped = [skip(w) for w in self.w]
-
-    def step(
-        self,
-        gradients,
-        lr,
-        momentum=0.9,
-        weight_decay=0.0,
-        trust_coefficient=0.001,
-        eps=1e-9,
-        nesterov=False,
-        lr_in_momentum=True,
-    ):
-        for i, g in enumerate(g.double().numpy() for g in gradients):
-            w, d, ratio = self.w[i], g, 1.0
-            if not self.skipped[i]:
-                d = g + weight_decay * w
-                size, slope = np.sqrt((w * w).sum()), np.sqrt((g * g).sum())
-                if size and slope:
-                    ratio = trust_coefficient * size / (slope + weight_decay * size + eps)
-            inner, outer = (lr, 1.0) if lr_in_momentum else (1.0, lr)
-            u = inner * ratio * d
-            self.v[i] = momentum * self.v[i] + u
-            self.w[i] = w - outer * (momentum * self.v[i] + u if nesterov else self.v[i])
 
 
 def tensors(seed, shapes=SHAPES, dtype=torch.float32, scale=1.0):
@@ -80,11 +51,25 @@ options = st.fixed_dictionaries(
 ).filter(lambda o: o["momentum"] or not o["nesterov"])
 
 
+WAYS = ("native", "torch", "foreach")  # that a step may go on the CPU
+
+
+@contextmanager
+def way(name):
+    """Whatever steps inside goes this way."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PHALANX_NATIVE", "1" if name == "native" else "0")
+        yield
+
+
 @settings(max_examples=60, deadline=None)
-@given(
-    options, st.sampled_from([torch.float32, torch.float64]), st.sampled_from([None, True]), st.integers(0, 2), st.integers(0, 99)
-)
-def test_equals_its_definition(options, dtype, foreach, which, seed):
+@given(options, st.sampled_from([torch.float32, torch.float64]), st.sampled_from(WAYS), st.integers(0, 2), st.integers(0, 99))
+def test_equals_its_definition(options, dtype, name, which, seed):
+    with way(name):
+        equals_its_definition(options, dtype, True if name == "foreach" else None, which, seed)
+
+
+def equals_its_definition(options, dtype, foreach, which, seed):
     skip = {} if SKIPS[which] is None else {"skip": SKIPS[which]}
     params = parameters(seed, dtype=dtype)
     oracle = Oracle(params, **skip)
@@ -99,6 +84,75 @@ def test_equals_its_definition(options, dtype, foreach, which, seed):
         for p, g in zip(params, gradients, strict=True):
             assert torch.equal(p.grad, g)  # it is only read
     close(params, oracle.w, **({"rtol": 1e-10, "atol": 1e-12} if dtype is torch.float64 else {"rtol": 1e-4, "atol": 1e-4}))
+
+
+needs_core = pytest.mark.skipif(bool(shm.UNAVAILABLE), reason=shm.UNAVAILABLE or "available")
+
+
+def after_some_steps(count, nesterov=False, kernels=None):
+    """A parameter of `count` elements after three steps, and what the definition says."""
+    if kernels is not None and not shm._native.choose_kernels(kernels):
+        pytest.skip(f"this processor has no {kernels}")
+    params = parameters(shapes=[(1, count)])
+    oracle = Oracle(params)
+    opt = phalanx.Lars(params, lr=3.0, weight_decay=0.01, trust_coefficient=0.02, nesterov=nesterov)
+    for t in range(3):
+        gradients = tensors(t, shapes=[(1, count)])
+        give(params, gradients)
+        opt.step()
+        oracle.step(gradients, lr=3.0, weight_decay=0.01, trust_coefficient=0.02, nesterov=nesterov)
+    return params[0].detach(), oracle.w[0]
+
+
+@needs_core
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_all_processors_compute_the_same_bits(nesterov):
+    """Around a register, around both halves of a run, and a long one."""
+    best = shm._native.kernels()
+    try:
+        for count in (1, 3, 15, 16, 17, 31, 32, 33, 47, 48, 63, 64, 65, 100, 1023, 40_001):
+            wanted, definition = after_some_steps(count, nesterov, "portable")
+            close([wanted], [definition])
+            for kernels in ("avx2", "avx512"):
+                assert torch.equal(after_some_steps(count, nesterov, kernels)[0], wanted), (kernels, count)
+    finally:
+        shm._native.choose_kernels(best)
+
+
+@needs_core
+def test_the_native_core_and_torch_compute_the_same():
+    """To a few roundings of float32; a control that the two are two ways."""
+    counts = (40, 5000, 300_000)
+    native, plain = ([], [])
+    for found, name in ((native, "native"), (plain, "torch")):
+        with way(name):
+            found.extend(after_some_steps(count)[0] for count in counts)
+    for mine, his in zip(native, plain, strict=True):
+        torch.testing.assert_close(mine, his, rtol=2e-6, atol=2e-7)
+    assert not all(torch.equal(mine, his) for mine, his in zip(native, plain, strict=True))
+
+
+@pytest.mark.parametrize("name", WAYS[:2])
+@pytest.mark.parametrize("size", [1e-25, 1e21])
+def test_norms_of_float32_neither_vanish_nor_overflow(name, size):
+    """The squares do, in float32: the ratio would be 1, or 0."""
+    p = torch.nn.Parameter(torch.ones(20, 20))
+    p.grad = torch.full((20, 20), size)
+    with way(name):
+        phalanx.Lars([p], lr=10.0, eps=0.0).step()
+    torch.testing.assert_close(p.detach(), torch.full((20, 20), 1 - 10 * 0.001))
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_backward_after_the_step_is_told_that_it_is_too_late(name):
+    layer = torch.nn.Linear(3, 3)
+    loss = (layer(layer(torch.ones(2, 3))) ** 2).sum()
+    with way(name):
+        opt = phalanx.Lars(layer.parameters(), lr=0.1, foreach=True if name == "foreach" else None)
+        loss.backward(retain_graph=True)
+        opt.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
 
 
 def reference_step(w, mom, g, lr, beta, m=0.9, eeta=0.001, epsilon=1e-7):

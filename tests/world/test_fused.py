@@ -5,10 +5,12 @@ import warnings
 
 import pytest
 import torch
+from tests.optim.lars_oracle import Oracle
 from torch.nn.functional import cross_entropy
 
 import phalanx
 from phalanx.comm.transports import shm
+from phalanx.optim.lars import MLPERF
 
 pytestmark = pytest.mark.skipif(bool(shm.UNAVAILABLE), reason=shm.UNAVAILABLE)
 
@@ -44,9 +46,9 @@ def flat(net: torch.nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().reshape(-1) for p in net.parameters()])
 
 
-def train(comm, options, sync, steps=6, schedule=False):
+def train(comm, options, sync, steps=6, schedule=False, kind=torch.optim.SGD):
     net = model()
-    opt = phalanx.create_multi_node_optimizer(torch.optim.SGD(net.parameters(), **options), comm, sync=sync)
+    opt = phalanx.create_multi_node_optimizer(kind(net.parameters(), **options), comm, sync=sync)
     rates = torch.optim.lr_scheduler.StepLR(opt, 2, 0.5) if schedule else None
     for step in range(steps):
         gradients(net, step, comm)
@@ -56,11 +58,11 @@ def train(comm, options, sync, steps=6, schedule=False):
     return net, opt
 
 
-def compare(comm, options):
+def compare(comm, options, kind=torch.optim.SGD):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        fused, inner = train(comm, options, FUSED, schedule=True)
-    usual, other = train(comm, options, phalanx.AllReduce(overlap=False), schedule=True)
+        fused, inner = train(comm, options, FUSED, schedule=True, kind=kind)
+    usual, other = train(comm, options, phalanx.AllReduce(overlap=False), schedule=True, kind=kind)
     torch.testing.assert_close(flat(fused), flat(usual), rtol=1e-5, atol=1e-6)
     assert not torch.equal(flat(fused), flat(model()))
     if options.get("momentum"):
@@ -191,6 +193,122 @@ def memory(comm):
 def test_there_is_one_replica_on_the_host(pools):
     for seen, before in pools.of(3).run(memory):
         assert seen == 123.0 != before
+
+
+# ---- LARS ----------------------------------------------------------------------------------------------------------------------
+
+LARS = {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-3, "trust_coefficient": 0.1}
+LARS_OPTIONS = [
+    LARS,
+    {**LARS, "nesterov": True},
+    {**LARS, "lr_in_momentum": False, **MLPERF},
+    {**LARS, "momentum": 0.0, "weight_decay": 0.0},
+]
+
+
+def test_fused_lars_equals_the_usual_one(world):
+    first, *others = world.run(compare, LARS, phalanx.Lars)
+    assert all(torch.equal(first, other) for other in others)
+
+
+@pytest.mark.parametrize("options", LARS_OPTIONS[1:], ids=str)
+def test_so_it_does_with_its_variants(pair, options):
+    first, second = pair.run(compare, options, phalanx.Lars)
+    assert torch.equal(first, second)
+
+
+def skip_some(p):
+    return p.ndim < 2 or p.shape[0] == 10
+
+
+def changed_from_outside(comm):
+    """Against the definition, fed with the mean gradients; parameters change where torch counts it, and where it does not."""
+    net = model()
+    inner = phalanx.Lars(net.parameters(), **LARS, skip=skip_some)
+    opt = phalanx.create_multi_node_optimizer(inner, comm, sync=FUSED)
+    oracle, params = Oracle(net.parameters(), skip=skip_some), list(net.parameters())
+    stale = None  # what the step after the change would do by the norm of before
+    for step in range(7):
+        if step in (2, 4):
+            comm.barrier()
+            if comm.rank == 0:
+                with torch.no_grad():
+                    for p in params if step == 2 else params[:1]:
+                        (p if step == 2 else p.data).mul_(3.0)
+            oracle.w = [3 * w if step == 2 or i == 0 else w for i, w in enumerate(oracle.w)]
+            comm.barrier()
+        gradients(net, step, comm)
+        own = [p.grad.clone() for p in params]
+        mean = [g.clone(memory_format=torch.contiguous_format) for g in own]
+        for g in mean:
+            comm.all_reduce(g, op="mean")
+        if step == 2:
+            stale = copy.deepcopy(oracle)
+            stale.step(mean, **{**LARS, "trust_coefficient": LARS["trust_coefficient"] / 3})
+        opt.step()
+        oracle.step(mean, **LARS)
+        for p, w, g in zip(params, oracle.w, own, strict=True):
+            torch.testing.assert_close(p.detach().double(), torch.from_numpy(w), rtol=1e-4, atol=2e-6)
+            assert torch.equal(p.grad, g), "gradients are only read"
+        if step == 2:
+            assert not torch.allclose(params[0].detach().double(), torch.from_numpy(stale.w[0]), rtol=1e-4, atol=2e-6)
+    return flat(net)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_fused_lars_notices_parameters_that_were_changed_from_outside(pools, ranks):
+    first, *others = pools.of(ranks).run(changed_from_outside)
+    assert all(torch.equal(first, other) for other in others)
+
+
+def lars_steps(net, opt, comm, steps):
+    """By gradients out of a hat: those of a model depend, in their last bits, on where its parameters lie."""
+    for step in steps:
+        g = torch.Generator().manual_seed(10 * step + comm.rank)
+        for p in net.parameters():
+            p.grad = torch.randn(p.shape, generator=g)
+        opt.step()
+
+
+def fused_lars(net, comm):
+    return phalanx.create_multi_node_optimizer(phalanx.Lars(net.parameters(), **LARS), comm, sync=FUSED)
+
+
+def resumed(comm):
+    """Norms that are carried and norms that are summed anew have the same bits."""
+    net, again = model(), model()
+    opt, made = fused_lars(net, comm), fused_lars(again, comm)
+    lars_steps(net, opt, comm, range(3))
+    saved = copy.deepcopy((net.state_dict(), opt.state_dict()))
+    lars_steps(net, opt, comm, range(3, 6))
+    wanted = flat(net)
+    for each, own in ((again, made), (net, opt)):  # from the beginning, and into the replica that is there
+        comm.barrier()
+        each.load_state_dict(saved[0])
+        own.load_state_dict(saved[1])
+        lars_steps(each, own, comm, range(3, 6))
+        assert torch.equal(flat(each), wanted)
+    lars_steps(net, opt, comm, range(1))
+    assert not torch.equal(flat(net), wanted)
+
+
+def test_fused_lars_resumes_bit_for_bit(pair):
+    pair.run(resumed)
+
+
+def lars_without_core(comm):
+    with pytest.warns(UserWarning, match="share memory"):
+        net, _ = train(comm, LARS, FUSED, kind=phalanx.Lars)
+    return flat(net)
+
+
+def lars_with_core(comm):
+    return flat(train(comm, LARS, FUSED, kind=phalanx.Lars)[0])
+
+
+def test_fused_lars_without_the_core_is_the_same(pools):
+    without, _ = pools.of(2, PHALANX_NATIVE="0").run(lars_without_core)
+    torch.testing.assert_close(pools.of(2).run(lars_with_core)[0], without, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("option", [{"wire": torch.bfloat16}, {"double_buffering": True}])

@@ -286,12 +286,13 @@ def fused_update_of(comm, lars: bool, nesterov: bool, kernels: str) -> None:
     parameters = team.allocate_one_for_all(offsets[-1] * 4).view(torch.float32)
     velocities = team.allocate_one_for_all(offsets[-1] * 4).view(torch.float32)
     table = [
-        Rule(offset, size, lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=nesterov, lars=lars, trust=0.02 * lars, eps=1e-9)
+        Rule(offset, size, 0.1, 0.9, 0.01, nesterov, lr_in_momentum=lars, adapted=lars, trust=0.02, eps=1e-9)
         if size > 100  # as LARS skips biases
-        else Rule(offset, size, lr=0.1, momentum=0.9, nesterov=nesterov, lars=lars)
+        else Rule(offset, size, 0.1, 0.9, 0.0, nesterov, lr_in_momentum=lars)
         for offset, size in zip(offsets, sizes)
     ]
     rules = update_rules(table)
+    squares = team.allocate_one_for_all(8 * sum(rule.squares for rule in table)).view(torch.float64)
 
     def view(flat: torch.Tensor, k: int) -> torch.Tensor:
         return flat[offsets[k] :][: sizes[k]]
@@ -306,6 +307,12 @@ def fused_update_of(comm, lars: bool, nesterov: bool, kernels: str) -> None:
     sgd = torch.optim.SGD(groups, lr=0.1, momentum=0.9, nesterov=nesterov)
     team.barrier()
     for number in range(5):
+        if number == 2:  # somebody writes to the parameters: norms that were carried are not those of now
+            if comm.rank == 0:
+                parameters.mul_(2)
+            with torch.no_grad():
+                torch._foreach_mul_(oracle, 2)
+            team.barrier()
         if number == 3:  # a schedule
             rules[:, 2] *= 0.5
             for group in sgd.param_groups:
@@ -318,7 +325,7 @@ def fused_update_of(comm, lars: bool, nesterov: bool, kernels: str) -> None:
                 with torch.no_grad():
                     lr = float(rules[k, 2])
                     ratio = (
-                        rule.trust * w.norm() / (w.grad.norm() + rule.weight_decay * w.norm() + rule.eps) if rule.trust else 1.0
+                        rule.trust * w.norm() / (w.grad.norm() + rule.weight_decay * w.norm() + rule.eps) if rule.adapted else 1.0
                     )
                     u = lr * ratio * (w.grad + rule.weight_decay * w)
                     velocity[k].mul_(rule.momentum).add_(u)
@@ -326,13 +333,13 @@ def fused_update_of(comm, lars: bool, nesterov: bool, kernels: str) -> None:
         if not lars:
             sgd.step()
         before = gradients.clone()
-        team.update(gradients, parameters, velocities, rules, scale=1 / comm.size)
+        team.update(gradients, parameters, velocities, rules, scale=1 / comm.size, squares=squares, carry=number > 0)
         assert torch.equal(gradients, before), "gradients are only read"
         for k, w in enumerate(oracle):
             torch.testing.assert_close(view(parameters, k).double(), w.detach(), rtol=1e-5, atol=2e-6)
         team.barrier()
     with pytest.raises(shm.Refused, match="one for all"):
-        team.update(gradients, gradients.clone(), velocities, rules, scale=1.0)
+        team.update(gradients, gradients.clone(), velocities, rules, scale=1.0, squares=squares)
     shm._native.choose_kernels("avx512") or shm._native.choose_kernels("avx2")
     team.close()
 

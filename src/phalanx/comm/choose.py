@@ -1,8 +1,12 @@
-"""Which schedule for which world and which message: rules, each with the measurement or the count that it rests on."""
+"""Which schedule for which world and which message: rules, each with the measurement or the count that it rests on.
+
+Where a plan for as many hosts and ranks is at hand (planned.py) it decides instead.
+"""
 
 from __future__ import annotations
 
 from phalanx.comm.hosts import Hosts
+from phalanx.comm.planned import planned_for
 from phalanx.schedule import Schedule, halving_doubling, hierarchical, recursive_doubling, relabel, ring, torus
 
 # Bytes up to which the number of steps decides. On one host gloo's steps cost so much that the short way wins up to here
@@ -25,6 +29,8 @@ def for_world(hosts: Hosts, *, shared: bool = False, library: bool = False) -> S
     level: a single call where all share memory or have NCCL; halving-doubling where the world is a power of two (as few bytes as
     the ring in 2 log2 n steps instead of 2(n-1)); the ring for the rest.
     """
+    if planned := planned_for(hosts):
+        return _placed(planned[-1][1], hosts)
     world = sum(len(ranks) for ranks in hosts.ranks)
     if hosts.grid and min(hosts.grid) > 1:
         return _placed(torus(*hosts.grid), hosts)
@@ -35,7 +41,9 @@ def for_world(hosts: Hosts, *, shared: bool = False, library: bool = False) -> S
 
 
 def for_less(hosts: Hosts, *, shared: bool = False) -> tuple[tuple[int, Schedule], ...]:
-    """Schedules for smaller messages, each with the number of bytes up to which it serves, the smallest first."""
+    """Schedules for smaller messages, each with the number of bytes up to which it serves, the smallest first; at least one."""
+    if planned := planned_for(hosts):
+        return tuple((limit, _placed(schedule, hosts)) for limit, schedule in planned[:-1] or planned)
     world = sum(len(ranks) for ranks in hosts.ranks)
     if shared and hosts.grid and min(hosts.grid) > 1:
         quick, ring_of_leaders = (_placed(hierarchical(*hosts.grid, among=among), hosts) for among in (recursive_doubling, ring))

@@ -15,6 +15,7 @@ from phalanx.comm.failure import CommunicationError, Watch, guard
 from phalanx.comm.hosts import Hosts, host_key
 from phalanx.comm.issuer import Issuer
 from phalanx.comm.launch import discover
+from phalanx.comm.planned import tell_if_unplanned
 from phalanx.comm.transports.local import LocalTransport, LocalWorld
 from phalanx.comm.transports.shm import HostTeam
 from phalanx.schedule import Schedule, ScheduleError, lower, verify
@@ -57,6 +58,8 @@ def create_communicator(algorithm: Schedule | None = None, *, backend: str | Non
     # the keys of all hosts, over the store: the communicator that could gather them needs them to exist
     store.set(f"host/{rank}", host_key())
     keys = [key.decode() for key in store.multi_get([f"host/{r}" for r in range(size)])]
+    if algorithm is None:
+        tell_if_unplanned(Hosts.of(keys))
     prepare(transport, range(size), algorithm or for_world(Hosts.of(keys), library=transport.library))
     # the name is part of every tag: two communicators of one process share the connections, and must not share messages
     name = f"world {made}" if made else "world"

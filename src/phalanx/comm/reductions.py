@@ -213,15 +213,28 @@ class Reductions(Operations):
         work = lambda tag: loans.give(lambda: team.allocate_one_for_all(numel * 4)).view(torch.float32)  # noqa: E731
         return self._start(f"shared_buffer({numel})", work).wait()
 
-    def update(self, gradients: torch.Tensor, parameters: torch.Tensor, velocities: torch.Tensor, rules: Sequence[Rule]) -> None:
+    def update(
+        self,
+        gradients: torch.Tensor,
+        parameters: torch.Tensor,
+        velocities: torch.Tensor,
+        rules: Sequence[Rule],
+        *,
+        squares: torch.Tensor | None = None,
+        carry: bool = False,
+    ) -> None:
         """Move shared `parameters` and `velocities` by the mean of all ranks' `gradients`, in one pass over the memory.
 
         `gradients` are from `buffer`, the others from `shared_buffer`, all of one layout, which `rules` (the same on all ranks)
-        describes, tensor by tensor. The gradients are only read.
+        describes, tensor by tensor. The gradients are only read; LARS reads them twice, and keeps norms in `squares`, which it
+        takes from there if it may `carry` them (`HostTeam.update`).
         """
         team = self._need_shared_memory("update")
         table = update_rules(rules)
-        work = lambda tag: team.update(gradients, parameters, velocities, table, scale=1 / self.size)  # noqa: E731
+
+        def work(tag: int) -> None:
+            team.update(gradients, parameters, velocities, table, scale=1 / self.size, squares=squares, carry=carry)
+
         self._start(f"update({len(rules)} tensors)", work).wait()
 
     def _need_shared_memory(self, verb: str) -> HostTeam:

@@ -59,13 +59,18 @@ def objection(optimizer: torch.optim.Optimizer) -> str:
     """Why `optimizer.step` cannot be run on parts of the parameters; empty if it can."""
     if type(optimizer) is not torch.optim.SGD:
         return f"the optimizer is {type(optimizer).__name__}, not torch.optim.SGD"
+    return altered(optimizer)
+
+
+def altered(optimizer: torch.optim.Optimizer) -> str:
+    """Why a step of `optimizer` is not what its class says; empty if it is."""
     own_step = vars(optimizer).get("step")
     if own_step is not None and not hasattr(own_step, "_wrapped_by_lr_sched"):  # a scheduler only counts the calls
         return "the optimizer's step was replaced"
     own_hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
     if own_hooks or _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
         return "the optimizer has step hooks"
-    if any(group["differentiable"] for group in optimizer.param_groups):
+    if any(group.get("differentiable") for group in optimizer.param_groups):
         return "differentiable updates write no memory"
     return ""
 

@@ -10,8 +10,9 @@ For a skipped one d = g and ratio = 1. docs/large-batch.md says how the variants
 options of MLPerf's reference, the same rule with another eps.
 
 Norms: on a GPU those of all layers are computed together (Fujitsu's batched norm) by torch's multi-tensor operations, and nothing
-waits for the device. On a CPU passes over whole lists only lose the cache: a layer's norms come right before its update, which is
-one pass of torch's fused SGD: with dampening 1 - c that is v = momentum * v + c * d, w -= v.
+waits for the device. On a CPU passes over whole lists only lose the cache: a layer's norms come right before its update, both as
+one pass of the native core. Where that cannot be had, the update is one pass of torch's fused SGD: with dampening 1 - c that is
+v = momentum * v + c * d, w -= v.
 """
 
 from __future__ import annotations
@@ -24,9 +25,13 @@ from typing import Any, NamedTuple, overload
 import torch
 from torch.optim.optimizer import ParamsT
 
+from phalanx.comm.transports import shm
+
 MLPERF: Mapping[str, float] = MappingProxyType({"momentum": 0.9, "trust_coefficient": 0.001, "eps": 1e-7})
 
 Skip = Callable[[torch.Tensor], bool]
+
+PLAIN = (torch.nn.Parameter, torch.Tensor)  # no subclass of them, which may have no memory of its own
 
 
 def is_vector(p: torch.Tensor) -> bool:
@@ -48,7 +53,8 @@ class Lars(torch.optim.Optimizer):
 
     `skip(p)` selects parameters that get neither trust ratio nor weight decay. `lr_in_momentum=False` keeps the rate out of the
     velocity, as timm, torch-optimizer and LARC do: u = ratio * d and w -= lr * v. `foreach` forces torch's multi-tensor
-    operations or forbids them; by default they are used where parameters are not on the CPU.
+    operations or forbids them; by default they are used where parameters are not on the CPU. Float32 on the CPU is moved by the
+    native core where that is available.
     """
 
     def __init__(
@@ -106,16 +112,21 @@ class Lars(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        native = shm.is_native()
         for group in self.param_groups:
             together: dict[tuple[torch.device, torch.dtype], list[Layer]] = {}
-            skipped = []
+            natively, skipped = [], []
             for layer in self._layers(group):
                 if not layer.w.is_cpu if group["foreach"] is None else group["foreach"]:
                     together.setdefault((layer.w.device, layer.w.dtype), []).append(layer)
+                elif native and _fits_native(layer):
+                    natively.append(layer)
                 elif layer.adapted:
                     _move(group, [layer], _ratio(group, _norm(layer.w), _norm(layer.g)))
                 else:
                     skipped.append(layer)
+            if natively:
+                _move_natively(group, natively)
             if skipped:
                 _move(group, skipped, 1.0)
             for layers in together.values():
@@ -124,16 +135,44 @@ class Lars(torch.optim.Optimizer):
 
     def _layers(self, group: dict[str, Any]) -> list[Layer]:
         """The parameters that have a gradient."""
-        skipped, found = set(group["skipped"]), []
+        skipped, momentum, found = set(group["skipped"]), group["momentum"], []
         for i, p in enumerate(group["params"]):
-            if p.grad is None:
+            g, v = p.grad, None
+            if g is None:
                 continue
-            if p.grad.layout is not torch.strided:
-                raise TypeError(f"Lars: the norm of a {p.grad.layout} gradient is not implemented: use Embedding(sparse=False)")
-            if group["momentum"] and "momentum_buffer" not in self.state[p]:
-                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
-            found.append(Layer(p, p.grad, self.state[p]["momentum_buffer"] if group["momentum"] else None, i not in skipped))
+            if g.layout is not torch.strided:
+                raise TypeError(f"Lars: the norm of a {g.layout} gradient is not implemented: use Embedding(sparse=False)")
+            if momentum:
+                state = self.state[p]
+                v = state.get("momentum_buffer")
+                if v is None:
+                    v = state["momentum_buffer"] = torch.zeros_like(p)
+            found.append(Layer(p, g, v, i not in skipped))
         return found
+
+
+def lars_rule(group: dict[str, Any], *, adapted: bool, offset: int = 0, count: int = 0) -> shm.Rule:
+    """What the native core has to know of a tensor of `group`."""
+    return shm.Rule(
+        offset,
+        count,
+        lr=float(group["lr"]),
+        momentum=group["momentum"],
+        weight_decay=group["weight_decay"] if adapted else 0.0,
+        nesterov=group["nesterov"],
+        lr_in_momentum=group["lr_in_momentum"],
+        adapted=adapted,
+        trust=group["trust_coefficient"],
+        eps=group["eps"],
+    )
+
+
+def _move_natively(group: dict[str, Any], layers: list[Layer]) -> None:
+    """Norms and update of each layer, in the native core."""
+    rules = [lars_rule(group, adapted=adapted) for adapted in (False, True)]
+    tensors = [(w, v, g) for w, g, v, _ in layers if v is not None]
+    shm.lars_step(tensors, [rules[layer.adapted] for layer in layers])
+    torch.autograd.graph.increment_version([layer.w for layer in layers])  # as after any operation in place
 
 
 def _move(group: dict[str, Any], layers: list[Layer], ratio: float) -> None:
@@ -141,7 +180,8 @@ def _move(group: dict[str, Any], layers: list[Layer], ratio: float) -> None:
     lr, momentum, nesterov = float(group["lr"]), group["momentum"], group["nesterov"]
     decay = group["weight_decay"] if layers[0].adapted else 0.0
     step, rate = (ratio * lr, 1.0) if group["lr_in_momentum"] or not momentum else (ratio, lr)
-    fused = [] if nesterov else [layer for layer in layers if _fits_fused(layer)]
+    exact = not momentum or step > 1e-7  # 1 - (1 - step) has few digits of a tiny step
+    fused = [layer for layer in layers if _fits_fused(layer)] if exact and not nesterov else []
     if fused:
         ws, gs, vs = ([x for x in xs if x is not None] for xs in list(zip(*fused))[:3])
         torch._fused_sgd_(
@@ -156,6 +196,7 @@ def _move(group: dict[str, Any], layers: list[Layer], ratio: float) -> None:
             maximize=False,
             is_first_step=False,  # the first velocity would be the gradient itself, not `step` times it
         )
+        torch.autograd.graph.increment_version(ws)  # which it leaves to others
     for w, g, v, _ in layers if not fused else [layer for layer in layers if not _fits_fused(layer)]:
         u = g.add(w, alpha=decay).mul_(step)
         if v is not None:
@@ -202,12 +243,25 @@ def _ratio(group: dict[str, Any], w_norm: float, g_norm: float) -> float:
 def _norm(x: torch.Tensor) -> float:
     if x.dtype is torch.float32 and x.is_contiguous():
         x = x.detach().view(-1)
-        return math.sqrt(torch.dot(x, x).item())  # the fastest that torch has: its reductions take a tenth longer
-    return float(torch.linalg.vector_norm(x, dtype=torch.promote_types(x.dtype, torch.float32)))
+        square = torch.dot(x, x).item()  # the fastest that torch has: its reductions take a tenth longer
+        if 1e-30 < square < math.inf:  # below, many squares are rounded to nothing
+            return math.sqrt(square)
+    return float(torch.linalg.vector_norm(x, dtype=torch.float64))
+
+
+def _fits_native(layer: Layer) -> bool:
+    """Whether the native core may run: it sees addresses, so they must be those of plain tensors with a velocity."""
+    w, g, v, _ = layer
+    return type(v) is type(g) is torch.Tensor and type(w) in PLAIN and _fits_fused(layer)
 
 
 def _fits_fused(layer: Layer) -> bool:
-    """Whether torch's fused SGD may run: it goes through memory, whatever the strides, and 1 - (1 - step) costs digits."""
-    w = layer.w
-    dense = w.is_contiguous() or (w.ndim == 4 and w.is_contiguous(memory_format=torch.channels_last))
-    return dense and all(x is None or (x.dtype is torch.float32 and x.stride() == w.stride()) for x in layer[:3])
+    """Whether torch's fused SGD may run: it goes through memory, whatever the strides, and in float32."""
+    w, g, v, _ = layer
+    strides = w.stride()
+    return (
+        w.dtype is g.dtype is torch.float32
+        and g.stride() == strides
+        and (v is None or (v.dtype is torch.float32 and v.stride() == strides))
+        and (w.is_contiguous() or (w.ndim == 4 and w.is_contiguous(memory_format=torch.channels_last)))
+    )

@@ -51,9 +51,10 @@ TYPES = {
 OPS = {"sum": 0, "max": 1, "min": 2}
 
 # the numbers of csrc/layout.hpp
-VERBS = ("barrier", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "allocate", "release", "update", "norms")
+VERBS = ("barrier", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "allocate", "release", "update", "norms", "repair")
 OK, DISAGREE, DEAD, LATE, ABORTED, INTERRUPTED, REFUSED, MISUSED = range(8)
 
+SQUARES = 3  # numbers per chunk of an update: struct ChunkSquares of csrc/team.hpp
 METHODS = (0, 1)  # a memfd opened through /proc; a file in /dev/shm, removed as soon as all have mapped it
 
 Reduction = Literal["sum", "mean", "max", "min"]
@@ -88,9 +89,10 @@ class Refused(SharedMemoryError):  # noqa: N818  says what happened
 
 
 class Rule(NamedTuple):
-    """How a fused update moves one tensor, which has `count` elements from `offset` of the flat buffers.
+    """How one tensor moves, which has `count` elements from `offset` of the flat buffers.
 
-    torch.optim.SGD with dampening 0; with `lars`, phalanx.Lars, where trust = 0 means a ratio of 1 (a skipped tensor).
+    As in torch.optim.SGD with dampening 0, or in phalanx.Lars: times the trust ratio where `adapted`, and with the rate inside of
+    the velocity if `lr_in_momentum`.
     """
 
     offset: int
@@ -99,14 +101,39 @@ class Rule(NamedTuple):
     momentum: float = 0.0
     weight_decay: float = 0.0
     nesterov: bool = False
-    lars: bool = False
+    lr_in_momentum: bool = False
+    adapted: bool = False
     trust: float = 0.0
     eps: float = 0.0
 
+    @property
+    def squares(self) -> int:
+        """The float64 numbers that a fused update keeps of an adapted tensor."""
+        return SQUARES * -(-self.count // _native.CHUNK)
+
+
+ADAPTED = Rule._fields.index("adapted")
+
 
 def update_rules(rules: Sequence[Rule]) -> torch.Tensor:
-    """The table of `HostTeam.update`, one row per tensor; entries may be changed between updates (lr is column 2)."""
-    return torch.tensor([[float(value) for value in rule] for rule in rules], dtype=torch.float64).view(-1, len(Rule._fields))
+    """The table of an update, one row per tensor; entries may be changed between updates (lr is column 2)."""
+    return torch.tensor([tuple(rule) for rule in rules], dtype=torch.float64).view(-1, len(Rule._fields))
+
+
+def is_native() -> bool:
+    """Whether the native core is there, and wanted."""
+    return not UNAVAILABLE and os.environ.get("PHALANX_NATIVE") != "0"
+
+
+def lars_step(tensors: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]], rules: Sequence[Rule]) -> None:
+    """Move tensors of this process, each given as parameter, velocity and gradient: dense float32 on the CPU, laid out alike.
+
+    They lie anywhere: offset and count of their rules are not read.
+    """
+    table = update_rules(rules)
+    table[:, 1] = torch.tensor([w.numel() for w, _, _ in tensors])
+    where = torch.tensor([[x.data_ptr() for x in each] for each in tensors], dtype=torch.int64)
+    _native.lars_step(where.data_ptr(), table.data_ptr(), len(tensors))
 
 
 class Store(Protocol):
@@ -235,12 +262,23 @@ class HostTeam:
     # ---- the fused update ------------------------------------------------------------------------------------------------------
 
     def update(
-        self, gradients: torch.Tensor, parameters: torch.Tensor, velocities: torch.Tensor, rules: torch.Tensor, *, scale: float
+        self,
+        gradients: torch.Tensor,
+        parameters: torch.Tensor,
+        velocities: torch.Tensor,
+        rules: torch.Tensor,
+        *,
+        scale: float,
+        squares: torch.Tensor | None = None,
+        carry: bool = False,
     ) -> None:
         """Move the parameters of the whole host by `scale` times the sum of all ranks' gradients, which are only read.
 
         Flat float32 of one layout: `gradients` from `allocate`, the others from `allocate_one_for_all`; `rules` are made by
-        `update_rules`, the same on all ranks. When it returns, all ranks see the new parameters.
+        `update_rules`, the same on all ranks. Where a tensor is adapted `squares`, from `allocate_one_for_all` as well, has room
+        for the `Rule.squares` of all tensors. `carry`: take the norms of the parameters from there, as the last update of the
+        same tensors has left them; who wrote to the parameters meanwhile does not have to tell. When it returns, all ranks see
+        the new parameters.
         """
         if not (
             rules.dtype is torch.float64 and rules.is_contiguous() and rules.dim() == 2 and rules.shape[1] == len(Rule._fields)
@@ -252,8 +290,13 @@ class HostTeam:
                 raise ValueError(
                     f"a fused update wants contiguous float32 of at least {end} elements, got {x.dtype}[{x.numel()}]"
                 )
-        where = (x.data_ptr() for x in (gradients, parameters, velocities, rules))
-        status = self._team.update(*where, len(rules), scale)
+        room = 0 if squares is None else squares.numel()
+        needed = SQUARES * int(((rules[:, 1] + _native.CHUNK - 1) // _native.CHUNK).sum()) if bool(rules[:, ADAPTED].any()) else 0
+        if room < needed or (squares is not None and not (squares.dtype is torch.float64 and squares.is_contiguous())):
+            raise ValueError(f"these rules want {needed} contiguous float64 for squares, got {room}")
+        g, w, v, table = (each.data_ptr() for each in (gradients, parameters, velocities, rules))
+        kept = 0 if squares is None else squares.data_ptr()
+        status = self._team.update(g, w, v, kept, int(carry), table, len(rules), scale)
         if status:
             raise self._error(status, f"update({len(rules)} tensors)")
 

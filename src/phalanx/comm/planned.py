@@ -1,0 +1,64 @@
+"""Schedules that were planned: those of the file that PHALANX_SCHEDULES names, where it is for as many hosts and ranks.
+
+`phalanx plan --schedules FILE` writes it: a model of the cluster, with a profile of its network, has priced every all-reduce for
+every size. The file holds the schedules themselves, which are verified here like those of a user.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import warnings
+from pathlib import Path
+
+from phalanx.comm.hosts import Hosts
+from phalanx.schedule import Schedule, ScheduleError, from_json, lower, verify
+
+PLANNED = "PHALANX_SCHEDULES"
+LARGEST = 1 << 62  # bytes; no message is longer
+
+
+def planned_for(hosts: Hosts) -> tuple[tuple[int, Schedule], ...]:
+    """What the file has for these hosts, for ranks in their order, the smallest messages first; nothing if it is for others."""
+    path = os.environ.get(PLANNED)
+    if not path or hosts.grid is None:
+        return ()
+    grid, ranges = _read(path)
+    return ranges if grid == hosts.grid else ()
+
+
+def tell_if_unplanned(hosts: Hosts) -> None:
+    """Warn where PHALANX_SCHEDULES is set, but for another world than this."""
+    path = os.environ.get(PLANNED)
+    if path and not planned_for(hosts):
+        (count, width), found = _read(path)[0], " and ".join(str(len(ranks)) for ranks in hosts.ranks)
+        warnings.warn(
+            f"{PLANNED}={path} is for {count} hosts of {width} ranks, here are hosts of {found}: its schedules are not used;"
+            " `phalanx plan --schedules` makes others",
+            stacklevel=3,
+        )
+
+
+@functools.lru_cache(maxsize=4)
+def _read(path: str) -> tuple[tuple[int, int], tuple[tuple[int, Schedule], ...]]:
+    """Hosts, ranks per host, and the verified all-reduces with the bytes up to which they serve."""
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        grid = int(content["hosts"]), int(content["per_host"])
+        read = [(item["up_to"], from_json(json.dumps(item["schedule"]))) for item in content["schedules"]]
+        ranges = tuple((LARGEST if limit is None else int(limit), schedule) for limit, schedule in read)
+    except OSError as error:
+        raise ValueError(
+            f"{PLANNED}={path}: {error.strerror}; leave it unset, or make one with `phalanx plan --schedules`"
+        ) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{PLANNED}={path} is not what `phalanx plan --schedules` writes: {error}") from None
+    for _, schedule in ranges:
+        if schedule.goal != "sum" or schedule.world != grid[0] * grid[1]:
+            raise ScheduleError(f"{PLANNED}={path}: {schedule.name} is not an all-reduce of {grid[0]} x {grid[1]} ranks")
+        verify(schedule)
+        verify(lower(schedule))
+    if not ranges or [limit for limit, _ in ranges] != sorted({limit for limit, _ in ranges}):
+        raise ValueError(f"{PLANNED}={path}: `up_to` must grow from one schedule to the next")
+    return grid, ranges
