@@ -16,7 +16,7 @@ BEGUN := .venv/.begun
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test check format docs study-gossip bench clean FORCE
+.PHONY: help setup train test check format docs study-gossip study-large-batch bench clean FORCE
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,11 +44,17 @@ format: $(READY)  ## rewrite the files as `make check` wants them
 docs: $(READY)  ## the documentation as a site, out/site/index.html; broken links fail
 	@$(BIN)/zensical build --clean --strict
 
-study-gossip: $(READY)  ## GossipGraD's accuracy against all-reduce, about an hour; ARGS="--data fashion-mnist:DIR"
+study-gossip: $(READY)  ## GossipGraD's accuracy against all-reduce, about an hour; ARGS="--data fashion-mnist:DIR cifar10:DIR"
 	@$(BIN)/python benchmarks/study_gossip.py $(ARGS)
+
+study-large-batch: $(READY)  ## accuracy over batch size, about two hours; ARGS="--data fashion-mnist:DIR cifar10:DIR"
+	@$(BIN)/python benchmarks/study_large_batch.py $(ARGS)
 
 bench: $(READY)  ## the programs in benchmarks/
 	@for program in $(filter-out benchmarks/study_%,$(wildcard benchmarks/*.py)); do echo "== $$program"; $(BIN)/python "$$program" $(ARGS) || exit 1; done
+	@if [ -d data/fashion-mnist ]; then echo "== benchmarks/study_large_batch.py --quick"; \
+		$(BIN)/python benchmarks/study_large_batch.py --quick --data fashion-mnist:data/fashion-mnist --out out/study_large_batch_quick.jsonl; \
+		else echo "== benchmarks/study_large_batch.py --quick: left out, there is no data/fashion-mnist"; fi
 
 clean:  ## remove .venv, caches and build products
 	rm -rf .venv build dist out .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info src/phalanx/*.so

@@ -1,16 +1,19 @@
 """Does a run that is killed and resumed end as if nothing had happened? `kill -9` at random moments, then `--resume`.
 
-    python benchmarks/kill_and_resume.py [--runs 10] [--kills 3] [--first 0] [--json FILE]
+    python benchmarks/kill_and_resume.py [--runs 10] [--kills 3] [--first 0] [--json FILE] [--work DIR]
 
 Each run of `phalanx train digits` on 2 ranks, with a checkpoint every 4 steps and after every epoch, is killed several times:
 one rank, all ranks, or the launcher and all ranks, either some random time after the first step or, every other time, while a
 checkpoint is being written. Each time it is resumed, and after the last time it ends by itself. Its weights and momentum must
 equal the undisturbed run's bit for bit. Rows say what was killed when, where the next start went on, and what came out.
+
+With `--work` the runs are kept there, and a study that was cut short goes on after the rows that FILE has of it.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -35,15 +38,29 @@ from phalanx.train.rows import read_rows
 RANKS, DEADLINE = 2, 120.0
 SETTINGS = ["epochs=6", "checkpoint_every_steps=4"]
 WITHIN = 0.8  # seconds of training in which a kill comes
+NOBODY = "nobody: it had ended"
 
 
-def start(out: Path, *, resume: bool) -> subprocess.Popen[bytes]:
+@contextlib.contextmanager
+def started(out: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The run, or its next start: the command line is the same. Nothing of it is left behind, whatever happens here.
+
+    What it says of errors is in a file beside its directory.
+    """
     words = [word for setting in SETTINGS for word in ("--set", setting)]
-    command = [sys.executable, "-m", "phalanx", "train", "digits", "--ranks", str(RANKS), "--out", str(out), *words]
+    command = [sys.executable, "-m", "phalanx", "train", "digits", "--ranks", str(RANKS), "--out", str(out), "--resume", *words]
     env = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [*command, *(["--resume"] if resume else [])], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    with errors_of(out).open("wb") as errors:
+        process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=errors)
+    try:
+        yield process
+    finally:
+        kill(process.pid, *ranks_of(process.pid))
+        process.wait(DEADLINE)
+
+
+def errors_of(out: Path) -> Path:
+    return out.with_suffix(".stderr")
 
 
 def ranks_of(launcher: int) -> list[int]:
@@ -51,6 +68,13 @@ def ranks_of(launcher: int) -> list[int]:
         return [int(pid) for pid in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()]
     except OSError:
         return []
+
+
+def kill(*pids: int) -> None:
+    """`kill -9`."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+            os.kill(pid, signal.SIGKILL)
 
 
 def starts(out: Path) -> list[int]:
@@ -62,35 +86,27 @@ def being_written(out: Path) -> bool:
     return any(".tmp-" in path.name for path in (out / "checkpoints").glob("step*"))
 
 
-def kill_once(out: Path, generator: random.Random, number: int, before: int) -> dict[str, Any]:
-    """Start the run, or resume it, and kill it; `before` is how many starts it has had."""
-    process = start(out, resume=before > 0)
+def kill_once(out: Path, generator: random.Random, *, amid_checkpoint: bool) -> dict[str, Any]:
+    """Start the run, or resume it, and kill it."""
+    before = len(starts(out))
     deadline = time.monotonic() + DEADLINE
-    while len(starts(out)) <= before and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.005)
-    moment = generator.uniform(0, WITHIN)
-    time.sleep(moment)
-    amid_checkpoint = number % 2 == 1
-    while amid_checkpoint and not being_written(out) and process.poll() is None and time.monotonic() < deadline:
-        pass  # a checkpoint of this size takes milliseconds
-    whom = generator.choice(["one rank", "all ranks", "launcher and ranks"])
-    ranks = ranks_of(process.pid)
-    victims = {"one rank": ranks[:1] if generator.random() < 0.5 else ranks[1:], "all ranks": ranks}.get(
-        whom, [process.pid, *ranks]
-    )
-    caught = being_written(out)
-    for pid in victims:
-        os.kill(pid, signal.SIGKILL)
-    killed = process.poll() is None or whom == "launcher and ranks"
-    process.wait(DEADLINE)
+    with started(out) as process:
+        while len(starts(out)) <= before and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.005)
+        moment = generator.uniform(0, WITHIN)
+        time.sleep(moment)
+        while amid_checkpoint and not being_written(out) and process.poll() is None and time.monotonic() < deadline:
+            pass  # a checkpoint of this size takes milliseconds
+        whom, one = generator.choice(["one rank", "all ranks", "launcher and ranks"]), generator.randrange(RANKS)
+        ranks, caught = ranks_of(process.pid), being_written(out)
+        kill(*{"one rank": ranks[one : one + 1], "all ranks": ranks, "launcher and ranks": [process.pid, *ranks]}[whom])
+        process.wait(DEADLINE)
     while any(Path(f"/proc/{pid}").exists() for pid in ranks) and time.monotonic() < deadline:
         time.sleep(0.01)
-    rows = read_rows(out / "metrics.jsonl")
-    steps = max((row["step"] for row in rows if "step" in row), default=0)
     return {
-        "killed": whom if killed and victims else "nobody: it had ended",
+        "killed": whom if process.returncode else NOBODY,
         "seconds_after_start": round(moment, 3),
-        "last_row_of_step": steps,
+        "last_row_of_step": max((row["step"] for row in read_rows(out / "metrics.jsonl") if "step" in row), default=0),
         "while_writing": caught,
         "exit_code": process.returncode,
     }
@@ -111,31 +127,40 @@ def equal(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def finish(out: Path, *, resume: bool) -> int:
-    process = start(out, resume=resume)
-    try:
+def finish(out: Path) -> int:
+    """Let the run come to its end."""
+    with started(out) as process:
         return process.wait(DEADLINE)
-    finally:
-        process.kill()
 
 
-def study(first: int, runs: int, kills: int, directory: Path) -> Iterator[dict[str, Any]]:
-    """One row per kill, one per run, and a summary."""
-    assert finish(directory / "undisturbed", resume=False) == 0
-    wanted = final_state(directory / "undisturbed")
-    total = right = 0
+def study(first: int, runs: int, kills: int, directory: Path, past: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """One row per kill, one per run, and a summary; without the rows that `past` has."""
+    undisturbed = directory / "undisturbed"
+    if not any(row["kind"] == "end" for row in read_rows(undisturbed / "metrics.jsonl")) and finish(undisturbed) != 0:
+        raise RuntimeError(f"the undisturbed run failed:\n{errors_of(undisturbed).read_text()}")
+    wanted, rows = final_state(undisturbed), list(past)
     for run in range(first, first + runs):
-        out, generator = directory / str(run), random.Random(run)
-        real = 0
+        out = directory / str(run)
         for number in range(kills):
-            row = kill_once(out, generator, run + number, len(starts(out)))
-            real += row["killed"] != "nobody: it had ended"
-            yield {"kind": "kill", "run": run, "number": number, **row}
-        code = finish(out, resume=True)
-        same = code == 0 and equal(final_state(out), wanted)
-        total, right = total + real, right + real * same
-        yield {"kind": "run", "run": run, "kills": real, "continued_at_steps": starts(out), "exit_code": code, "equal": same}
-    yield {"kind": "summary", "kills": total, "resumed_and_equal": right}
+            if not some(rows, "kill", run=run, number=number):
+                row = kill_once(out, random.Random(1000 * run + number), amid_checkpoint=(run + number) % 2 == 1)
+                rows.append({"kind": "kill", "run": run, "number": number, **row})
+                yield rows[-1]
+        if not some(rows, "run", run=run):
+            code = finish(out)
+            same = code == 0 and equal(final_state(out), wanted)
+            said = {} if same else {"stderr": errors_of(out).read_text()}
+            real = sum(row["killed"] != NOBODY for row in some(rows, "kill", run=run))
+            rows.append({"kind": "run", "run": run, "kills": real, "continued_at_steps": starts(out), "equal": same, **said})
+            yield rows[-1]
+    ended = some(rows, "run")
+    equals = sum(row["kills"] for row in ended if row["equal"])
+    yield {"kind": "summary", "kills": sum(row["kills"] for row in ended), "resumed_and_equal": equals}
+
+
+def some(rows: list[dict[str, Any]], kind: str, **values: int) -> list[dict[str, Any]]:
+    """The rows of a kind that have certain values."""
+    return [row for row in rows if row["kind"] == kind and all(row[name] == value for name, value in values.items())]
 
 
 def main() -> int:
@@ -144,7 +169,11 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--kills", type=int, default=3, help="of each run")
     parser.add_argument("--json", type=Path, help="append the rows to this file")
+    parser.add_argument("--work", type=Path, help="keep the runs in this directory, and go on with those that are there")
     args = parser.parse_args()
+    if args.work and not args.json:
+        parser.error("--work goes on after the rows of --json: name both")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # by way of `finally`
     header = {
         "kind": "header",
         "program": "kill_and_resume",
@@ -155,15 +184,16 @@ def main() -> int:
         "python": platform.python_version(),
         "cores": os.cpu_count(),
     }
-    rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as directory:
-        for row in chain([header], study(args.first, args.runs, args.kills, Path(directory))):
-            rows.append(row)
+    past = read_rows(args.json) if args.work else []
+    with tempfile.TemporaryDirectory() as scratch:
+        directory = args.work or Path(scratch)
+        directory.mkdir(parents=True, exist_ok=True)
+        for row in chain([header], study(args.first, args.runs, args.kills, directory, past)):
             print(json.dumps(row), flush=True)
             if args.json:
                 with args.json.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(row) + "\n")
-    return 0 if rows[-1]["kills"] == rows[-1]["resumed_and_equal"] else 1
+    return 0 if row["kills"] == row["resumed_and_equal"] else 1
 
 
 if __name__ == "__main__":

@@ -115,6 +115,33 @@ def test_train(tmp_path, capfd):
     assert heading.split()[1:] == ["contender", "step(ms)", "spread(ms)", "over", "none(ms)", "x", "DDP", "#differ"]
 
 
+def test_gossip(tmp_path, capfd):
+    path = tmp_path / "rows.jsonl"
+    only = ["DDP", "all-reduce", "gossip", "gossip gradients", "decent-dp"]
+    options = ["--size", "64K", "--compute", "10", "--steps", "3", "--repeat", "2", *(f"--only={name}" for name in only)]
+    assert main(["bench", "gossip", "--ranks", "2", *options, "--json", str(path), "--deadline", DEADLINE]) == 0
+    first, *rows, _last = records_of(path)
+    assert first["config"] == {
+        "verb": "gossip", "ranks": 2, "size": 65536, "compute": 10, "steps": 3, "repeat": 2, "pin": False, "only": only,
+    }  # fmt: skip
+    assert [row["contender"] for row in rows] == ["none", *only]  # decent-dp timed, or said to be missing
+    timed = {row["contender"]: row for row in rows if "note" not in row}
+    for row in timed.values():
+        assert row["efficiency"] == pytest.approx(10 / row["step_ms"])
+        assert 0 < row["efficiency"] < 1  # nobody is quicker than the wait
+        assert len(row["times_ms"]) == 2
+    roll = 2 * 4
+    assert timed["gossip"]["bytes"] == 2 * 65536 + roll  # parameters and momentum
+    assert timed["gossip gradients"]["bytes"] == 65536 + roll
+    assert timed["gossip"]["exchange_ms"] > 0
+    assert timed["gossip"]["spread"] > 0  # gradients are others on every rank
+    assert timed["DDP"]["bytes"] is None
+    (heading,) = [line for line in capfd.readouterr().out.splitlines() if "step(ms)" in line]
+    assert heading.split()[1:] == [
+        "contender", "step(ms)", "over", "none(ms)", "efficiency", "bytes/step", "exchange(ms)", "spread",
+    ]  # fmt: skip
+
+
 def test_under_a_launcher_and_a_contender_that_does_nothing(tmp_path, monkeypatch):
     """The ranks are those of the launcher, only rank 0 prints, and the wrong sums are counted exactly."""
     sabotage(tmp_path, monkeypatch, "import phalanx.comm.transports.torch as t\nt.library_all_reduce = lambda x: None")
@@ -187,6 +214,7 @@ def test_the_deadline(tmp_path, monkeypatch, capfd):
         (["allreduce", "--ranks", "2", "--json", "/no/where.jsonl"], "cannot write the records"),
         (["train", "--model", "alexnet"], "alexnet"),
         (["train", "--repeat", "none"], "none"),
+        (["gossip", "--only", "ring"], "the contenders are none, DDP"),
     ],
 )
 def test_wrong_usage_exits_with_2(argv, fact, capsys):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -87,8 +88,9 @@ FILES = {
         ("--set data.mean=0.5,0.5,0.5 --set data.std=1,1,1", "one for each channel"),
         ("--set target=97", "an accuracy, more than 0 and at most 1"),
         ("--resume", "nothing to resume: there is no runs/digits"),
-        ("--resume --out nowhere", "nothing to resume in nowhere"),
-        ("--resume --out other_run", "nothing to resume in other_run"),
+        ("--resume --out other_run", "nothing to resume in other_run: its config.json is not that of a run"),
+        ("--resume --out earlier", "earlier has checkpoints, but no config.json"),
+        ("--resume --out a_file", "--out a_file"),
         ("--out earlier", "earlier has checkpoints of an earlier run: --resume continues it"),
         ("--out a_file", "--out a_file"),
         ("--epochs 3", "unrecognized arguments: --epochs"),
@@ -116,6 +118,19 @@ def test_another_run_is_not_resumed(here, capsys):
     assert "config.batch: 60 in the checkpoint, 30 here" in capsys.readouterr().err
     assert main([*run, "--resume", "--set", "log_every=3"]) == 0
     assert "resumed after step 23" in capsys.readouterr().out
+
+
+def test_one_command_line_begins_a_run_and_continues_it(here, capsys):
+    """As a scheduler that requeues a job wants it; also where the first start was killed before its first checkpoint."""
+    run = ["train", "--ranks", "1", "--out", "new/run", "--resume", "--set", "epochs=1", *QUICK]
+    assert main(run) == 0
+    assert "no checkpoint yet: from the beginning" in capsys.readouterr().out
+    assert main(run) == 0
+    assert "resumed after step 23" in capsys.readouterr().out
+    shutil.rmtree("new/run/checkpoints")
+    assert main(run) == 0
+    assert "no checkpoint yet: from the beginning" in capsys.readouterr().out
+    assert [row["step"] for row in read_rows(Path("new/run/metrics.jsonl")) if row["kind"] == "start"] == [0, 0]
 
 
 # ---- one rank ------------------------------------------------------------------------------------------------------------------

@@ -35,6 +35,12 @@ def test_a_number_depends_on_nothing_but_its_five_arguments(seed, epoch, index, 
     alone = Draws(seed, epoch, np.array([index])).uniform(stream, count)[0]
     crowd = Draws(seed, epoch, np.array([others, index, others + 1]))
     assert np.array_equal(crowd.uniform(stream, count)[1], alone)
+    for row, numbers in zip(
+        [1, 2, 0, 1], crowd.uniform(stream, count)[[1, 2, 0, 1]]
+    ):  # what one has asked for is kept for others
+        own = crowd[row].uniform(stream, count)
+        assert np.array_equal(own, [numbers])
+        own[:] = 2.0  # whatever becomes of it
     assert np.array_equal(crowd[1].uniform(stream, count)[0], alone)
     assert np.array_equal(crowd[1:].uniform(stream, count + 7)[0, :count], alone)
     assert crowd.uniform(stream)[1] == alone[0]

@@ -19,8 +19,7 @@ import torch
 from tests.data.stand_ins import Counted, Files, Nested, Numbers, World, decode, noise
 
 import phalanx
-from phalanx.data import Arrays, BadSample, BatchPlan, Loader, Position, Stage, epoch_order, scatter_dataset
-from phalanx.data.assemble import SampleError
+from phalanx.data import Arrays, BadSample, BatchPlan, Loader, Position, SampleError, Stage, epoch_order, scatter_dataset
 
 ARRAYS = Arrays(torch.arange(100, dtype=torch.uint8).reshape(100, 1, 1, 1).expand(100, 3, 2, 2).contiguous(), torch.arange(100))
 COLUMNS = (torch.arange(100).float().unsqueeze(1), torch.arange(100))

@@ -11,8 +11,7 @@ import pytest
 import torch
 from tests.data.stand_ins import Files, Nested, Numbers, World, decode, noise
 
-from phalanx.data import BadSample, Loader, Position, epoch_order
-from phalanx.data.assemble import SampleError
+from phalanx.data import BadSample, Loader, Position, SampleError, epoch_order
 
 DEADLINE = 30.0  # seconds for a process to start or to go
 

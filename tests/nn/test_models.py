@@ -230,3 +230,23 @@ def test_resnet50_has_torchvisions_keys():
     parts = [f"{k}{i}" for i in (1, 2, 3) for k in ("conv", "bn")]
     last = [key for part in parts for key in ([f"{part}.weight"] if part.startswith("conv") else [f"{part}.{n}" for n in NORM])]
     assert keys[-2 - len(last) :] == [*(f"layer4.2.{key}" for key in last), "fc.weight", "fc.bias"]
+
+
+# ---- small ones, for CPUs and studies ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "parameters", "tensors"),
+    [(models.small_cnn, 58_314, 8), (models.strided_cnn, 33_914, 11), (models.mlp, 235_530, 8)],
+)
+def test_small_ones_have_the_counts_that_they_promise(make, parameters, tensors):
+    assert sizes(on_meta(make)) == (parameters, tensors)
+
+
+@pytest.mark.parametrize("make", [models.small_cnn, models.strided_cnn, models.mlp])
+@pytest.mark.parametrize("side", [16, 28, 32])
+def test_small_ones_take_images_of_several_sizes_and_one_number_of_channels(make, side):
+    model = on_meta(make, 7, in_channels=3, width=4)
+    assert model(torch.empty(2, 3, side, side, device="meta")).shape == (2, 7)
+    with pytest.raises(ValueError, match="images are"):
+        model(torch.empty(2, 1, side, side, device="meta"))

@@ -56,6 +56,45 @@ def test_resumed_training_continues_bit_for_bit(directory, comm):
     assert not same(half.everything(), whole.everything())  # the judge can say no
 
 
+def test_double_buffering_goes_on_with_the_mean_that_was_under_way(directory):
+    def train(comm, steps, act):
+        """The weights after some steps; `act(checkpoints, step, state)` is called before each of them."""
+        model = torch.nn.Linear(6, 3)
+        with torch.no_grad():
+            model.weight.copy_(torch.linspace(-1, 1, 18).view(3, 6))
+            model.bias.zero_()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        opt = phalanx.create_multi_node_optimizer(opt, comm, double_buffering=True)
+        state = {"model": model, "optimizer": opt, "communication": opt.communication}
+        with Checkpointer(directory, comm) as checkpoints:
+            for step in steps:
+                act(checkpoints, step, state)
+                opt.zero_grad()
+                model(torch.arange(12.0).view(2, 6).add(step + comm.rank).sin()).square().sum().backward()
+                opt.step()
+        return model.weight.detach().clone()
+
+    def save(checkpoints, step, state):
+        if step == 4:
+            checkpoints.save(step, **state)
+
+    def load(checkpoints, step, state):
+        if step == 4:
+            assert checkpoints.load(**state) == 4
+
+    def load_without_communication(checkpoints, step, state):
+        load(checkpoints, step, {"model": state["model"], "optimizer": state["optimizer"]})
+
+    undisturbed = phalanx.run_local(2, lambda comm: train(comm, range(8), lambda *_: None))
+    for own in (
+        phalanx.run_local(2, lambda comm: train(comm, range(8), save)),  # to save changes nothing
+        phalanx.run_local(2, lambda comm: train(comm, range(4, 8), load)),
+    ):
+        assert all(torch.equal(x, undisturbed[0]) for x in own)
+    other = phalanx.run_local(2, lambda comm: train(comm, range(4, 8), load_without_communication))
+    assert not torch.equal(other[0], undisturbed[0])  # the first of its steps had nothing to apply
+
+
 def test_tied_weights_are_stored_once_and_stay_tied(directory, comm):
     training = Training()
     with Checkpointer(directory, comm) as checkpoints:

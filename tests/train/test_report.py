@@ -17,10 +17,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from phalanx.recipes.digits import config as digits
 from phalanx.schedule import Move, halving_doubling, lower, ring, to_text, torus, tree
 from phalanx.train.report import ReportError, build, write_report
 from phalanx.train.report.pictures import draw_schedule, draw_timeline
 from phalanx.train.report.plots import MOST, Scale, Series, decades, plot_bars, plot_lines, plot_stack, thin, ticks
+from phalanx.train.report.prediction import prediction
 from phalanx.train.report.run import NO_END, Run, read_run, read_runs
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -290,7 +292,9 @@ def test_facts_and_what_was_changed_from_the_recipe():
         assert words in text
     changed = text.partition("changed from recipe digits")[2].partition("all settings")[0].split("\n")
     assert [word for word in changed if word.strip()][:8] == [
-        "this run", "recipe digits", "epochs", "6", "30", "optimizer.momentum", "0.5", "0.9",
+        "this run", "recipe digits",
+        "epochs", "6", str(digits.epochs),
+        "optimizer.momentum", "0.5", str(digits.optimizer.momentum),
     ]  # fmt: skip
     assert "changed from the defaults" in Tags(build([run(config={"name": "mine"})])).text
 
@@ -451,3 +455,43 @@ def test_a_browser_shows_every_plot_in_its_colours(tmp_path, theme, setting, bac
         for colour in plot["colours"]:
             assert seen.get(tuple(map(int, re.findall(r"\d+", colour))), 0) > 30, (plot["title"], colour)
         assert (138, 122, 31) not in seen, "the control: a colour of no series of this page"
+
+
+# ---- a plan beside what was measured -------------------------------------------------------------------------------------------
+
+PLAN = {
+    "model": "resnet18",
+    "batch": 120,
+    "error": 0.11,
+    "step_s": 0.1,
+    "samples_per_s": 1200.0,
+    "run": {"schedule": "torus:2x2"},
+    "terms_s": {
+        "computing samples": 0.03,
+        "computing, whatever the batch": 0.01,
+        "optimizer": 0.002,
+        "waiting for the slowest host": 0.058,
+    },
+}
+
+
+def test_a_run_that_followed_a_plan_shows_prediction_and_measurement(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(interval(10, images_per_second=600.0, batch=120)) + "\n")
+    (tmp_path / "plan.json").write_text(json.dumps(PLAN))
+    (table,) = prediction([read_run(tmp_path, "planned")])
+    rows = {row[0].strip().split(",")[0]: row[1:] for row in table.rows}
+    assert rows["step"] == ("100.0", "200.0", "2.00")
+    assert rows["computing"] == ("40.0", "20.0", "0.50")
+    assert rows["waiting for input"] == ("58.0", "8.0", "0.14")
+    assert rows["images per second"] == ("1,200.0", "600.0", "0.50")
+    assert "torus:2x2" in table.title
+    assert "Predicted and measured" in build([read_run(tmp_path, "planned")])
+
+
+def test_a_run_without_a_plan_or_with_half_of_one_is_shown(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    assert not list(prediction([read_run(tmp_path, "free")]))
+    (tmp_path / "plan.json").write_text("{}")
+    (table,) = prediction([read_run(tmp_path, "half")])
+    assert all(cell == "–" for row in table.rows for cell in row[1:])

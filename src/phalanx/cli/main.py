@@ -8,11 +8,11 @@ import sys
 from collections.abc import Sequence
 
 import phalanx
-from phalanx.cli import bench, export, pack, plan, report, show, train, verify
+from phalanx.cli import bench, export, pack, plan, report, show, show_lr, train, verify
 from phalanx.cli.names import UsageError
 from phalanx.schedule import ScheduleError
 
-VERBS = (train, report, plan, bench, show, verify, pack, export)
+VERBS = (train, report, show_lr, plan, bench, show, verify, pack, export)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

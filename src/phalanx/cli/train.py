@@ -21,6 +21,7 @@ from phalanx.train.rows import write_json
 if TYPE_CHECKING:  # torch takes seconds to import, and `phalanx --help` has no use for it
     from phalanx.comm.communicator import Communicator
     from phalanx.train.config import RunConfig
+    from phalanx.train.planned import PlannedRun
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 RUNS = Path("runs")
@@ -45,8 +46,15 @@ def add_to(verbs: Any) -> None:
     parser.add_argument(
         "--set", metavar="PATH=VALUE", action="append", default=[], dest="settings", help="change the recipe; may be repeated"
     )
+    parser.add_argument(
+        "--plan", metavar="FILE", type=Path, help="communicate as `phalanx plan --json FILE` found best; --set has the last word"
+    )
     parser.add_argument("--out", metavar="DIR", type=Path, help=f"for records and checkpoints (default: a new one in {RUNS}/)")
-    parser.add_argument("--resume", action="store_true", help="continue the run in --out (default: the newest of this recipe)")
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="continue the run in --out, or begin one if there is none (default: the newest of this recipe)",
+    )
     parser.add_argument("--show", action="store_true", help="print the resolved recipe and train nothing")
     parser.set_defaults(run=run)
 
@@ -59,38 +67,43 @@ def recipe_names() -> list[str]:
 def run(args: argparse.Namespace) -> int:
     """Train on the ranks of a launcher; without one, check what can be checked and start some."""
     from phalanx.train.config import ConfigError
+    from phalanx.train.planned import read_plan
 
     try:
         launch = discover()
     except LaunchError as error:
         raise UsageError(str(error)) from None
     try:
-        config = resolve(args.recipe, args.settings)
+        plan = read_plan(args.plan) if args.plan else None
+        config = resolve(args.recipe, args.settings, plan.settings if plan else None)
         if args.show:
             return show(config)
         if launch.how != "alone":
             if args.ranks not in (None, launch.world):
                 raise UsageError(f"--ranks {args.ranks}, but {launch.how} started {launch.world}: leave --ranks out")
-            return train_here(config, args.out, resume=args.resume)
+            return train_here(config, args.out, plan, resume=args.resume)
         ranks = args.ranks if args.ranks is not None else default_ranks(config, len(os.sched_getaffinity(0)))
+        if plan:
+            plan.check(config, ranks)
         check_everything(config, ranks)
         out = prepare_directory(args.out, config, resume=args.resume)
         if ranks == 1:
-            return train_here(config, out, resume=args.resume)
+            return train_here(config, out, plan, resume=args.resume)
     except (ConfigError, UsageError, ScheduleError) as error:
         if launch.rank != 0:  # one line for all of them
             return 2
         raise UsageError(str(error)) from None
     resume = ["--resume"] if args.resume else []
+    planned = ["--plan", str(args.plan)] if args.plan else []
     settings = [word for setting in args.settings for word in ("--set", setting)]
-    return start_ranks(ranks, ["-m", "phalanx", "train", args.recipe, "--out", str(out), *resume, *settings])
+    return start_ranks(ranks, ["-m", "phalanx", "train", args.recipe, "--out", str(out), *resume, *planned, *settings])
 
 
-def resolve(recipe: str, settings: list[str]) -> RunConfig:
-    """The configuration of a recipe, with what `--set` changes."""
+def resolve(recipe: str, settings: list[str], planned: dict[str, str] | None = None) -> RunConfig:
+    """The configuration of a recipe, with what a plan and then `--set` change."""
     from phalanx.train.config import override
 
-    texts: dict[str, str] = {}
+    texts = dict(planned or {})
     for setting in settings:
         path, equals, text = setting.partition("=")
         if not equals:
@@ -154,33 +167,49 @@ def find_algorithm(config: RunConfig, ranks: int) -> Schedule | None:
 
 
 def prepare_directory(out: Path | None, config: RunConfig, *, resume: bool) -> Path:
-    """Make the directory of a run, a new one by default; to resume, find the one that holds an earlier start of the same run."""
-    from phalanx.train.config import identity, plain
-    from phalanx.train.entries import compare_plain
+    """Make the directory of a run, a new one by default; to resume, find the one that holds an earlier start of the same run.
+
+    An `out` that holds no run yet gets one in either case: a job that is requeued has one command line for all its starts.
+    """
+    from phalanx.train.config import plain
 
     named = (RUNS / (f"{config.name}-{i}" if i > 1 else config.name) for i in itertools.count(1))
     taken = list(itertools.takewhile(Path.exists, named))
-    if resume:
-        if out is None and not taken:
-            raise UsageError(f"nothing to resume: there is no {RUNS / config.name}; --out names another directory")
-        out = out or max(taken, key=lambda path: path.stat().st_mtime)
-        try:
-            before = json.loads((out / "config.json").read_text(encoding="utf-8"))
-            odd = compare_plain("config", identity(json.loads(json.dumps(plain(config)))), identity(before))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            raise UsageError(f"nothing to resume in {out}: there is no config.json of a run; leave --resume out") from None
-        if odd:
-            raise UsageError(f"{out} is another run, not to be resumed with other settings: {'; '.join(odd)}")
-        return out
-    out = out or RUNS / (f"{config.name}-{len(taken) + 1}" if taken else config.name)
+    if resume and out is None and not taken:
+        raise UsageError(f"nothing to resume: there is no {RUNS / config.name}; with --out DIR a run begins where there is none")
+    newest = max(taken, key=lambda path: path.stat().st_mtime) if resume and taken else None
+    out = out or newest or RUNS / (f"{config.name}-{len(taken) + 1}" if taken else config.name)
     try:
+        if resume and (out / "config.json").exists():
+            check_same_run(out, config)
+            return out
         if (out / "checkpoints").is_dir() and any((out / "checkpoints").iterdir()):
-            raise UsageError(f"{out} has checkpoints of an earlier run: --resume continues it, --out names another directory")
+            raise UsageError(
+                f"{out} has checkpoints, but no config.json that says of which run: --out names another directory"
+                if resume
+                else f"{out} has checkpoints of an earlier run: --resume continues it, --out names another directory"
+            )
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / "config.json", plain(config))
     except OSError as error:
         raise UsageError(f"--out {out}: {error.strerror or error}") from None
     return out
+
+
+def check_same_run(out: Path, config: RunConfig) -> None:
+    """Raise unless the run in `out` is one of this configuration."""
+    from phalanx.train.config import identity, plain
+    from phalanx.train.entries import compare_plain
+
+    try:
+        before = json.loads((out / "config.json").read_text(encoding="utf-8"))
+        odd = compare_plain("config", identity(json.loads(json.dumps(plain(config)))), identity(before))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise UsageError(
+            f"nothing to resume in {out}: its config.json is not that of a run; --out names another directory"
+        ) from None
+    if odd:
+        raise UsageError(f"{out} is another run, not to be resumed with other settings: {'; '.join(odd)}")
 
 
 def show(config: RunConfig) -> int:
@@ -193,25 +222,28 @@ def show(config: RunConfig) -> int:
     return 0
 
 
-def train_here(config: RunConfig, out: Path | None, *, resume: bool) -> int:
+def train_here(config: RunConfig, out: Path | None, plan: PlannedRun | None, *, resume: bool) -> int:
     """Be one rank, or all of them; 1 if the run failed for a reason that has a name."""
     import torch
 
     from phalanx.comm.create import create_communicator
-    from phalanx.data.assemble import SampleError
-    from phalanx.data.image import BadSample
-    from phalanx.data.source import SourceError
+    from phalanx.data import BadSample, SampleError, SourceError
     from phalanx.train.config import ConfigError
     from phalanx.train.manifest import CheckpointError
+    from phalanx.train.planned import FILE
     from phalanx.train.trainer import train
 
     end_with_agent()
     launch = discover()
+    if plan:
+        plan.check(config, launch.world)
     if "OMP_NUM_THREADS" not in os.environ and launch.world > 1:
         torch.set_num_threads(1)
     try:
         with create_communicator(find_algorithm(config, launch.world), timeout=config.comm.timeout) as comm:
             out = agree_on_directory(out, config, comm, resume=resume)
+            if plan and comm.rank == 0:
+                write_json(out / FILE, plan.content)
             result = train(config, comm, out=out, resume=resume)
         return 128 + signal.SIGTERM if result.why == "stopped" else 0
     except ConfigError:

@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .assemble import SampleError
     from .batch import BatchPlan, Stage
     from .draws import Draws
     from .image import BadSample
@@ -34,6 +35,7 @@ _HOME = {
     "PadCrop": "transforms",
     "Position": "position",
     "RandomResizedCrop": "transforms",
+    "SampleError": "assemble",
     "Shard": "scatter",
     "SourceError": "source",
     "Stage": "batch",
@@ -60,6 +62,7 @@ __all__ = [
     "PadCrop",
     "Position",
     "RandomResizedCrop",
+    "SampleError",
     "Shard",
     "SourceError",
     "Stage",

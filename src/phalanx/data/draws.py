@@ -8,11 +8,12 @@ next epoch. The hash is the finaliser of splitmix64 (Steele, Lea, Flood: Fast sp
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd: its multiples visit all 64-bit numbers before one returns
+TOGETHER = 4096  # rows of a batch whose numbers are worth the memory before they are asked for
 _STREAM_BITS = 32  # a counter is stream << 32 | k
 # made once: for a single row the making of such small things would take most of the time
 _COUNTERS = np.arange(1, 65, dtype=np.uint64) * _GOLDEN
@@ -27,6 +28,8 @@ class Draws:
     seed: int
     epoch: int
     indices: np.ndarray
+    _whole: tuple[Draws, int] | None = field(default=None, repr=False)  # of one row: the draws that it is a row of, and which
+    _asked: dict[tuple[int, int], np.ndarray] = field(default_factory=dict, repr=False)  # what rows of these wanted: all rows'
 
     def __post_init__(self) -> None:
         if self.seed < 0 or self.epoch < 0:
@@ -37,13 +40,16 @@ class Draws:
         return len(self.indices)
 
     def __getitem__(self, rows: int | slice | np.ndarray) -> Draws:
-        """The draws of some rows; of one row where an int is given."""
-        return Draws(self.seed, self.epoch, self.indices[rows])
+        """The draws of some rows; of one row where an int is given.
+
+        What one row is asked for, others will be: it is computed for all of them at once, in the time that one would take.
+        """
+        whole = (self, rows) if isinstance(rows, int) and len(self) <= TOGETHER else None
+        return Draws(self.seed, self.epoch, self.indices[rows], whole)
 
     def uniform(self, stream: int, count: int | None = None) -> np.ndarray:
         """Numbers in [0, 1): one per row, or rows x `count`."""
-        bits = self._bits(stream, 1 if count is None else count)
-        numbers = (bits >> _11) * 2.0**-53  # all that a double can tell apart
+        numbers = self._numbers(stream, 1 if count is None else count)
         return numbers[:, 0] if count is None else numbers
 
     def integers(self, stream: int, high: int | np.ndarray) -> np.ndarray:
@@ -53,6 +59,16 @@ class Draws:
             raise ValueError(f"high={high}: from 1 to 2**32")
         upper = self._bits(stream, 1)[:, 0] >> _32
         return ((upper * limits.astype(np.uint64)) >> _32).astype(np.int64)  # favours none by more than high / 2**32
+
+    def _numbers(self, stream: int, count: int) -> np.ndarray:
+        if self._whole is None:
+            return (self._bits(stream, count) >> _11) * 2.0**-53  # all that a double can tell apart
+        whole, row = self._whole
+        asked = whole._asked.get((stream, count))
+        if asked is None:
+            asked = whole._asked[stream, count] = whole._numbers(stream, count)
+            asked.flags.writeable = False
+        return asked[[row]]
 
     def _bits(self, stream: int, count: int) -> np.ndarray:
         """64 bits for each of rows x `count`."""

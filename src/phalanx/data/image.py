@@ -72,17 +72,19 @@ def decode_image(
     shrink: int = 1,
     rows: int | None = None,
     max_pixels: int = MAX_PIXELS,
+    header: Header | None = None,
 ) -> Tensor:
     """RGB as uint8, 3 x H x W in channels-last memory; with `shrink` 2, 4 or 8 only ceil(H / shrink) x ceil(W / shrink).
 
-    Who needs only the first `rows` of the image (counted before shrinking) says so, and gets these or more.
+    Who needs only the first `rows` of the image (counted before shrinking) says so, and gets these or more. Who has read its
+    header gives it.
 
     Grey and palette images become RGB, 16 bits become their upper 8, alpha is dropped, an animation is its first frame. The
     orientation of EXIF is ignored, as the published recipes do.
     """
     if shrink not in SHRINKS:
         raise ValueError(f"shrink={shrink}: images are decoded at 1/1, 1/2, 1/4 or 1/8")
-    header = read_header(data, name=name, max_pixels=max_pixels)
+    header = header or read_header(data, name=name, max_pixels=max_pixels)
     pixels = None
     if header.plain_jpeg:
         if rows is not None and header.frame is not None and rows + MARGIN < header.height and data.endswith(END):

@@ -33,7 +33,8 @@ def check(config: RunConfig, ranks: int, train: Any, test: Any) -> None:
             if stage.batch > samples:
                 raise ValueError(f"batch={stage.batch}, but data.source={source} has {samples} samples to train: a smaller batch")
             stage.split(ranks, config.micro_batch)
-        config.rate.over(config.epochs)
+        config.course  # noqa: B018  raises where rate, momentum and plan contradict each other
+        config.model.batchnorm.check(ranks)
         shape = config.data.shape(train)
         if len(config.data.mean) != shape[0]:
             raise ValueError(f"data.mean={config.data.mean}: one for each channel, and data.source={source} has {shape[0]}")

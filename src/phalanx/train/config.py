@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from phalanx.data import BatchPlan, Stage
 from phalanx.optim import lr
+from phalanx.train.course import Course
 from phalanx.train.model import ModelConfig
 from phalanx.train.samples import DataConfig
 from phalanx.train.update import CommConfig, OptimizerConfig, RateConfig
@@ -73,10 +74,27 @@ class RunConfig:
             )
         if self.comm.fused and self.data.on_bad == "skip":
             raise ConfigError("comm.fused=True wants equally many samples on all ranks, data.on_bad=skip may leave some out")
+        if self.comm.fused and self.data.last == "keep":
+            raise ConfigError("comm.fused=True wants equally many samples on all ranks, data.last=keep may not have them")
+        if self.model.batchnorm.statistics == "shared" and self.uneven:
+            raise ConfigError(
+                "model.batchnorm.statistics=shared wants samples on all ranks in every step: "
+                "data.on_bad=error, and data.last=drop or pad"
+            )
 
     @property
     def plan(self) -> BatchPlan:
         return BatchPlan(self.stages or (Stage(self.epochs, self.batch),))
+
+    @property
+    def course(self) -> Course:
+        """Rate, momentum and batch of every step; ValueError where they contradict each other."""
+        return Course(self.plan, self.rate, self.optimizer)
+
+    @property
+    def uneven(self) -> bool:
+        """Whether ranks may have different numbers of samples in a step."""
+        return self.data.on_bad == "skip" or self.data.last == "keep"
 
 
 def _at_least(least: int, name: str, value: int | None) -> None:
@@ -104,7 +122,7 @@ def override(config: RunConfig, settings: Mapping[str, str]) -> RunConfig:
     """
     known = [path for path, _ in paths(config)]
     for path in settings:
-        if path not in known:
+        if path not in known and path != "stages":  # as a whole as well as in parts
             raise ConfigError(_no_such(path, known))
     changed: RunConfig = _override(config, "", settings)
     return changed
@@ -182,7 +200,18 @@ def parse(text: str, kind: Any, path: str) -> Any:
         return number
     if kind is str:
         return text
+    if kind is Stage:
+        return _stage(text, path)
     raise ConfigError(f"{path}: a {getattr(kind, '__name__', kind)} is written in a recipe, not on the command line")
+
+
+def _stage(text: str, path: str) -> Stage:
+    """`30x32768` or, with micro-steps, `30x32768x4`."""
+    try:
+        return Stage(*(int(number.replace("_", "")) for number in text.split("x")))
+    except (ValueError, TypeError):
+        form = "EPOCHSxBATCH or EPOCHSxBATCHxMICRO_STEPS, such as 30x32768,60x65536"
+        raise ConfigError(f"{path}={text}: stages are written {form}") from None
 
 
 # ---- records -----------------------------------------------------------------------------------------------------------------

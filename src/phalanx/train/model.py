@@ -1,29 +1,72 @@
-"""The network of a run: which one, in which memory layout and precision, compiled or not."""
+"""The network of a run: which one, its batch norms, in which memory layout and precision, compiled or not."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
+from phalanx.comm.communicator import Communicator
 from phalanx.nn import models
-from phalanx.nn.init import seed_everything
+from phalanx.nn.batchnorm import convert_batchnorm, use_last_batch_
+from phalanx.nn.init import init_parameters_, seed_everything
+from phalanx.nn.models.initial import initialize_
 
 _building = threading.Lock()  # ranks that are threads of one process share its generators
 
 Precision = Literal["float32", "bfloat16", "float16"]
-Network = Literal["small_cnn", "resnet_cifar", "resnet9", "resnet18", "resnet50", "googlenet"]
+Network = Literal["small_cnn", "mlp", "strided_cnn", "resnet_cifar", "resnet9", "resnet18", "resnet50", "googlenet"]
+SMALL = ("small_cnn", "mlp", "strided_cnn", "resnet9")  # networks that come in any width
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchNormConfig:
+    """Whose samples make the statistics of batch norms in training, and which ones evaluation uses.
+
+    `statistics`: each rank's "own" samples, as Fujitsu and Sony have it, or those "shared" by all ranks, or by `group`
+    consecutive ones. For evaluation a moving average is kept, into which each batch enters with the share `momentum` (None: the
+    network's, 0.1; MXNet and TensorFlow count the other way, 0.9); with `last_batch` it is the last batch alone. It is averaged
+    over the ranks.
+    """
+
+    statistics: Literal["own", "shared"] = "own"
+    group: int | None = None
+    momentum: float | None = None
+    last_batch: bool = False
+
+    def __post_init__(self) -> None:
+        if self.group is not None and (self.statistics == "own" or self.group < 1):
+            raise ValueError(f"group={self.group}: a number of ranks, at least 1, that share statistics: statistics=shared")
+        if self.momentum is not None and not 0 < self.momentum <= 1:
+            raise ValueError(f"momentum={self.momentum}: the share of a new batch, more than 0 and at most 1")
+        if self.momentum is not None and self.last_batch:
+            raise ValueError(f"last_batch=True keeps no moving average, of which momentum={self.momentum} would be the share")
+
+    def check(self, ranks: int) -> None:
+        """Raise ValueError unless `ranks` can share statistics so."""
+        if self.group is not None and self.group > ranks:
+            raise ValueError(f"model.batchnorm.group={self.group}: at most the number of ranks, {ranks}")
+
+    def install(self, model: nn.Module, comm: Communicator) -> nn.Module:
+        """`model` with batch norms as described; all ranks call it."""
+        if self.last_batch:
+            use_last_batch_(model)
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d) and self.momentum is not None:
+                module.momentum = self.momentum
+        return convert_batchnorm(model, comm, group=self.group) if self.statistics == "shared" else model
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Which network. `depth` is resnet_cifar's, `width` small_cnn's and resnet9's, `auxiliary_heads` googlenet's.
+    """Which network. `depth` is resnet_cifar's, `width` that of the small ones, `auxiliary_heads` googlenet's.
 
-    `zero_gamma` lets residual blocks begin as identities.
+    `zero_gamma` lets residual blocks begin as identities. `initialise`: ranks draw equal weights because they draw in one "order"
+    from one seed, or because every layer draws from (seed, its "name"), so that a layer more or less changes no other.
     """
 
     name: Network = "small_cnn"
@@ -31,6 +74,8 @@ class ModelConfig:
     width: int | None = None
     zero_gamma: bool = False
     auxiliary_heads: bool = False
+    batchnorm: BatchNormConfig = field(default_factory=BatchNormConfig)
+    initialise: Literal["order", "name"] = "order"
     channels_last: bool = False
     compile: bool = False
     precision: Precision = "float32"  # of forward and backward (autocast); parameters stay float32
@@ -40,20 +85,26 @@ class ModelConfig:
             raise ValueError("resnet_cifar has a depth: 20, 32, 44, 56 and 110 are the paper's")
         if self.depth is not None and self.name != "resnet_cifar":
             raise ValueError(f"depth={self.depth}: only resnet_cifar has one, {self.name} has not")
-        if self.width is not None and self.name not in ("small_cnn", "resnet9"):
-            raise ValueError(f"width={self.width}: only small_cnn and resnet9 have one, {self.name} has not")
+        if self.width is not None and self.name not in SMALL:
+            raise ValueError(f"width={self.width}: only {', '.join(SMALL)} have one, {self.name} has not")
         if self.width is not None and self.width < 1:
             raise ValueError(f"width={self.width}: at least 1")
         if self.zero_gamma and self.name not in ("resnet_cifar", "resnet18", "resnet50"):
             raise ValueError(f"zero_gamma=True: {self.name} has no residual blocks that end with a batch norm")
         if self.auxiliary_heads and self.name != "googlenet":
             raise ValueError(f"auxiliary_heads=True: only googlenet has some, {self.name} has not")
+        if self.batchnorm != BatchNormConfig() and self.name == "small_cnn":
+            raise ValueError(f"{self.batchnorm}: small_cnn has no batch norms")
 
     def build(self, *, in_channels: int, classes: int, seed: int) -> nn.Module:
         """Equal on all ranks without a broadcast: the same seed on all of them."""
         with _building:
             seed_everything(seed)
             model = self._network(in_channels, classes)
+            if self.initialise == "name":
+                zero = {name for name, m in model.named_modules() if isinstance(m, nn.BatchNorm2d) and not m.weight.any()}
+                own_rule = None if self.name in ("small_cnn", "mlp") else initialize_  # None: torch's
+                init_parameters_(model, seed, initialize=own_rule, zero_gamma=zero.__contains__)
         return model.to(memory_format=torch.channels_last) if self.channels_last else model  # type: ignore[call-overload]
 
     def check(self, shape: tuple[int, int, int], classes: int) -> None:
@@ -69,6 +120,8 @@ class ModelConfig:
         options: dict[str, Any] = {"zero_gamma": True} if self.zero_gamma else {}
         makers: dict[str, Callable[[], nn.Module]] = {
             "small_cnn": lambda: models.small_cnn(classes, in_channels=in_channels, width=self.width or 32),
+            "mlp": lambda: models.mlp(classes, in_channels=in_channels, width=self.width or 256),
+            "strided_cnn": lambda: models.strided_cnn(classes, in_channels=in_channels, width=self.width or 16),
             "resnet_cifar": lambda: models.resnet_cifar(self.depth or 20, classes, in_channels=in_channels, **options),
             "resnet9": lambda: models.resnet9(classes, in_channels=in_channels, width=self.width or 64),
             "resnet18": lambda: models.resnet18(classes, in_channels=in_channels, **options),

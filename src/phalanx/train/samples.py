@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
+
+from torch import Tensor
 
 import phalanx.data
 from phalanx.comm.communicator import Communicator
 from phalanx.data import BatchPlan, CentreCrop, Chain, Flip, Loader, Normalise, PadCrop, RandomResizedCrop
+from phalanx.data.draws import Draws
+from phalanx.data.position import Last
 from phalanx.data.source import Encoded
 from phalanx.data.transforms import Transform
+
+Image = TypeVar("Image", bytes, Tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class Until(Generic[Image]):
+    """`before` in the epochs before `epoch` (None: in all of them), then `after`."""
+
+    epoch: int | None
+    before: Callable[[Image, Draws], Tensor]
+    after: Callable[[Image, Draws], Tensor]
+
+    def __call__(self, image: Image, draws: Draws) -> Tensor:
+        return (self.before if self.epoch is None or draws.epoch < self.epoch else self.after)(image, draws)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +38,8 @@ class DataConfig:
 
     Images from files are cut to `crop` pixels: randomly with `area` and `aspect` for training, from the centre after a resize to
     `resize` for testing. Images in memory are padded by `pad` and cut back at a random place. `flip`: half of them are mirrored.
+    From the epoch `plain_from` on they are only mirrored: those from files are cut to the largest square in their centre.
+    `last`: the samples of an epoch that fill no batch are dropped, padded to one, or kept as a smaller one.
     """
 
     source: str = "digits"
@@ -31,13 +52,15 @@ class DataConfig:
     resize: int = 256
     area: tuple[float, float] = (0.08, 1.0)
     aspect: tuple[float, float] = (3 / 4, 4 / 3)
+    plain_from: int | None = None
+    last: Last = "drop"
     test_batch: int = 1000  # samples of all ranks together
     workers: int | None = None
     on_bad: Literal["error", "skip"] = "error"
 
     def __post_init__(self) -> None:
         Normalise(self.mean, self.std)  # raises for those that fit no image
-        for name, least in (("pad", 0), ("crop", 1), ("resize", 1), ("test_batch", 1), ("workers", 0)):
+        for name, least in (("pad", 0), ("crop", 1), ("resize", 1), ("test_batch", 1), ("workers", 0), ("plain_from", 0)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"{name}={value}: at least {least}")
@@ -63,10 +86,9 @@ class DataConfig:
     ) -> tuple[Loader, Loader]:
         """For training, shuffled and augmented; for testing, each sample once."""
         normalise = Normalise(self.mean, self.std, channels_last=channels_last)
-        augment: list[Transform] = [
-            *([PadCrop(self.pad)] if self.pad else []),
-            *([Flip()] if self.flip and not isinstance(train, Encoded) else []),
-        ]
+        encoded = isinstance(train, Encoded)
+        cut: list[Transform] = [Until(self.plain_from, PadCrop(self.pad), PadCrop(0))] if self.pad else []
+        mirror: list[Transform] = [Flip()] if self.flip and not encoded else []
         options: dict[str, Any] = {"seed": seed, "workers": self.workers, "on_bad": self.on_bad}
         crop = self.crop or 224
         return (
@@ -75,8 +97,15 @@ class DataConfig:
                 comm,
                 batch=plan,
                 micro_batch=micro_batch,
-                transform=Chain(*augment, normalise),
-                decode=RandomResizedCrop(crop, self.area, self.aspect, self.flip) if isinstance(train, Encoded) else None,
+                last=self.last,
+                transform=Chain(*cut, *mirror, normalise),
+                decode=Until(
+                    self.plain_from,
+                    RandomResizedCrop(crop, self.area, self.aspect, self.flip),
+                    RandomResizedCrop(crop, (1.0, 1.0), (1.0, 1.0), self.flip),
+                )
+                if encoded
+                else None,
                 **options,
             ),
             Loader(

@@ -23,12 +23,12 @@ from phalanx.data import Loader, Step
 from phalanx.nn.batchnorm import average_batchnorm_
 from phalanx.nn.init import seed_everything
 from phalanx.nn.loss import LabelSmoothingLoss
-from phalanx.optim import lr
 from phalanx.optim.gossip_step import GossipOptimizer
 from phalanx.optim.multi_node import MultiNodeOptimizer
 from phalanx.train.check import check, open_sources
 from phalanx.train.checkpoint import Checkpointer, RandomState
 from phalanx.train.config import RunConfig, identity, plain
+from phalanx.train.course import Course
 from phalanx.train.evaluate import create_multi_node_evaluator
 from phalanx.train.log import Log
 from phalanx.train.sigterm import StopRequest
@@ -79,7 +79,7 @@ class Trainer:
     model: nn.Module
     forward: Callable[[torch.Tensor], Any]  # the model, compiled if asked
     optimizer: MultiNodeOptimizer | GossipOptimizer
-    rate: lr.Rule
+    course: Course
     loader: Loader
     test: Loader
     device: torch.device
@@ -160,7 +160,7 @@ class Trainer:
         begun = time.perf_counter()
         self.tracer.mark("input", begun)
         epoch = step.epoch + done
-        rate = lr.apply(self.optimizer, self.rate, epoch)
+        rate = self.course.steer(self.optimizer, step.epoch, epoch)
         self.optimizer.zero_grad()
         if isinstance(self.optimizer, MultiNodeOptimizer) and self.optimizer.sync.weighted:
             self.optimizer.weight = step.samples
@@ -286,10 +286,10 @@ def assemble(config: RunConfig, comm: Communicator, log: Log) -> Trainer:
     )
     channels, classes = config.data.shape(source)[0], len(source.classes)
     model = config.model.build(in_channels=channels, classes=classes, seed=config.seed).to(device)
+    model = config.model.batchnorm.install(model, comm)
     if any(isinstance(module, nn.Dropout) for module in model.modules()):  # else equal generators make smaller checkpoints
         seed_everything((config.seed + 1 + comm.rank) % 2**32)  # ranks drop different neurons
-    weighted = config.data.on_bad == "skip"  # ranks may have different numbers of samples in a step
-    optimizer = config.comm.wrap(config.optimizer.build(model), comm, weighted=weighted)
+    optimizer = config.comm.wrap(config.optimizer.build(model), comm, weighted=config.uneven)
     if isinstance(optimizer, GossipOptimizer):
         optimizer.follow(model)
     return Trainer(
@@ -298,7 +298,7 @@ def assemble(config: RunConfig, comm: Communicator, log: Log) -> Trainer:
         model=model,
         forward=torch.compile(model) if config.model.compile else model,
         optimizer=optimizer,
-        rate=config.rate.over(config.epochs),
+        course=config.course,
         loader=loader,
         test=test,
         device=device,

@@ -4,6 +4,7 @@
 
 run        what a directory tells, as a value         figures, tables   what the page shows of it
 plots      lines, areas and bars as SVG               pictures          schedules and timelines as SVG
+prediction what a plan said beside what was measured
 page       the HTML around them, with page.css and page.js inside
 """
 
@@ -13,7 +14,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from phalanx.train.report import figures, tables
+from phalanx.train.report import figures, prediction, tables
 from phalanx.train.report.page import page
 from phalanx.train.report.run import ReportError, Run, read_runs
 
@@ -43,6 +44,7 @@ def build(runs: Sequence[Run]) -> str:
             ("Learning", list(figures.learning(runs))),
             ("Speed", [*figures.speed(runs), *tables.stragglers(runs)]),
             ("Communication", list(figures.communication(runs))),
+            ("Plan", list(prediction.prediction(runs))),
             ("What was run", [tables.environment(runs), *tables.configuration(runs)]),
         ],
     )

@@ -30,6 +30,7 @@ class Run:
     environment: dict[str, Any]
     rows: tuple[dict[str, Any], ...]
     trace: dict[str, Any] | None = None
+    plan: dict[str, Any] | None = None  # that it followed
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         """The rows of a kind."""
@@ -77,7 +78,8 @@ def read_run(directory: Path, name: str) -> Run:
         raise ReportError(f"{directory} is no run: it has no config.json, which `phalanx train --out DIR` writes")
     trace = _read(directory / "trace.json") if (directory / "trace.json").is_file() else None
     environment = _read(directory / "environment.json") if (directory / "environment.json").is_file() else {}
-    return Run(name, _read(directory / "config.json"), environment, tuple(read_rows(directory / "metrics.jsonl")), trace)
+    plan = _read(directory / "plan.json") if (directory / "plan.json").is_file() else None
+    return Run(name, _read(directory / "config.json"), environment, tuple(read_rows(directory / "metrics.jsonl")), trace, plan)
 
 
 def _read(path: Path) -> dict[str, Any]:

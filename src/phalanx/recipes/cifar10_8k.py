@@ -1,0 +1,30 @@
+"""Batches of 8,192 on CIFAR-10: 16 % of it per step. As fashion-mnist-8k, with the data and the network of the recipe cifar10.
+
+Rates were searched: benchmarks/study_large_batch.py.
+"""
+
+from phalanx.data import Stage
+from phalanx.train.config import RunConfig
+from phalanx.train.model import ModelConfig
+from phalanx.train.samples import DataConfig
+from phalanx.train.update import OptimizerConfig, RateConfig
+
+config = RunConfig(
+    name="cifar10-8k",
+    epochs=16,
+    stages=(Stage(4, 2048), Stage(12, 8192)),
+    micro_batch=512,
+    model=ModelConfig(name="strided_cnn", width=16, channels_last=True),
+    data=DataConfig(
+        source="cifar10:data/cifar-10-batches-bin",
+        mean=(0.4914, 0.4822, 0.4465),
+        std=(0.247, 0.2435, 0.2616),
+        pad=4,
+        flip=True,
+        last="keep",
+    ),
+    optimizer=OptimizerConfig(name="lars", weight_decay=5e-4),
+    rate=RateConfig(peak=16.0, scaling="linear", reference=8192, warmup=3, decay="linear"),
+    label_smoothing=0.1,
+    log_every=1,
+)

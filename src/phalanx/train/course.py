@@ -1,0 +1,84 @@
+"""The course of a run: rate, momentum and batch of every step, computed from the configuration and from nothing else.
+
+A step belongs to an epoch, and so to a stage of the batch plan. The rate is the rule of `RateConfig` at the step's progress,
+times what the stage's batch gets by `rate.scaling`; the momentum is that of the stage, by `optimizer.momentum_rule`. Progress
+counts the step itself: the first of 10 steps has 0.1 epochs, the last one exactly 1. So the first step has a rate above zero,
+and a warm-up of 36 epochs of 15 steps reaches its peak at step 540.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+import torch
+
+from phalanx.data import BatchPlan, Stage
+from phalanx.data.position import Last
+from phalanx.optim import lr
+from phalanx.train.update import OptimizerConfig, RateConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What one step of a run is given. Its `number`, from 1, is None where nobody knows how many an epoch has."""
+
+    number: int | None
+    progress: float  # epochs, this step included
+    batch: int
+    rate: float
+    momentum: float
+
+
+@dataclass(frozen=True)
+class Course:
+    """What a batch plan, a rate and an optimizer make of a run's steps; ValueError where they contradict each other."""
+
+    plan: BatchPlan
+    rate: RateConfig
+    optimizer: OptimizerConfig
+
+    def __post_init__(self) -> None:
+        self.rate.over(self.plan.epochs)
+        for stage in self.plan.stages:
+            self._momentum_of(stage)
+
+    def rate_in(self, epoch: int) -> lr.Rule:
+        """The rate as a function of progress, in the stage of `epoch`."""
+        return self.rate.scaled(self.plan.at(epoch).batch) * self.rate.over(self.plan.epochs)
+
+    def momentum_in(self, epoch: int) -> float:
+        """The momentum in the stage of `epoch`."""
+        return self._momentum_of(self.plan.at(epoch))
+
+    def at(self, epoch: int, done: float, number: int | None = None) -> Moment:
+        """The step of `epoch` after which the share `done` of it is over."""
+        progress, batch = epoch + done, self.plan.at(epoch).batch
+        return Moment(number, progress, batch, self.rate_in(epoch)(progress), self.momentum_in(epoch))
+
+    def at_step(self, number: int, samples: int, last: Last) -> Moment:
+        """Step `number`, from 1, of a run on so many samples, where `last` is the rule for those that fill no batch."""
+        epochs = self.plan.epochs
+        steps = self.plan.steps_before(epochs, samples, last)
+        if not 1 <= number <= steps:
+            raise ValueError(f"step {number}: the run has {steps} steps, which are counted from 1")
+        epoch = bisect_left(range(epochs), number, key=lambda e: self.plan.steps_before(e + 1, samples, last))
+        before, after = (self.plan.steps_before(e, samples, last) for e in (epoch, epoch + 1))
+        return self.at(epoch, (number - before) / (after - before), number)
+
+    def steer(self, optimizer: torch.optim.Optimizer, epoch: int, progress: float) -> float:
+        """Give an optimizer the values of a step of `epoch`, and return the rate."""
+        correct = self.optimizer.correct_momentum
+        rate = lr.apply(optimizer, self.rate_in(epoch), progress, correct_momentum=correct)
+        lr.apply(optimizer, lr.constant(1, self.momentum_in(epoch)), progress, option="momentum")
+        if self.optimizer.name == "rmsprop_warmup":
+            ramp = lr.elu_ramp(self.optimizer.ramp_center, self.optimizer.ramp_period)
+            lr.apply(optimizer, ramp, progress, option="sgd_share")
+        return rate
+
+    def _momentum_of(self, stage: Stage) -> float:
+        first = self.plan.stages[0]
+        if self.optimizer.momentum_rule == "fixed" or stage.batch == first.batch:
+            return self.optimizer.momentum
+        factor = self.rate.scaled(stage.batch) / self.rate.scaled(first.batch)
+        return lr.momentum_for(stage.batch, momentum=self.optimizer.momentum, reference=first.batch, rate_factor=factor)
