@@ -13,8 +13,6 @@ import argparse
 import json
 import os
 import platform
-import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -22,6 +20,7 @@ from typing import Any
 
 import torch
 from bytes_on_the_wire import in_own_namespace, loopback_bytes
+from local_ranks import finish, started
 
 import phalanx
 
@@ -84,24 +83,9 @@ def measure(kib: int) -> list[dict[str, Any]]:
 
 
 def run(n: int, kib: int) -> list[dict[str, Any]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    env = os.environ | {"WORLD_SIZE": str(n), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    env |= {"TORCH_CPP_LOG_LEVEL": "ERROR", "PHALANX_NATIVE": "0"}
     command = [sys.executable, __file__, "--rank", "--kib", str(kib)]
-    ranks = [subprocess.Popen(command, env=env | {"RANK": str(r)}, stdout=subprocess.PIPE, text=True) for r in range(n)]
-    end = time.monotonic() + DEADLINE
-    try:
-        outputs = [rank.communicate(timeout=max(1.0, end - time.monotonic()))[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            if rank.poll() is None:
-                rank.kill()
-                rank.wait()
-    if any(rank.returncode for rank in ranks):
-        raise SystemExit(f"a rank failed: exit codes {[rank.returncode for rank in ranks]}")
-    return [json.loads(line) for line in outputs[0].splitlines()]
+    with started(command, n, {"PHALANX_NATIVE": "0"}) as ranks:
+        return [json.loads(line) for line in finish(ranks, deadline=DEADLINE)[0].splitlines()]
 
 
 def table(rows: list[dict[str, Any]]) -> str:

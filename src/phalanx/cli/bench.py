@@ -61,14 +61,17 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     gossip = benches.add_parser(
         "gossip",
         help="steps of GossipGraD beside all-reduce",
-        description="Steps whose computation is a wait: without communication, all-reduce, and GossipGraD in several forms.",
+        description="Steps whose computation is a wait: without communication, DDP, all-reduce, and GossipGraD in several forms.",
         **style,
     )
     gossip.add_argument("--size", metavar="SIZE", type=_size, default=4 << 20, help="of the parameters, in bytes (default 4M)")
     gossip.add_argument("--compute", metavar="MS", type=_positive, default=50, help="milliseconds to wait (default 50)")
     gossip.add_argument("--steps", metavar="N", type=_positive, default=8, help="steps in one piece (default 8)")
+    _add_only(gossip, beside="no communication")
     _add_running(gossip, repeat=5, unit="blocks")
-    gossip.set_defaults(run=lambda args: run(GossipBench(args.size, args.compute, args.steps, args.repeat, args.pin), args))
+    gossip.set_defaults(
+        run=lambda args: run(GossipBench(args.size, args.compute, args.steps, args.repeat, args.pin, tuple(args.only)), args)
+    )
 
     train = benches.add_parser(
         "train",
@@ -79,13 +82,7 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     train.add_argument("--model", choices=MODELS, default=MODELS[0], help=f"default {MODELS[0]}")
     train.add_argument("--pixels", metavar="N", type=_positive, default=64, help="height and width of an image (default 64)")
     train.add_argument("--batch", metavar="N", type=_positive, default=2, help="images per rank (default 2)")
-    train.add_argument(
-        "--only",
-        metavar="NAME",
-        action="append",
-        default=[],
-        help="only this contender, beside no communication and DDP; may be repeated (default: all)",
-    )
+    _add_only(train, beside="no communication and DDP")
     train.add_argument("--all", action="store_true", help="also say which known contenders are not installed")
     _add_running(train, repeat=9, unit="steps")
     train.set_defaults(
@@ -93,6 +90,11 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
             TrainBench(args.model, args.pixels, args.batch, args.repeat, args.all, args.pin, tuple(args.only)), args
         )
     )
+
+
+def _add_only(parser: argparse.ArgumentParser, *, beside: str) -> None:
+    text = f"only this contender, beside {beside}; may be repeated (default: all)"
+    parser.add_argument("--only", metavar="NAME", action="append", default=[], help=text)
 
 
 def _add_running(parser: argparse.ArgumentParser, *, repeat: int, unit: str) -> None:

@@ -13,6 +13,9 @@ MODELS = ("resnet50", "resnet18", "resnet_cifar20")
 TRAINED = (
     "none", "DDP", "DDP fp16", "phalanx", "phalanx inline", "phalanx fused", "phalanx bfloat16", "Horovod", "decent-dp",
 )  # fmt: skip
+GOSSIPING = (
+    "none", "DDP", "all-reduce", "gossip", "gossip coherent", "gossip gradients", "gossip bfloat16", "decent-dp",
+)  # fmt: skip
 FACTOR = 4  # between one size and the next
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -83,6 +86,15 @@ class GossipBench:
     steps: int
     repeat: int
     pin: bool = False
+    only: tuple[str, ...] = ()  # contenders beside "none", with which all are compared; empty for all
+
+    def __post_init__(self) -> None:
+        for name in self.only:
+            if name not in GOSSIPING:
+                raise UsageError(f"--only {name!r}: the contenders are {', '.join(GOSSIPING)}")
+
+    def wants(self, name: str) -> bool:
+        return not self.only or name in self.only
 
     def check(self, ranks: int) -> None:
         """Any number of ranks will do."""
@@ -97,7 +109,7 @@ def from_record(record: dict[str, Any]) -> Bench:
     if record["verb"] == TrainBench.verb:
         return TrainBench(**fields | {"only": tuple(record["only"])})
     if record["verb"] == GossipBench.verb:
-        return GossipBench(**fields)
+        return GossipBench(**fields | {"only": tuple(record["only"])})
     return AllReduceBench(**fields | {"algorithms": tuple(record["algorithms"])})
 
 

@@ -57,6 +57,7 @@ COLUMNS = {
         Column("over none(ms)", "over_none_ms", 14, ".2f"),
         Column("efficiency", "efficiency", 11, ".1%"),
         Column("bytes/step", "bytes", 12),
+        Column("exchange(ms)", "exchange_ms", 13, ".2f"),
         Column("spread", "spread", 9, ".1e"),
     ),
 }
