@@ -1,18 +1,22 @@
 """Draws the pictures of docs/gossip.md: `python docs/images/draw_gossip.py` writes the SVGs beside this file.
 
-Both are computed from the schedule that runs: who sends to whom, and whose updates are in which replica after each step.
+Two are computed from the schedule that runs: who sends to whom, and whose updates are in which replica after each step. The third
+is drawn from the records of benchmarks/gossip_speed.py.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
-from draw import AMBER, BLUE, FAINT, GREY, INK, arrow, box, picture, text
+from draw import AMBER, BLUE, FAINT, GREY, INK, ROSE, TEAL, arrow, box, picture, text
 
 from phalanx.schedule import gossip_partners, gossip_period
 
 RANKS = 8
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "gossip_speed.jsonl"
+COLOURS = {"gossip": AMBER, "all-reduce": BLUE, "DDP": ROSE, "decent-dp": TEAL}
 
 
 def partners_picture() -> str:
@@ -62,9 +66,49 @@ def diffusion_picture() -> str:
     return picture(left + RANKS * width + 24, 56 + len(rows) * (height + 6), "How one rank's update spreads over 8 ranks", parts)
 
 
+def efficiency_picture() -> str:
+    """The share of a step that is computation, over the number of ranks: a line for each contender of the benchmark in the lab."""
+    found: dict[str, dict[int, float]] = {}
+    ranks = 0
+    for line in RESULTS.read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        ranks = record["config"]["ranks"] if "config" in record else ranks
+        if "efficiency" in record and record["contender"] in COLOURS:
+            found.setdefault(record["contender"], {})[ranks] = record["efficiency"]
+    worlds = sorted({n for points in found.values() for n in points})
+    left, top, width, height = 64.0, 46.0, 420.0, 220.0
+
+    def place(n: int, efficiency: float) -> tuple[float, float]:
+        return left + width * (0.06 + 0.88 * worlds.index(n) / (len(worlds) - 1)), top + height * (1 - efficiency)
+
+    parts = [text(24, 28, "efficiency: computation / step", size=13, bold=True)]
+    for tenths in range(0, 11, 2):
+        y = top + height * (1 - tenths / 10)
+        parts.append(box(left, y - 0.5, width, 1, GREY, radius=0))
+        parts.append(text(left - 8, y + 4, f"{10 * tenths} %", size=11, fill=FAINT, anchor="end"))
+    parts += [text(place(n, 0)[0], top + height + 20, f"{n} ranks", size=12, anchor="middle") for n in worlds]
+    ends = sorted((place(worlds[-1], points[worlds[-1]])[1], name) for name, points in found.items())
+    below = 0.0
+    for y, name in ends:
+        points = [place(n, found[name][n]) for n in sorted(found[name])]
+        line_ = " ".join(f"{px:.1f},{py:.1f}" for px, py in points)
+        parts.append(f'<polyline points="{line_}" fill="none" stroke="{COLOURS[name]}" stroke-width="2.4"/>')
+        parts += [box(px - 4, py - 4, 8, 8, COLOURS[name], radius=4) for px, py in points]
+        below = max(y + 4, below + 16)  # names of lines that meet stand one below the other
+        share = f"{name}, {found[name][worlds[-1]]:.0%}"
+        parts.append(text(left + width + 10, below, share, size=12, fill=COLOURS[name], bold=True))
+    return picture(
+        left + width + 150, top + height + 40, "Efficiency of gossip and of all-reduce over the number of ranks", parts
+    )
+
+
 def pictures() -> dict[str, str]:
-    """Both, by the name of their file."""
-    return {"gossip_partners": partners_picture(), "gossip_diffusion": diffusion_picture()}
+    """All of them, by the name of their file."""
+    return {
+        "gossip_partners": partners_picture(),
+        "gossip_diffusion": diffusion_picture(),
+        "gossip_efficiency": efficiency_picture(),
+    }
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 from benchmarks.plan_papers import papers
-from benchmarks.plan_published import predict_rows, summary
+from benchmarks.plan_published import predict_rows, summary, two_points
 from benchmarks.plan_rows import host_spread, read_rows, software_overheads
 
 from phalanx.cluster import (
@@ -15,6 +15,7 @@ from phalanx.cluster import (
     MODELS,
     NCCL,
     PRESETS,
+    SHARED_MEMORY,
     BackendProfile,
     ClusterError,
     Compute,
@@ -24,6 +25,7 @@ from phalanx.cluster import (
     simulate,
 )
 from phalanx.cluster import calibrate as calibration
+from phalanx.cluster.by_size import choose_by_size, to_file
 from phalanx.cluster.calibrate import Measured, fit, relative_errors
 from phalanx.cluster.calibrate import read_rows as read_bench
 from phalanx.cluster.candidates import FAMILIES, algorithms, host_gossip
@@ -103,6 +105,29 @@ def test_gossip_of_hosts_beats_gossip_of_ranks_that_share_a_card():
     assert by_host < by_rank / 4
 
 
+def test_schedules_by_size_are_the_fastest_and_a_communicator_reads_them(tmp_path, monkeypatch):
+    from phalanx.comm.choose import for_less, for_world
+    from phalanx.comm.hosts import Hosts
+
+    lab = PRESETS["lab"]
+    ranges = choose_by_size(lab, SHARED_MEMORY)
+    assert ranges[-1].up_to is None
+    assert len(ranges) > 1
+    for choice in ranges:
+        size = choice.up_to or 1 << 28
+        chosen = simulate(choice.schedule, lab, size, profile=SHARED_MEMORY).seconds
+        for algorithm in algorithms(lab):
+            if not algorithm.gossips:
+                assert chosen <= 1.05 * simulate(algorithm.make(0), lab, size, profile=SHARED_MEMORY).seconds
+    (tmp_path / "schedules").write_text(to_file(lab, SHARED_MEMORY))
+    monkeypatch.setenv("PHALANX_SCHEDULES", str(tmp_path / "schedules"))
+    hosts = Hosts.of([f"host {rank // 2}" for rank in range(8)])
+    assert (for_world(hosts), for_less(hosts)) == (
+        ranges[-1].schedule,
+        tuple((choice.up_to, choice.schedule) for choice in ranges[:-1]),
+    )
+
+
 def test_a_batch_smaller_than_the_world_is_refused():
     with pytest.raises(ClusterError, match="larger batch or fewer ranks"):
         make_plan(replace(QUESTION, batch=16))
@@ -167,6 +192,16 @@ def test_published_clusters_come_out_within_bounds_and_better_than_two_baselines
     assert total["worst"] <= 0.20
     for baseline in ("bytes_over_bandwidth", "no_overlap"):
         assert total[baseline]["mean_abs_error"] >= 2 * total["mean_abs_error"]
+
+
+def test_a_second_size_of_a_family_makes_the_others_better():
+    rows = two_points(list(predict_rows(read_rows(ROWS))))
+    assert len(rows) >= 10
+    errors = sorted(abs(row["error"]) for row in rows)
+    assert sum(errors) / len(errors) <= 0.05
+    assert errors[-2] <= 0.10  # one family's second size was itself an outlier: docs/planning.md
+    before = sorted(abs(row["error_one_point"]) for row in rows)
+    assert errors[len(errors) // 2] < before[len(before) // 2] / 2
 
 
 def test_nothing_is_learnt_from_rows_of_several_nodes():

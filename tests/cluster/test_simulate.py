@@ -1,5 +1,7 @@
 """`simulate` against textbooks' formulas, against a stupid simulator, and where ports are shared."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,6 +16,7 @@ from phalanx.cluster.closed_forms import (
     torus_seconds,
     tree_seconds,
 )
+from phalanx.cluster.rounds import tick
 from phalanx.schedule import (
     Move,
     Schedule,
@@ -78,7 +81,7 @@ def naive(schedule, cluster, nbytes):
     for step in lower(schedule).steps:
         moves = [op for op in step.ops if isinstance(op, Move)]
         before, ends = list(clock), list(clock)
-        waiting = sorted(range(len(moves)), key=lambda i: max(before[moves[i].src], before[moves[i].dst]))
+        waiting = sorted(range(len(moves)), key=lambda i: tick(max(before[moves[i].src], before[moves[i].dst])))
         passed = []
         for i in waiting:
             m = moves[i]
@@ -87,7 +90,7 @@ def naive(schedule, cluster, nbytes):
             free_out[m.src] = end
             ends[m.src] = max(ends[m.src], end)
             passed.append((end - seconds + link.latency, i, m, seconds, end + link.latency))
-        for head, _, m, seconds, tail in sorted(passed, key=lambda p: p[:2]):
+        for head, _, m, seconds, tail in sorted(passed, key=lambda p: (tick(p[0]), p[1])):
             end = max(max(head, free_in[m.dst]) + seconds, tail)
             free_in[m.dst] = end
             ends[m.dst] = max(ends[m.dst], end)
@@ -128,6 +131,21 @@ def test_collectives_as_arrays_equal_their_lowered_messages():
     cluster = Cluster("two levels", 4, 4, Link(1e-6, 50e9), Link(A, RATE), ports=2)
     for schedule in (ring(16), torus(4, 4), torus(2, 8), torus(2, 2, 4), hierarchical(4, 4)):
         np.testing.assert_allclose(simulate(schedule, cluster, S).end, simulate(lower(schedule), cluster, S).end, rtol=1e-9)
+
+
+@pytest.mark.parametrize(("latency", "bound"), [(1e-6, "bytes"), (1e-1, "latency")])
+def test_pieces_of_a_buffer_hide_each_others_latency(latency, bound):
+    n, lanes = 4, 4
+    cluster = uniform(n, latency=latency, bandwidth=RATE)
+    profile = replace(PLAIN, lanes=lanes, lane_bytes=1)
+    rounds, message = 2 * (n - 1), S / n / lanes * B
+    busy_port = rounds * lanes * message + latency
+    waiting = rounds * (latency + message) + (lanes - 1) * message
+    expected = busy_port if bound == "bytes" else waiting
+    for shortcut in (True, False):
+        close(simulate(ring(n), cluster, S, profile=profile, shortcut=shortcut).seconds, expected)
+    assert expected < ring_seconds(n, S, latency, B)  # which is what one piece takes
+    close(simulate(ring(n), cluster, S, profile=replace(profile, lane_bytes=S)).seconds, ring_seconds(n, S, latency, B))
 
 
 def test_later_clocks_end_later_by_as_much():

@@ -179,3 +179,10 @@ def test_cost_and_energy_follow_from_hours():
     assert (training.cost, training.kwh) == (pytest.approx(20.0), pytest.approx(5.0))
     broken = whole_training(0.36, 1000, 100_000, devices=10, hosts=2, epochs=100, failures=Failures(36000, 30, 300))
     assert broken.hours > training.hours
+    assert broken.checkpoint_every == pytest.approx((2 * 30 * 18000) ** 0.5)
+
+
+def test_a_short_training_needs_no_checkpoint():
+    short = whole_training(0.36, 1000, 1000, devices=10, hosts=2, epochs=100, failures=Failures(36000, 30, 300))
+    assert short.checkpoint_every is None
+    assert short.goodput == pytest.approx(1 - 300 / 18000, abs=0.002)  # what restarts take, and hardly any work lost

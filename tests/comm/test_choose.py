@@ -1,12 +1,27 @@
 """Which schedule for which world: the rules, and that whatever they choose is an all-reduce of that world."""
 
 import itertools
+import json
+from dataclasses import replace
 
 import pytest
 
 from phalanx.comm.choose import for_less, for_world
 from phalanx.comm.hosts import Hosts
-from phalanx.schedule import halving_doubling, hierarchical, latency_steps, recursive_doubling, ring, torus, verify
+from phalanx.comm.planned import PLANNED, tell_if_unplanned
+from phalanx.schedule import (
+    gossip,
+    halving_doubling,
+    hierarchical,
+    latency_steps,
+    recursive_doubling,
+    relabel,
+    ring,
+    to_json,
+    torus,
+    tree,
+    verify,
+)
 
 
 def hosts(*widths):
@@ -78,3 +93,57 @@ def test_where_memory_is_shared_leaders_speak_for_their_hosts_until_a_torus_has_
     assert (quick, ring_of_leaders) == (hierarchical(3, 2, among=recursive_doubling), hierarchical(3, 2))
     assert small < medium < for_less(hosts(4, 4, 4), shared=True)[1][0]
     assert [chosen for _, chosen in for_less(hosts(4), shared=True)] == [ring(4)]  # one call among all of them
+
+
+# ---- planned -------------------------------------------------------------------------------------------------------------------
+
+
+def write_plan(path, *ranges, hosts=2, per_host=2):
+    schedules = [{"up_to": limit, "schedule": json.loads(to_json(schedule))} for limit, schedule in ranges]
+    path.write_text(json.dumps({"hosts": hosts, "per_host": per_host, "schedules": schedules}))
+    return str(path)
+
+
+def test_a_plan_for_these_hosts_decides_and_one_for_others_does_not(tmp_path, monkeypatch):
+    monkeypatch.setenv(PLANNED, write_plan(tmp_path / "plan", (1000, tree(4)), (5000, ring(4)), (None, torus(2, 2))))
+    assert for_world(hosts(2, 2)) == torus(2, 2)
+    assert for_less(hosts(2, 2)) == ((1000, tree(4)), (5000, ring(4)))
+    apart = Hosts.of(["a", "b", "a", "b"])
+    assert for_world(apart) == relabel(torus(2, 2), (0, 2, 1, 3))
+    tell_if_unplanned(apart)
+    assert for_world(hosts(4)) == halving_doubling(4)
+    with pytest.warns(UserWarning, match="for 2 hosts of 2 ranks, here are hosts of 4"):
+        tell_if_unplanned(hosts(4))
+
+
+def test_a_plan_with_one_schedule_serves_all_sizes(tmp_path, monkeypatch):
+    monkeypatch.setenv(PLANNED, write_plan(tmp_path / "plan", (None, ring(4))))
+    ((limit, small),) = for_less(hosts(2, 2))
+    assert (for_world(hosts(2, 2)), small) == (ring(4), ring(4))
+    assert limit > 1 << 40
+
+
+@pytest.mark.parametrize(
+    ("ranges", "fact"),
+    [
+        (((None, ring(3)),), "not an all-reduce of 2 x 2"),
+        (((None, gossip(4, 0)),), "not an all-reduce of 2 x 2"),
+        (((None, replace(ring(4), steps=())),), "chunk 0 of rank 0"),
+        (((9, ring(4)), (9, tree(4))), "must grow"),
+        ((), "must grow"),
+    ],
+)
+def test_a_plan_that_cannot_be_run_is_refused(ranges, fact, tmp_path, monkeypatch):
+    monkeypatch.setenv(PLANNED, write_plan(tmp_path / "plan", *ranges))
+    with pytest.raises(ValueError, match=fact):
+        for_world(hosts(2, 2))
+
+
+def test_a_file_that_is_no_plan_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv(PLANNED, str(tmp_path / "absent"))
+    with pytest.raises(ValueError, match="No such file"):
+        for_world(hosts(2, 2))
+    (tmp_path / "other").write_text("{}")
+    monkeypatch.setenv(PLANNED, str(tmp_path / "other"))
+    with pytest.raises(ValueError, match="is not what `phalanx plan --schedules` writes"):
+        for_world(hosts(2, 2))

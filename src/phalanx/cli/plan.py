@@ -8,7 +8,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from phalanx.cli.names import UsageError
-from phalanx.cluster import MODELS, PRESETS, PROFILES, BackendProfile, Cluster, Compute, compile_schedule, from_one, from_two
+from phalanx.cluster import (
+    MODELS,
+    PRESETS,
+    PROFILES,
+    BackendProfile,
+    Cluster,
+    Compute,
+    Model,
+    by_size,
+    compile_schedule,
+    from_one,
+    from_two,
+    model_file,
+)
 from phalanx.cluster import calibrate as calibration
 from phalanx.cluster import model as cluster_model
 from phalanx.cluster import profile as backend_profile
@@ -43,7 +56,9 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     what.add_argument("--cluster", metavar="FILE|NAME", help=f"a file, or {', '.join(PRESETS)}")
     what.add_argument("--show-cluster", metavar="NAME", choices=PRESETS, help="print a preset as a file to edit, and stop")
     what.add_argument("--ranks", type=int, help="as many of the cluster's hosts as have so many ranks")
-    what.add_argument("--model", default="resnet50", choices=MODELS)
+    what.add_argument(
+        "--model", metavar="NAME|FILE", default="resnet50", help=f"{', '.join(MODELS)}, or a file of phalanx.train.profile_model"
+    )
     what.add_argument("--batch", type=int, help="samples per step over all ranks")
     what.add_argument(
         "--rate", action="append", metavar="R@B", help="samples/s of one device with batch B; give it twice for a device's curve"
@@ -76,6 +91,12 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     whole.add_argument("--watts", type=float, help="per device, with its share of the host")
     out = parser.add_argument_group("output")
     out.add_argument("--json", metavar="FILE", type=Path, help="everything as data")
+    out.add_argument(
+        "--schedules",
+        metavar="FILE",
+        type=Path,
+        help="the fastest all-reduce by size, for create_communicator (PHALANX_SCHEDULES)",
+    )
     out.add_argument("--svg", metavar="FILE", type=Path, help="the step as a picture")
     out.add_argument("--trace", metavar="FILE", type=Path, help="the step for chrome://tracing or ui.perfetto.dev")
     out.add_argument("--curve", metavar="FILE", type=Path, help="efficiency over the number of ranks as a picture")
@@ -87,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
     if args.show_cluster:
         print(cluster_model.to_json(PRESETS[args.show_cluster]), end="")
         return 0
-    for name in ("cluster", "batch", "rate"):
+    for name in ("cluster", "batch"):
         if not getattr(args, name):
             raise UsageError(f"--{name} is missing; `phalanx plan --help` has examples")
     try:
@@ -104,10 +125,11 @@ def _run(args: argparse.Namespace) -> int:
     families = tuple(args.algorithm or (family for family in FAMILIES if not family.startswith("gossip")))
     if args.gossip:
         families = tuple(dict.fromkeys((*families, "gossip", "gossip-hosts")))
+    model, compute = _model(args)
     question = Question(
         cluster,
-        MODELS[args.model],
-        _compute(args),
+        model,
+        compute,
         profile,
         args.batch,
         group_sizes=tuple(size * 1e6 for size in args.group or ()) or GROUP_SIZES,
@@ -118,6 +140,9 @@ def _run(args: argparse.Namespace) -> int:
         host_spread=args.host_spread,
     )
     plan = make_plan(question)
+    if args.epochs is None and model.name != "resnet50":
+        note = f"the epochs are those of ResNet-50 on ImageNet; --epochs says how many {model.name} needs"
+        plan = replace(plan, warnings=(*plan.warnings, note))
     varied = _spread(args, plan)
     failures = None if args.mtbf is None else Failures(args.mtbf * 3600, args.checkpoint, args.restart)
     training = whole_training(
@@ -133,6 +158,8 @@ def _run(args: argparse.Namespace) -> int:
     print(table(plan, training, varied), end="")
     if args.json:
         args.json.write_text(json.dumps(as_data(plan, training, varied), indent=2) + "\n", encoding="utf-8")
+    if args.schedules:
+        args.schedules.write_text(by_size.to_file(cluster, profile), encoding="utf-8")
     if args.save_profile:
         args.save_profile.write_text(backend_profile.to_json(profile), encoding="utf-8")
     _pictures(args, plan)
@@ -171,7 +198,23 @@ def _profile(args: argparse.Namespace, cluster: Cluster) -> BackendProfile:
     return profile
 
 
-def _compute(args: argparse.Namespace) -> Compute:
+def _model(args: argparse.Namespace) -> tuple[Model, Compute]:
+    """A known model, whose device `--rate` describes, or one's own, whose file may do so."""
+    if args.model in MODELS:
+        if not args.rate:
+            raise UsageError("--rate is missing; `phalanx plan --help` has examples")
+        return MODELS[args.model], _compute(args, MODELS[args.model])
+    if not Path(args.model).is_file():
+        raise UsageError(f"--model {args.model} is neither a file nor one of {', '.join(MODELS)}")
+    model, measured = model_file.from_json(Path(args.model).read_text(encoding="utf-8"))
+    if not args.rate:
+        if args.overhead:
+            raise UsageError("--overhead has no effect: the file of the model says what does not grow with the batch")
+        return model, replace(measured, optimizer=args.optimizer / 1e3) if args.optimizer else measured
+    return model, replace(_compute(args, model), forward=measured.forward)
+
+
+def _compute(args: argparse.Namespace, model: Model) -> Compute:
     """The device: from one rate with the model's kernels as its fixed part, or from two."""
     pairs = []
     for text in args.rate:
@@ -189,8 +232,10 @@ def _compute(args: argparse.Namespace) -> Compute:
             raise UsageError("--overhead has no effect with two rates: they already say what does not grow with the batch")
         return replace(from_two(*pairs), optimizer=args.optimizer / 1e3)
     note = "one rate; what does not grow with the batch is 10 us per kernel, an assumption: a second --rate replaces it"
+    if not model.kernels:
+        note = "one rate, and a time in proportion to the batch; a second --rate says what does not grow with it"
     (batch, rate) = pairs[0]
-    compute = from_one(MODELS[args.model], batch, rate, overhead=args.overhead / 1e3, source=note)
+    compute = from_one(model, batch, rate, overhead=args.overhead / 1e3, source=note)
     return replace(compute, optimizer=args.optimizer / 1e3)
 
 

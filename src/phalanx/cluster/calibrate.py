@@ -1,20 +1,21 @@
 """A backend's profile, fitted to rows of `phalanx bench allreduce`: what this machine's library really takes.
 
-Four numbers are fitted, each within wide bounds: seconds per message between hosts and inside a host, and the parts of both
-bandwidths that are reached. The fit minimises the squared relative errors (of logarithms, so that 4 KiB counts as much as 64 MiB)
-by searching along one number at a time; what is left is the profile's `residual`.
+Five numbers are fitted, each within wide bounds: seconds to start, seconds per message between hosts and inside a host, and the
+parts of both bandwidths that are reached. The fit minimises the squared relative errors (of logarithms, so that 4 KiB counts as
+much as 64 MiB), first by a search along one number at a time; what is left is the profile's `residual`.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import log, sqrt
+from math import exp, sqrt
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from phalanx.schedule import Schedule, halving_doubling, hierarchical, recursive_doubling, ring, torus, tree
 
@@ -31,13 +32,16 @@ _MAKERS: dict[str, Callable[..., Schedule]] = {
     "recursive_doubling": recursive_doubling,
     "tree": tree,
 }
-_BOUNDS = {"message": (1e-7, 1e-1), "message_inside": (1e-7, 1e-1), "network": (1e-3, 1.5), "inside": (1e-3, 1.5)}
-SWEEPS = 9
-
-
-def _with(profile: BackendProfile, name: str, value: float) -> BackendProfile:
-    changes: dict[str, Any] = {name: value}
-    return replace(profile, **changes)
+BOUNDS = {
+    "start": (1e-6, 1e-1),
+    "message": (1e-7, 1e-1),
+    "message_inside": (1e-7, 1e-1),
+    "network": (1e-3, 1.5),
+    "inside": (1e-3, 1.5),
+}
+SWEEPS, POLISH = 4, 12  # searches along each number in turn; then steps of Levenberg and Marquardt
+NUDGE = 1e-3  # of a number's logarithm, to see what it does
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,7 @@ def read_rows(lines: Iterable[str]) -> list[Measured]:
 def predict(rows: Sequence[Measured], cluster: Cluster, profile: BackendProfile) -> list[float]:
     """Seconds of every row on `cluster`."""
     programs = {row.schedule.name: compile_schedule(row.schedule, cluster, profile) for row in rows}
-    return [profile.call + run(programs[row.schedule.name], row.nbytes).seconds for row in rows]
+    return [run(programs[row.schedule.name], row.nbytes).seconds for row in rows]
 
 
 def relative_errors(rows: Sequence[Measured], cluster: Cluster, profile: BackendProfile) -> list[float]:
@@ -75,25 +79,62 @@ def relative_errors(rows: Sequence[Measured], cluster: Cluster, profile: Backend
 def fit(rows: Sequence[Measured], cluster: Cluster, start: BackendProfile) -> BackendProfile:
     """`start` with the numbers that explain `rows` best."""
     usable = [row for row in rows if row.schedule.world == cluster.ranks]
-    if len(usable) < len(_BOUNDS):
+    if len(usable) < len(BOUNDS):
         raise ValueError(
-            f"{len(usable)} rows name a schedule of {cluster.ranks} ranks; a fit needs at least {len(_BOUNDS)}:"
+            f"{len(usable)} rows name a schedule of {cluster.ranks} ranks; a fit needs at least {len(BOUNDS)}:"
             " phalanx bench allreduce --algorithm torus:... --json FILE"
         )
 
-    def loss(profile: BackendProfile) -> float:
-        return sum(log(p / row.seconds) ** 2 for p, row in zip(predict(usable, cluster, profile), usable))
-
-    profile, least = start, loss(start)
-    for sweep in range(SWEEPS):
-        width = 3.0 * 0.6**sweep  # of the search, in logarithms
-        for name, (low, high) in _BOUNDS.items():
-            middle = max(getattr(profile, name), low)
-            for value in np.clip(middle * np.exp(np.linspace(-width, width, 7)), low, high):
-                tried = _with(profile, name, float(value))
-                found = loss(tried)
-                if found < least:
-                    profile, least = tried, found
-    residual = sqrt(least / max(1, len(usable) - len(_BOUNDS)))
+    measured = [row.seconds for row in usable]
+    profile, residual = fit_any(start, lambda profile: predict(usable, cluster, profile), measured)
     source = f"fitted to {len(usable)} rows of phalanx bench allreduce on {cluster.name}"
     return replace(profile, name=f"{start.name}, calibrated", residual=residual, source=source)
+
+
+def fit_any(
+    start: BackendProfile,
+    predict: Callable[[BackendProfile], Sequence[float]],
+    measured: Sequence[float],
+    bounds: Mapping[str, tuple[float, float]] = BOUNDS,
+) -> tuple[BackendProfile, float]:
+    """`start` with the numbers for which `predict` is nearest to `measured`, and the relative error that is left (one sigma).
+
+    `bounds` are the fields that are fitted, each with its least and its largest value.
+    """
+
+    def misses(profile: BackendProfile) -> Floats:
+        return np.asarray(np.log(np.array(predict(profile)) / np.array(measured)))
+
+    profile, left = start, misses(start)
+    for sweep in range(SWEEPS):
+        width = 3.0 * 0.6**sweep  # of the search, in logarithms
+        for name, (low, high) in bounds.items():
+            middle = max(getattr(profile, name), low)
+            for value in np.clip(middle * np.exp(np.linspace(-width, width, 7)), low, high):
+                tried = _with(profile, {name: float(value)})
+                found = misses(tried)
+                if found @ found < left @ left:
+                    profile, left = tried, found
+    damping = 1e-2
+    for _ in range(POLISH):
+        slopes = np.stack([misses(_moved(profile, {name: NUDGE}, bounds)) - left for name in bounds], axis=1) / NUDGE
+        normal = slopes.T @ slopes
+        step = np.linalg.solve(normal + damping * (np.diag(np.diag(normal)) + 1e-9 * np.eye(len(bounds))), -slopes.T @ left)
+        tried = _moved(profile, dict(zip(bounds, np.clip(step, -1, 1))), bounds)
+        found = misses(tried)
+        if found @ found < left @ left:
+            profile, left, damping = tried, found, damping / 5
+        else:
+            damping *= 10
+    return profile, sqrt(float(left @ left) / max(1, len(measured) - len(bounds)))
+
+
+def _moved(profile: BackendProfile, by: Mapping[str, float], bounds: Mapping[str, tuple[float, float]]) -> BackendProfile:
+    """`profile` with some numbers multiplied by e to the power of `by`, within their bounds."""
+    values = {name: getattr(profile, name) * exp(power) for name, power in by.items()}
+    return _with(profile, {name: min(max(value, bounds[name][0]), bounds[name][1]) for name, value in values.items()})
+
+
+def _with(profile: BackendProfile, values: Mapping[str, float]) -> BackendProfile:
+    changes: dict[str, Any] = dict(values)
+    return replace(profile, **changes)

@@ -60,7 +60,7 @@ def _lines(plan: Plan, training: Training, spread: Spread | None) -> Iterator[st
 def _rivals(plan: Plan) -> list[Candidate]:
     """The best candidate of every other algorithm, the best few of them."""
     seen, rivals = {plan.best.algorithm.name}, []
-    for candidate in plan.candidates:
+    for candidate in sorted(plan.candidates, key=lambda candidate: candidate.seconds):
         if candidate.algorithm.name not in seen:
             seen.add(candidate.algorithm.name)
             rivals.append(candidate)
@@ -77,6 +77,8 @@ def _extras(training: Training) -> str:
     parts = []
     if training.checkpoint_every is not None:
         parts.append(f"goodput {training.goodput:.2%} with a checkpoint every {training.checkpoint_every / 60:.1f} min")
+    elif training.goodput < 1:
+        parts.append(f"goodput {training.goodput:.2%} without a checkpoint: it is over before one pays")
     if training.cost is not None:
         parts.append(f"cost {training.cost:,.2f}")
     if training.kwh is not None:

@@ -18,7 +18,7 @@ from .model import Cluster, ClusterError
 from .profile import BackendProfile
 from .program import Program, compile_schedule
 from .simulate import run
-from .step import Step, StepPlan, Sync, make_groups, predict_step
+from .step import Step, StepPlan, Sync, make_groups, packing, predict_step
 from .workload import Compute, Model
 
 GROUP_SIZES = (1e6, 4e6, 8e6, 16e6, 25e6, 64e6)  # bytes of float32
@@ -171,13 +171,16 @@ def _screen(question: Question, algorithm: Algorithm, programs: tuple[Program, .
     forward = work * question.compute.forward
     for plan in _step_plans(question, algorithm):
         if plan.sync == "all-reduce":
-            end = 0.0
+            end = packed = 0.0
             for group in make_groups(question.model, plan.group_bytes):
-                end = max(end, forward + group.ready * (work - forward)) + seconds(group.elements * plan.wire)
+                packed += packing(question.profile, group.elements)
+                end = max(end, forward + group.ready * (work - forward) + packed) + seconds(group.elements * plan.wire)
             total = end + question.compute.optimizer
         else:
             copies = plan.copies if plan.sync == "gossip" else 1
-            total = max(work + question.compute.optimizer, seconds(copies * question.model.elements * plan.wire))
+            travel = seconds(copies * question.model.elements * plan.wire)
+            mixing = 2 * packing(question.profile, copies * question.model.elements)
+            total = max(work + question.compute.optimizer, travel) + mixing
         yield Candidate(algorithm, plan, max(total, plan.input))
 
 
@@ -261,6 +264,7 @@ def _changes(question: Question) -> Iterator[tuple[str, str, Question]]:
     software = replace(
         profile,
         call=profile.call / 2,
+        start=profile.start / 2,
         message=profile.message / 2,
         message_inside=profile.message_inside / 2,
         protocols=tuple(protocol.halved() for protocol in profile.protocols),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, replace
+from math import inf, isinf
 from typing import Literal
 
 import numpy as np
@@ -43,7 +44,7 @@ class Protocol:
     ring: Hops
     tree: Hops
     share: float
-    ceilings: tuple[float, float, float] = (np.inf, np.inf, np.inf)
+    ceilings: tuple[float, float, float] = (inf, inf, inf)
 
     def halved(self) -> Protocol:
         """The same with half of the latencies."""
@@ -54,21 +55,31 @@ class Protocol:
 class BackendProfile:
     """How a backend spends time. `residual` is the relative error (one sigma) left where the profile was fitted or tried.
 
-    `call` seconds start an operation; `message` and `message_inside` seconds come on top of a link's latency; `network` and
-    `inside` are the parts of the links' bandwidth that payload reaches. `calls` says which collectives are one library call.
+    `call` seconds start a library call, `start` seconds an operation made of messages, and a rank is busy for `message` or
+    `message_inside` seconds with each message; `network` and `inside` are the parts of the links' bandwidth that payload reaches.
+    `calls` says which collectives are one library call. Buffers go through a schedule in up to `lanes` pieces of at least
+    `lane_bytes`, one of which travels while another waits. What travels is packed, and what comes mixed in, at `memory` bytes/s.
     """
 
     name: str
     calls: Calls = "never"
     call: float = 0.0
+    start: float = 0.0
     message: float = 0.0
     message_inside: float = 0.0
     network: float = 1.0
     inside: float = 1.0
+    lanes: int = 1
+    lane_bytes: float = 512 << 10
+    memory: float = inf
     protocols: tuple[Protocol, ...] = ()
     trees: bool = True
     residual: float = 0.1
     source: str = ""
+
+    def pieces(self, nbytes: float) -> int:
+        """Into how many pieces a buffer is cut."""
+        return max(1, min(self.lanes, int(nbytes // self.lane_bytes)))
 
 
 _US = 1e-6
@@ -99,19 +110,23 @@ NCCL = BackendProfile(
     network=0.85,
     inside=0.8,
     protocols=(_LL, _LL128, _SIMPLE),
+    residual=0.056,  # root mean square over the rows of benchmarks/plan_published.py, none of which was fitted
     source="latencies, shares and ceilings: NCCL's src/graph/tuning.cc; 10 us to launch a kernel, also for"
     " single messages; 0.85 and 0.8 of the links' bandwidth: usual results of nccl-tests (A100 NVSwitch: some 235 of 300 GB/s)",
 )
 NCCL_WITHOUT_TREES = replace(NCCL, name="nccl-2.3", trees=False, source=f"{NCCL.source}; before 2.4 there were only rings")
 GLOO = BackendProfile(
     "gloo",
-    call=100 * _US,
+    start=100 * _US,
     message=90 * _US,
     message_inside=90 * _US,
     network=0.97,
     inside=0.05,
+    lanes=4,
+    memory=2.7e9,
     residual=0.25,
-    source="2 cores, Intel Xeon, torch 2.13: a message and its wake-ups; inside a host 2 of the memory's 44 GB/s. Replace them by"
+    source="2 cores, Intel Xeon, torch 2.13: a message and its wake-ups; inside a host 2 of the memory's 44 GB/s; pieces as"
+    " phalanx.comm.run cuts them; packing 64 MiB of gradients took 25 ms. Replace them by"
     " `phalanx plan --calibrate ROWS`",
 )
 SHARED_MEMORY = replace(
@@ -182,32 +197,42 @@ def _rate(profile: BackendProfile, protocol: Protocol, group: Group) -> Floats:
 
 
 def to_json(profile: BackendProfile) -> str:
-    """A profile as a file, for `from_json`; infinite ceilings are written as null."""
+    """A profile as a file, for `from_json`; what is infinite is written as null."""
     content = asdict(profile)
+    content["memory"] = _or_none(profile.memory)
     for protocol in content["protocols"]:
-        protocol["ceilings"] = [None if np.isinf(c) else c for c in protocol["ceilings"]]
+        protocol["ceilings"] = [_or_none(ceiling) for ceiling in protocol["ceilings"]]
     return json.dumps(content, indent=2) + "\n"
-
-
-def _ceilings(values: list[float | None]) -> tuple[float, float, float]:
-    one, two, four = (np.inf if value is None else value for value in values)
-    return one, two, four
 
 
 def from_json(text: str) -> BackendProfile:
     """The profile that `to_json` wrote."""
     try:
         content = json.loads(text)
+        content["memory"] = _or_inf(content["memory"])
         content["protocols"] = tuple(
             Protocol(
                 p["name"],
                 Hops(**p["ring"]),
                 Hops(**p["tree"]),
                 p["share"],
-                _ceilings(p["ceilings"]),
+                _three(p["ceilings"]),
             )
             for p in content["protocols"]
         )
         return BackendProfile(**content)
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"this is not a backend profile as `phalanx plan --calibrate` writes it: {error}") from None
+        raise ValueError(f"this is not a backend profile as `phalanx plan --save-profile` writes it: {error}") from None
+
+
+def _three(values: list[float | None]) -> tuple[float, float, float]:
+    one, two, four = map(_or_inf, values)
+    return one, two, four
+
+
+def _or_none(value: float) -> float | None:
+    return None if isinf(value) else value
+
+
+def _or_inf(value: float | None) -> float:
+    return inf if value is None else value

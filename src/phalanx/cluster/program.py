@@ -26,11 +26,12 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """Messages that leave together, `rounds` times over."""
+    """Messages that leave together, `rounds` times over; `software` is what a rank does for its messages before they leave."""
 
     label: str
     one: Round
     rounds: int
+    software: Floats  # s, by rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,4 +132,10 @@ class _Compiler:
     def _moves(self, label: str, src: Ints, dst: Ints, part: Floats, rounds: int = 1) -> Moves:
         routes = route(self.cluster, self.profile, src, dst)
         self.ports.update((stage.key, stage.ports) for stage in routes.stages)
-        return Moves(label, make_round(src, dst, part, routes, ranks=self.cluster.ranks, busy=self.busy), rounds)
+        if self.profile.lanes > 1:  # pieces of one buffer meet at every port
+            self.busy.update(stage.key for stage in routes.stages)
+        software = np.zeros(self.cluster.ranks)
+        np.maximum.at(software, src, routes.software)
+        np.maximum.at(software, dst, routes.software)
+        one = make_round(src, dst, part, routes, ranks=self.cluster.ranks, busy=self.busy)
+        return Moves(label, one, rounds, software)

@@ -17,6 +17,12 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Ports = dict[str, Floats]  # by kind of port, when each of them is free again
+TICK = 1e-12  # s; messages that come closer together come at once, and are served in the order of the schedule
+
+
+def tick(seconds: Floats) -> Floats:
+    """Times as whole ticks: rounding errors must not decide who is first. The odd shift keeps round times off the edges."""
+    return np.asarray(np.floor(seconds / TICK + 0.381966))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +62,7 @@ class Direct:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """The ports of one stage, a row each, with their messages of a round; rows are filled up where `real` is false."""
+    """The ports of one stage, a column each, with their messages of a round; columns are filled up where `real` is false."""
 
     key: str
     ports: Ints
@@ -66,27 +72,30 @@ class Queue:
     of: Ints
     own: bool  # the sender's own port, before the wire
 
-    def serve(self, head: Floats, tail: Floats, seconds: Floats, free: Floats) -> None:
-        """Let the messages pass, first come first served: `head` and `tail`, when their first and last bytes come, move on."""
+    def serve(self, head: Floats, tail: Floats, seconds: Floats, spent: Floats, free: Floats) -> None:
+        """Let the messages pass, first come first served: `head` and `tail`, when their first and last bytes come, move on.
+
+        `spent` is the sum of `seconds` down each column, for messages that come in the order of the schedule.
+        """
         slots, real = self.slots, self.real
         come = head[slots]
         if real is not None:
             come[~real] = np.inf
-        if come.shape[1] > 1 and bool((come[:, 1:] < come[:, :-1]).any()):
-            turn = np.argsort(come, axis=1, kind="stable")
-            rows = np.arange(len(turn))[:, None]
-            slots, come, seconds = slots[rows, turn], come[rows, turn], seconds[rows, turn]
-            real = None if real is None else real[rows, turn]
+        if len(come) > 1 and bool((come[1:] < come[:-1] - TICK).any()):
+            turn = np.argsort(tick(come), axis=0, kind="stable")
+            slots, come = np.take_along_axis(slots, turn, axis=0), np.take_along_axis(come, turn, axis=0)
+            seconds = np.take_along_axis(seconds, turn, axis=0)
+            real = None if real is None else np.take_along_axis(real, turn, axis=0)
+            spent = np.cumsum(seconds, axis=0)
         alone = np.maximum(come + seconds, tail[slots])  # the end, if nobody were before it
         if real is not None:
             alone[~real] = -np.inf
-        before = free[self.ports][:, None]
-        if come.shape[1] > 1:
-            spent = np.cumsum(seconds, axis=1)
-            end = np.maximum(np.maximum.accumulate(alone - spent, axis=1), before) + spent
+        before = free[self.ports]
+        if len(come) > 1:
+            end = np.maximum(np.maximum.accumulate(alone - spent, axis=0), before) + spent
         else:
             end = np.maximum(alone, before + seconds)
-        free[self.ports] = end[:, -1]
+        free[self.ports] = end[-1]
         if real is None:
             head[slots] = end - seconds
             tail[slots] = end
@@ -108,14 +117,15 @@ class Queued:
     def scaled(self, nbytes: float, free: Ports) -> Callable[[Floats], Floats]:
         """The round with buffers of `nbytes`; it reads and writes when ports are `free`."""
         src, dst, latency, alone = self.src, self.dst, self.latency, self.alone
-        queues = [(queue, queue.seconds * nbytes, free[queue.key]) for queue in self.queues]
+        scaled = [(queue, queue.seconds * nbytes) for queue in self.queues]
+        queues = [(queue, seconds, np.cumsum(seconds, axis=0), free[queue.key]) for queue, seconds in scaled]
 
         def one_round(clock: Floats) -> Floats:
             head = np.maximum(clock[src], clock[dst])
             tail = head.copy()
             left = head.copy()
-            for queue, seconds, ports in queues:
-                queue.serve(head, tail, seconds, ports)
+            for queue, seconds, spent, ports in queues:
+                queue.serve(head, tail, seconds, spent, ports)
                 if queue.own:
                     of = queue.of
                     left[of] = tail[of]
@@ -168,4 +178,5 @@ def _queue(stage: Stage, part: Floats, *, own: bool) -> Queue:
     slots = np.full(real.shape, stage.of[0])
     slots[real] = stage.of[np.argsort(stage.port, kind="stable")]
     seconds = np.where(real, part[slots] / stage.rate, 0.0)
+    slots, real, seconds = slots.T.copy(), real.T.copy(), seconds.T.copy()  # a column per port: sums run along whole rows
     return Queue(stage.key, ports, slots, None if bool(real.all()) else real, seconds, stage.of, own)

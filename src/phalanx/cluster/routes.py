@@ -27,9 +27,10 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """The ways of a step's messages: first-byte latency of each, and the stages in order."""
+    """The ways of a step's messages: first-byte latency of each, what software takes for it, and the stages in order."""
 
     latency: Floats
+    software: Floats
     stages: tuple[Stage, ...]
 
 
@@ -37,7 +38,8 @@ def route(cluster: Cluster, profile: BackendProfile, src: Ints, dst: Ints) -> Ro
     """The way of every message from `src` to `dst`."""
     from_host, to_host = src // cluster.per_host, dst // cluster.per_host
     local = from_host == to_host
-    latency = np.where(local, cluster.inside.latency + profile.message_inside, cluster.network.latency + profile.message)
+    latency = np.where(local, cluster.inside.latency, cluster.network.latency)
+    software = np.where(local, profile.message_inside, profile.message)
     inner, outer = np.flatnonzero(local), np.flatnonzero(~local)
     stages: list[Stage] = []
     if inner.size:
@@ -62,7 +64,7 @@ def route(cluster: Cluster, profile: BackendProfile, src: Ints, dst: Ints) -> Ro
                 stages.append(Stage(leaving, from_host[leaving] // below, groups, rising, "uplink out"))
                 stages.append(Stage(leaving, to_host[leaving] // below, groups, rising, "uplink in"))
         stages.append(Stage(outer, _port(cluster, dst[outer]), cluster.hosts * cluster.ports, rate, "port in"))
-    return Routes(np.asarray(latency, dtype=np.float64), tuple(stages))
+    return Routes(latency.astype(np.float64), software.astype(np.float64), tuple(stages))
 
 
 def share(cluster: Cluster, groups: Ints) -> Group:

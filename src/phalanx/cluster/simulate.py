@@ -83,46 +83,67 @@ def run(program: Program, nbytes: float, *, start: Floats | None = None, shortcu
         raise ValueError(
             f"simulate {program.name}: start has shape {clock.shape}; give one time per rank, {program.cluster.ranks}"
         )
-    clocks = [clock]
-    free = {key: np.full(count, clock.min()) for key, count in program.ports}
+    clocks, pieces = [clock], 1
+    if any(isinstance(phase, Moves) for phase in program.phases):
+        clock, pieces = clock + program.profile.start, program.profile.pieces(nbytes)
+    state = _State([clock] * pieces, clock, {key: np.full(count, clock.min()) for key, count in program.ports})
     for phase in program.phases:
         if isinstance(phase, Call):
-            clock = _call(phase, program.profile, clock, nbytes)
+            _call(phase, program.profile, state, nbytes / pieces)
         else:
-            clock = _moves(phase, clock, free, nbytes, shortcut=shortcut)
-        clocks.append(clock)
+            _moves(phase, state, nbytes / pieces, shortcut=shortcut)
+        clocks.append(np.maximum.reduce(state.lanes))
     return Timeline(program.name, tuple(phase.label for phase in program.phases), np.array(clocks), program.messages)
 
 
-def _call(phase: Call, profile: BackendProfile, clock: Floats, nbytes: float) -> Floats:
-    """A library call begins when the last of its group has come, and ends for all at once."""
+@dataclass(slots=True)
+class _State:
+    """Where a run is: by piece of the buffer and rank, when its last step was done; when ranks can begin another; free ports.
+
+    Pieces go through the schedule one behind the other: a rank begins a step with a piece when that piece has finished the step
+    before, and the piece before has begun this one. What software takes for a message keeps the rank busy; a wire does not.
+    """
+
+    lanes: list[Floats]
+    begun: Floats
+    free: Ports
+
+
+def _call(phase: Call, profile: BackendProfile, state: _State, nbytes: float) -> None:
+    """A library call begins when the last of its group has come, and ends for all at once; a rank does one at a time."""
     seconds = call_seconds(profile, phase.kind, phase.group, phase.part * nbytes)
-    after = clock.copy()
-    after[phase.groups] = (clock[phase.groups].max(axis=1) + seconds)[:, None]
-    return after
+    for lane, clock in enumerate(state.lanes):
+        after = np.maximum(clock, state.begun)
+        after[phase.groups] = (after[phase.groups].max(axis=1) + seconds)[:, None]
+        state.lanes[lane] = state.begun = after
 
 
-def _moves(phase: Moves, clock: Floats, free: Ports, nbytes: float, *, shortcut: bool) -> Floats:
-    one_round = phase.one.scaled(nbytes, free)
-    watched = [free[queue.key] for queue in phase.one.queues] if isinstance(phase.one, Queued) else []
+def _moves(phase: Moves, state: _State, nbytes: float, *, shortcut: bool) -> None:
+    one_round = phase.one.scaled(nbytes, state.free)
+    watched = [state.free[queue.key] for queue in phase.one.queues] if isinstance(phase.one, Queued) else []
     for done in range(1, phase.rounds + 1):
         look = shortcut and done < phase.rounds and (done <= 3 or done % 8 == 0)
         before = [ports.copy() for ports in watched] if look else []
-        after = one_round(clock)
+        lanes, begun = list(state.lanes), state.begun
+        for lane, clock in enumerate(lanes):
+            begin = (np.maximum(clock, state.begun) if len(lanes) > 1 else clock) + phase.software
+            state.lanes[lane], state.begun = one_round(begin), begin
         if look:
-            pace = _pace(phase.one, after - clock, [now - then for now, then in zip(watched, before)])
+            moved = [after - clock for after, clock in zip((*state.lanes, state.begun), (*lanes, begun))]
+            pace = _pace(phase.one, moved if len(lanes) > 1 else moved[:1], [now - then for now, then in zip(watched, before)])
             if pace is not None:
                 left = (phase.rounds - done) * pace
-                after[np.union1d(phase.one.src, phase.one.dst)] += left
+                taking_part = np.union1d(phase.one.src, phase.one.dst)
+                for clock in (*state.lanes, state.begun) if len(lanes) > 1 else state.lanes:
+                    clock[taking_part] += left
                 for now, then in zip(watched, before):
                     now[now > then] += left
-                return after
-        clock = after
-    return clock
+                return
 
 
-def _pace(one: Round, moved: Floats, ports: list[Floats]) -> float | None:
+def _pace(one: Round, moved: list[Floats], ports: list[Floats]) -> float | None:
     """By how much a round has moved the clocks of all that take part, ports included, or None where they differ."""
-    pace = float(moved.max())
-    taking_part = [moved[one.src], moved[one.dst], *(port[port > 0] for port in ports)]
+    pace = float(max(clock.max() for clock in moved))
+    taking_part = [part for clock in moved for part in (clock[one.src], clock[one.dst])]
+    taking_part += [port[port > 0] for port in ports]
     return pace if all(bool((np.abs(part - pace) <= SAME * pace).all()) for part in taking_part) else None

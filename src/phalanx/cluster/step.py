@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from .profile import BackendProfile
 from .program import Program
 from .simulate import Timeline, run
 from .workload import Compute, Model
@@ -99,14 +100,16 @@ def predict_step(
         end = timelines[-1].end if timelines else backward_end
         seconds = float(np.maximum(end, backward_end).max()) + compute.optimizer
     elif plan.sync == "after backward":
-        timelines = (run(program, model.elements * plan.wire, start=backward_end),)
+        packed = backward_end + packing(program.profile, model.elements)
+        timelines = (run(program, model.elements * plan.wire, start=packed),)
         seconds = float(timelines[-1].end.max()) + compute.optimizer
     else:
-        nbytes = model.elements * plan.wire * (plan.copies if plan.sync == "gossip" else 1)
-        timelines = tuple(run(each, nbytes) for each in (program, *rounds))
+        copies = plan.copies if plan.sync == "gossip" else 1
+        timelines = tuple(run(each, model.elements * plan.wire * copies) for each in (program, *rounds))
         alone = float(work.max()) if plan.sync == "double buffering" else _mean_pace(work)
         travel = float(np.mean([timeline.seconds for timeline in timelines]))
-        seconds = max(alone + compute.optimizer, travel)
+        mixing = 2 * packing(program.profile, model.elements * copies)  # pack, and add what came: between two exchanges
+        seconds = max(alone + compute.optimizer, travel) + mixing
         timelines = timelines[:1]
     busy = float(work.max() if plan.sync != "gossip" else _mean_pace(work)) + compute.optimizer
     communication = float(sum(timeline.end.max() - timeline.begin.max() for timeline in timelines))
@@ -114,6 +117,11 @@ def predict_step(
     if plan.input > seconds:
         seconds, limit = plan.input, "input"
     return Step(seconds, busy, communication, forward_end, backward_end, timelines, limit)
+
+
+def packing(profile: BackendProfile, elements: int) -> float:
+    """Seconds in which so many gradients of float32 are copied to where they travel from."""
+    return 4 * elements / profile.memory
 
 
 def _mean_pace(work: Floats) -> float:
@@ -127,8 +135,10 @@ def _overlapped(
     timelines: list[Timeline] = []
     free = np.zeros_like(backward_end)  # when the thread that communicates has nothing left to do
     rerun = _remembered(program)
+    packed = 0.0
     for group in groups:
-        ready = forward_end + group.ready * (backward_end - forward_end)
+        packed += packing(program.profile, group.elements)
+        ready = forward_end + group.ready * (backward_end - forward_end) + packed
         timeline = rerun(group.elements * plan.wire, np.maximum(ready, free))
         timelines.append(timeline)
         free = timeline.end

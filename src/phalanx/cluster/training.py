@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import log
 
@@ -42,7 +42,7 @@ class Training:
     steps: float
     hours: float
     goodput: float
-    checkpoint_every: float | None  # s
+    checkpoint_every: float | None  # s; None: none is worth its time, or failures were not asked for
     cost: float | None
     kwh: float | None
 
@@ -76,7 +76,10 @@ def whole_training(
     useful, interval = 1.0, None
     if failures is not None:
         interval = best_interval(failures, hosts)
-        useful = goodput(failures, hosts, interval)
+        if interval < steps * step:
+            useful = goodput(failures, hosts, interval)
+        else:  # over before a checkpoint pays: a failure begins it anew
+            useful, interval = goodput(replace(failures, checkpoint=0.0), hosts, steps * step), None
     hours = steps * step / useful / 3600
     prices = prices or Prices()
     cost = None if prices.per_hour is None else hours * devices * prices.per_hour
