@@ -67,7 +67,7 @@ def diffusion_picture() -> str:
 
 
 def efficiency_picture() -> str:
-    """The share of a step that is computation, over the number of ranks: a line for each contender of the benchmark in the lab."""
+    """The share of a step that is computation, over the number of ranks, a line for each contender."""
     found: dict[str, dict[int, float]] = {}
     ranks = 0
     for line in RESULTS.read_text(encoding="utf-8").splitlines():
