@@ -5,7 +5,7 @@
 For every number of hosts, one rank each, `phalanx bench gossip` runs in a lab (lab.py): communication is real, computation is a
 wait. The network is as slow as the messages are small, so that 2 cores suffice for 16 ranks: 10 Mbit/s and half a megabyte take
 the time of 1 Gbit/s and 50 MB. What TCP may buffer is made smaller with it: its usual 4 MB would be seconds of this network, and
-acknowledgements would wait behind them. decent-dp takes part if it can be imported (PYTHONPATH).
+acknowledgements may wait behind them. decent-dp takes part if it can be imported (PYTHONPATH).
 """
 
 from __future__ import annotations
