@@ -20,7 +20,7 @@ from phalanx.schedule import (
 
 WORLDS = range(1, 34)
 PAIRS = [(a, b) for a in range(1, 65) for b in range(1, 65) if a * b <= 64]
-TRIPLES = [(a, b, c) for a in range(1, 65) for b in range(1, 65) for c in range(1, 65) if a * b * c <= 64]
+TRIPLES = [(a, b, c) for a in range(1, 65) for b in range(1, 65) for c in range(1, 65) if a * b * c <= 48]
 
 
 @pytest.mark.parametrize("make", [ring, halving_doubling, recursive_doubling, tree, torus])
