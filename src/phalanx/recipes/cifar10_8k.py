@@ -1,6 +1,6 @@
-"""Batches of 8,192 on CIFAR-10: 16 % of it per step. As fashion-mnist-8k, with the data and the network of the recipe cifar10.
+"""Batches of 8,192 on CIFAR-10: 16 % of it per step. As fashion-mnist-8k, with a network of strided convolutions.
 
-Rates were searched: benchmarks/study_large_batch.py.
+The rate is a first guess until benchmarks/study_large_batch.py, which searches it, has run.
 """
 
 from phalanx.data import Stage

@@ -1,6 +1,6 @@
 """Batches of 8,192 on Fashion-MNIST: 14 % of it per step. All that Sony and Fujitsu did, on a network that 2 cores can train.
 
-Rates were searched: benchmarks/study_large_batch.py, which also takes the techniques away again, one after the other.
+The rate is a first guess until benchmarks/study_large_batch.py, which searches it and adds the techniques one by one, has run.
 """
 
 from phalanx.data import Stage
