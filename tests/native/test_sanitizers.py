@@ -1,4 +1,7 @@
-"""The native core under ThreadSanitizer and under AddressSanitizer with UBSan (stress.cpp), and a mutant that must fail."""
+"""The native core under ThreadSanitizer and under AddressSanitizer with UBSan (stress.cpp), and mutants that must fail.
+
+They compile the core twice and take a minute, so they run where PHALANX_TEST_SANITIZERS=1 asks for them, as CI does.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("PHALANX_TEST_SANITIZERS") != "1", reason="they take a minute: PHALANX_TEST_SANITIZERS=1 runs them"
+)
 
 ROOT = Path(__file__).parents[2]
 CORE = sorted(path for path in (ROOT / "csrc").glob("*.cpp") if path.name != "module.cpp")
