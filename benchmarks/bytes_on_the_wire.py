@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import platform
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from local_ranks import finish, started
 
 import phalanx
 from phalanx.schedule import Collective, Schedule, lower, recursive_doubling, sent
@@ -85,23 +85,9 @@ def measure(n: int, size: int) -> Iterator[dict[str, Any]]:
 
 
 def run_form(form: str, n: int, size: int) -> list[dict[str, Any]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    shared = os.environ | {"WORLD_SIZE": str(n), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    shared |= {"PHALANX_FORM": form, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     command = [sys.executable, __file__, "--rank", "--ranks", str(n), "--mib", str(size >> 20)]
-    ranks = [subprocess.Popen(command, env=shared | {"RANK": str(r)}, stdout=subprocess.PIPE, text=True) for r in range(n)]
-    try:
-        outputs = [rank.communicate(timeout=DEADLINE)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            if rank.poll() is None:
-                rank.kill()
-                rank.wait()
-    if any(rank.returncode for rank in ranks):
-        raise SystemExit(f"a rank failed: exit codes {[rank.returncode for rank in ranks]}")
-    return [json.loads(line) for line in outputs[0].splitlines()]
+    with started(command, n, {"PHALANX_FORM": form}) as ranks:
+        return [json.loads(line) for line in finish(ranks, deadline=DEADLINE)[0].splitlines()]
 
 
 def in_own_namespace() -> bool:

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from phalanx.cli.bench_record import processor
 from phalanx.data import epoch_order
 
 
@@ -85,13 +86,6 @@ def table(rows: list[dict[str, Any]]) -> str:
         for row in rows
     ]
     return "\n".join(lines)
-
-
-def processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
 
 
 def main() -> None:

@@ -23,9 +23,7 @@ import json
 import os
 import platform
 import resource
-import socket
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -34,8 +32,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from local_ranks import finish, started
 
 from phalanx import _native
+from phalanx.cli.bench_record import processor
 from phalanx.comm.transports.shm import HostTeam
 
 BLOCK = 0.03  # seconds of one timed block
@@ -172,23 +172,9 @@ def own_seconds() -> float:
 
 
 def run_world(n: int, sizes: list[int], blocks: int) -> list[dict[str, Any]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    env = os.environ | {"WORLD_SIZE": str(n), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    env |= {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "GLOO_SOCKET_IFNAME": "lo"}
     command = [sys.executable, __file__, "--rank", "--blocks", str(blocks), "--kib", *(str(size >> 10) for size in sizes)]
-    ranks = [subprocess.Popen(command, env=env | {"RANK": str(r)}, stdout=subprocess.PIPE, text=True) for r in range(n)]
-    try:
-        outputs = [rank.communicate(timeout=DEADLINE)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            if rank.poll() is None:
-                rank.kill()
-                rank.wait()
-    if any(rank.returncode for rank in ranks):
-        raise SystemExit(f"a rank failed: exit codes {[rank.returncode for rank in ranks]}")
-    return [json.loads(line) for line in outputs[0].splitlines()]
+    with started(command, n, {"GLOO_SOCKET_IFNAME": "lo"}) as ranks:
+        return [json.loads(line) for line in finish(ranks, deadline=DEADLINE)[0].splitlines()]
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -202,13 +188,6 @@ def table(rows: list[dict[str, Any]]) -> str:
         for row in rows
     )
     return "\n".join(lines)
-
-
-def processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
 
 
 def main() -> None:

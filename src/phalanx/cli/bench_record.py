@@ -30,7 +30,7 @@ def first_record(bench: Bench, comm: Communicator, launcher: str) -> Record:
         "versions": {"phalanx": phalanx.__version__, "python": platform.python_version(), "kernel": platform.release()}
         | {name: found for name in ("torch", "mpi4py", "horovod", "decent-dp") if (found := _version(name))},
         "hosts": sorted(set(comm.allgather_obj(socket.gethostname()))),
-        "processor": _processor(),
+        "processor": processor(),
         "cores": len(CORES),
         "threads_per_rank": 1,
         "native_core": _native_core(),
@@ -57,7 +57,8 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The name that the processor gives itself; its architecture where it has none."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
