@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .routes import Routes, Stage
+from .routes import Routes
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -62,77 +63,104 @@ class Direct:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """The ports of one stage, a column each, with their messages of a round; columns are filled up where `real` is false."""
+    """The ports of one stage with their messages of a round: a table with a column per port, in the order of the schedule."""
 
     key: str
-    ports: Ints
-    slots: Ints
-    real: Bools | None  # None: all of them
-    seconds: Floats  # per byte of the buffer
-    of: Ints
+    ports: Ints | slice
+    shape: tuple[int, int]
+    slots: Ints | slice  # which messages queue here
+    seats: Ints | None  # where they are in the flat table; None: they fill it, one after the other
+    seconds: Floats  # per byte of the buffer, by message
+    even: bool  # messages of a port take equally long
     own: bool  # the sender's own port, before the wire
 
-    def serve(self, head: Floats, tail: Floats, seconds: Floats, spent: Floats, free: Floats) -> None:
-        """Let the messages pass, first come first served: `head` and `tail`, when their first and last bytes come, move on.
+    def table(self, values: Floats, seats: Ints | None, rest: float) -> Floats:
+        """The values of messages at their `seats`, and `rest` elsewhere."""
+        if seats is None:
+            return values.reshape(self.shape)
+        flat = np.full(self.shape[0] * self.shape[1], rest)
+        flat[seats] = values
+        return flat.reshape(self.shape)
+
+    def turns(self, come: Floats) -> Ints | None:
+        """The seats of messages that `come` then: down each column in the order in which they do."""
+        table = self.table(come, self.seats, np.inf)
+        if len(table) == 1 or not bool((table[1:] < table[:-1] - TICK).any()):
+            return self.seats
+        places = np.arange(table.size).reshape(self.shape)
+        table = tick(table)
+        if len(table) == 2:  # the frequent case, without sorting
+            seats = np.where(table[1] < table[0], places[::-1], places)
+        else:
+            seats = np.empty_like(places)
+            np.put_along_axis(seats, np.argsort(table, axis=0, kind="stable"), places, axis=0)
+        return seats.ravel() if self.seats is None else seats.ravel()[self.seats]
+
+    def serve(self, head: Floats, tail: Floats, seconds: Floats, spent: Floats, free: Floats) -> tuple[Floats, Floats]:
+        """First come first served: when first and last bytes leave, of messages whose bytes come at `head` and `tail`.
 
         `spent` is the sum of `seconds` down each column, for messages that come in the order of the schedule.
         """
-        slots, real = self.slots, self.real
-        come = head[slots]
-        if real is not None:
-            come[~real] = np.inf
-        if len(come) > 1 and bool((come[1:] < come[:-1] - TICK).any()):
-            turn = np.argsort(tick(come), axis=0, kind="stable")
-            slots, come = np.take_along_axis(slots, turn, axis=0), np.take_along_axis(come, turn, axis=0)
-            seconds = np.take_along_axis(seconds, turn, axis=0)
-            real = None if real is None else np.take_along_axis(real, turn, axis=0)
-            spent = np.cumsum(seconds, axis=0)
-        alone = np.maximum(come + seconds, tail[slots])  # the end, if nobody were before it
-        if real is not None:
-            alone[~real] = -np.inf
-        before = free[self.ports]
-        if len(come) > 1:
-            end = np.maximum(np.maximum.accumulate(alone - spent, axis=0), before) + spent
+        seats = self.turns(head)
+        if seats is not self.seats and not self.even:
+            spent = down(np.add, self.table(seconds, seats, 0.0))
+        alone = self.table(np.maximum(head + seconds, tail), seats, -np.inf)  # the end, if nobody were before it
+        if len(alone) > 1:
+            end = np.maximum(down(np.maximum, alone - spent), free[self.ports]) + spent
         else:
-            end = np.maximum(alone, before + seconds)
+            end = np.maximum(alone, free[self.ports] + spent)
         free[self.ports] = end[-1]
-        if real is None:
-            head[slots] = end - seconds
-            tail[slots] = end
-        else:
-            head[slots[real]] = (end - seconds)[real]
-            tail[slots[real]] = end[real]
+        done = end.ravel() if seats is None else end.ravel()[seats]
+        return done - seconds, done
+
+
+def down(running: np.ufunc, table: Floats) -> Floats:
+    """Running sums or maxima down the columns. `running.accumulate` goes column by column: long rows are faster one by one."""
+    rows, columns = table.shape
+    if columns < 32 * rows:  # a row costs what 32 columns do
+        return np.asarray(running.accumulate(table, axis=0))
+    result = table.copy()
+    for above, row in pairwise(result):
+        running(above, row, out=row)
+    return result
 
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """Messages that may wait for each other at ports."""
+    """Messages that may wait for each other at ports, numbered as they stand in their first queues."""
 
     src: Ints
     dst: Ints
     latency: Floats
     queues: tuple[Queue, ...]
     alone: bool  # every rank sends at most one message and receives at most one
+    everyone: bool  # every rank sends one and receives one
 
     def scaled(self, nbytes: float, free: Ports) -> Callable[[Floats], Floats]:
         """The round with buffers of `nbytes`; it reads and writes when ports are `free`."""
-        src, dst, latency, alone = self.src, self.dst, self.latency, self.alone
-        scaled = [(queue, queue.seconds * nbytes) for queue in self.queues]
-        queues = [(queue, seconds, np.cumsum(seconds, axis=0), free[queue.key]) for queue, seconds in scaled]
+        src, dst, latency = self.src, self.dst, self.latency
+        by_rank = (np.argsort(src), np.argsort(dst)) if self.everyone else None
+        queues = []
+        for queue in self.queues:
+            seconds = queue.seconds * nbytes
+            queues.append((queue, seconds, down(np.add, queue.table(seconds, queue.seats, 0.0)), free[queue.key]))
 
         def one_round(clock: Floats) -> Floats:
             head = np.maximum(clock[src], clock[dst])
             tail = head.copy()
             left = head.copy()
             for queue, seconds, spent, ports in queues:
-                queue.serve(head, tail, seconds, spent, ports)
+                of = queue.slots
+                first, last = queue.serve(head[of], tail[of], seconds, spent, ports)
                 if queue.own:
-                    of = queue.of
-                    left[of] = tail[of]
-                    head[of] += latency[of]
-                    tail[of] += latency[of]
+                    left[of] = last
+                    first, last = first + latency[of], last + latency[of]
+                head[of], tail[of] = first, last
+            if by_rank is not None:
+                sent, received = by_rank
+                return np.asarray(np.maximum(np.maximum(clock, left[sent]), tail[received]))
             after = clock.copy()
-            if alone:
+            if self.alone:
                 after[src] = np.maximum(after[src], left)
                 after[dst] = np.maximum(after[dst], tail)
             else:
@@ -153,12 +181,7 @@ def make_round(src: Ints, dst: Ints, part: Floats, routes: Routes, *, ranks: int
     if alone and not crowded and busy.isdisjoint(stage.key for stage in routes.stages):
         return _direct(src, dst, part, routes, ranks)
     busy.update(stage.key for stage in routes.stages)
-    queues, seen = [], np.zeros(src.size, dtype=bool)
-    for stage in routes.stages:
-        own = not bool(seen[stage.of].any())
-        seen[stage.of] = True
-        queues.append(_queue(stage, part, own=own))
-    return Queued(src, dst, routes.latency, tuple(queues), alone)
+    return _queued(src, dst, part, routes, alone=alone, ranks=ranks)
 
 
 def _direct(src: Ints, dst: Ints, part: Floats, routes: Routes, ranks: int) -> Direct:
@@ -172,11 +195,40 @@ def _direct(src: Ints, dst: Ints, part: Floats, routes: Routes, ranks: int) -> D
     return Direct(src, dst, leaving[order], passing[order], routes.latency[order], everyone)
 
 
-def _queue(stage: Stage, part: Floats, *, own: bool) -> Queue:
-    ports, counts = np.unique(stage.port, return_counts=True)
-    real = np.arange(int(counts.max())) < counts[:, None]
-    slots = np.full(real.shape, stage.of[0])
-    slots[real] = stage.of[np.argsort(stage.port, kind="stable")]
-    seconds = np.where(real, part[slots] / stage.rate, 0.0)
-    slots, real, seconds = slots.T.copy(), real.T.copy(), seconds.T.copy()  # a column per port: sums run along whole rows
-    return Queue(stage.key, ports, slots, None if bool(real.all()) else real, seconds, stage.of, own)
+def _queued(src: Ints, dst: Ints, part: Floats, routes: Routes, *, alone: bool, ranks: int) -> Queued:
+    """Messages get their numbers where they queue first, from seat to seat: what these queues read and write is then a slice."""
+    queues, number = [], np.full(src.size, -1)
+    for stage in routes.stages:
+        ports, shape, seats = _seats(stage.port)
+        order = np.argsort(seats)
+        of, seats = stage.of[order], seats[order]
+        new = of[number[of] < 0]
+        number[new] = np.arange(new.size) + number.max() + 1
+        seconds = part[of] / stage.rate
+        queue = Queue(
+            key=stage.key,
+            ports=_places(ports),
+            shape=shape,
+            slots=_places(number[of]),
+            seats=None if of.size == shape[0] * shape[1] else seats,
+            seconds=seconds,
+            even=bool((seconds == seconds[seats % ports.size]).all()),
+            own=new.size == of.size,
+        )
+        queues.append(queue)
+    order = np.argsort(number)
+    return Queued(src[order], dst[order], routes.latency[order], tuple(queues), alone, alone and src.size == ranks)
+
+
+def _seats(port: Ints) -> tuple[Ints, tuple[int, int], Ints]:
+    """The ports of messages, the shape of their table, and the seat in it that each message has."""
+    ports, column, counts = np.unique(port, return_inverse=True, return_counts=True)
+    row = np.empty_like(column)
+    row[np.argsort(column, kind="stable")] = np.arange(port.size) - np.repeat(np.cumsum(counts) - counts, counts)
+    return ports, (int(counts.max()), ports.size), row * ports.size + column
+
+
+def _places(numbers: Ints) -> Ints | slice:
+    """These places, as a slice if they follow each other: it is read without a copy and written without an index."""
+    first, follow = int(numbers[0]), bool((np.diff(numbers) == 1).all())
+    return slice(first, first + numbers.size) if follow else numbers
