@@ -1,5 +1,7 @@
 """A round of messages as arrays against the same round message by message, in plain Python, on any ports, sizes and clocks."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -15,7 +17,7 @@ NBYTES = 1e3  # a microsecond at 1e9 bytes/s
 
 def one_by_one(src, dst, part, routes, clock, free):
     """The clocks after the round; `free` is updated."""
-    head = [max(clock[a], clock[b]) for a, b in zip(src, dst)]
+    head = [max(clock[a], clock[b] + notice) for a, b, notice in zip(src, dst, routes.notice)]
     tail, left = list(head), [None] * len(head)
     for stage in routes.stages:
         coming = sorted(range(stage.of.size), key=lambda i: tick(head[stage.of[i]]))  # stable: then in the order of the schedule
@@ -53,15 +55,15 @@ CLUSTERS = st.builds(
 
 
 @settings(max_examples=100, deadline=None)
-@given(CLUSTERS, st.booleans(), st.sampled_from((1, 4)), st.integers(0, 2**16))
-def test_rounds_of_queues_equal_messages_one_by_one(cluster, everyone, sizes, seed):
+@given(CLUSTERS, st.booleans(), st.booleans(), st.sampled_from((1, 4)), st.integers(0, 2**16))
+def test_rounds_of_queues_equal_messages_one_by_one(cluster, rendezvous, everyone, sizes, seed):
     draw = np.random.default_rng(seed)
     ranks = cluster.ranks
     shift = draw.integers(1, ranks, size=1 if everyone else draw.integers(1, 2 * ranks))
     src = draw.permutation(ranks) if everyone else draw.integers(0, ranks, shift.size)
     dst = (src + shift) % ranks
     part = 4.0 * draw.integers(1, sizes + 1, src.size)
-    routes = route(cluster, PLAIN, src, dst)
+    routes = route(cluster, replace(PLAIN, rendezvous=rendezvous), src, dst)
     one = make_round(src, dst, part, routes, ranks=ranks, busy={stage.key for stage in routes.stages})
     assert isinstance(one, Queued)
     free = {stage.key: np.full(stage.ports, -20 * MICRO) for stage in routes.stages}

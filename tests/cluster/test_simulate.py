@@ -162,6 +162,20 @@ def test_a_straggler_delays_only_those_who_need_it():
     assert (simulate(ring(8), flat(8), S, start=start).end > 1.0).all()
 
 
+def test_with_a_rendezvous_a_sender_waits_until_it_has_heard_of_its_receiver():
+    send = Schedule("send", 2, 1, (Step((Move(0, 1, range(1)),)),), goal="mixing")
+    profile = replace(PLAIN, rendezvous=True)
+
+    def end(sender, receiver):
+        return simulate(send, flat(2), S, profile=profile, start=np.array([sender, receiver])).end[1]
+
+    close(end(0.0, 0.0), 2 * A + S * B)
+    close(end(A, 0.0), 2 * A + S * B)  # the word came just in time
+    close(end(3 * A, 0.0), 4 * A + S * B)
+    close(end(0.0, 1.0), 1.0 + 2 * A + S * B)
+    close(simulate(ring(4), flat(4), S, profile=profile).seconds, ring_seconds(4, S, 2 * A, B))
+
+
 def two_hosts(**changes):
     return Cluster("shared", 2, 2, Link(1e-6, 50e9), Link(A, RATE), **changes)
 

@@ -59,6 +59,7 @@ class BackendProfile:
     `message_inside` seconds with each message; `network` and `inside` are the parts of the links' bandwidth that payload reaches.
     `calls` says which collectives are one library call. Buffers go through a schedule in up to `lanes` pieces of at least
     `lane_bytes`, one of which travels while another waits. What travels is packed, and what comes mixed in, at `memory` bytes/s.
+    With a `rendezvous` data leave only when the sender has heard, a latency later, that the receiver waits for them.
     """
 
     name: str
@@ -72,6 +73,7 @@ class BackendProfile:
     lanes: int = 1
     lane_bytes: float = 512 << 10
     memory: float = inf
+    rendezvous: bool = False
     protocols: tuple[Protocol, ...] = ()
     trees: bool = True
     residual: float = 0.1
@@ -124,10 +126,11 @@ GLOO = BackendProfile(
     inside=0.05,
     lanes=4,
     memory=2.7e9,
+    rendezvous=True,
     residual=0.25,
     source="2 cores, Intel Xeon, torch 2.13: a message and its wake-ups; inside a host 2 of the memory's 44 GB/s; pieces as"
-    " phalanx.comm.run cuts them; packing 64 MiB of gradients took 25 ms. Replace them by"
-    " `phalanx plan --calibrate ROWS`",
+    " phalanx.comm.run cuts them; packing 64 MiB of gradients took 25 ms; gloo's senders wait for the word"
+    " of their receivers (NOTIFY_RECV_READY). Replace them by `phalanx plan --calibrate ROWS`",
 )
 SHARED_MEMORY = replace(
     GLOO,

@@ -35,24 +35,25 @@ class Direct:
     leaving: Floats  # s per byte of the buffer, in the sender's port
     passing: Floats  # s per byte of the buffer, in the slowest port
     latency: Floats
+    notice: Floats  # s after the receiver is ready
     everyone: bool  # all ranks send and receive, and messages are in the order of receivers
 
     def scaled(self, nbytes: float, _: Ports) -> Callable[[Floats], Floats]:
         """The round with buffers of `nbytes`."""
-        src, dst = self.src, self.dst
+        src, dst, notice = self.src, self.dst, self.notice
         leaves, arrives = self.leaving * nbytes, self.passing * nbytes + self.latency
         if self.everyone:
             receiver = np.argsort(src)
             leaves = leaves[receiver]
 
             def all_ranks(clock: Floats) -> Floats:
-                begin = np.maximum(clock[src], clock)
+                begin = np.maximum(clock[src], clock + notice)
                 return np.asarray(np.maximum(begin + arrives, begin[receiver] + leaves))
 
             return all_ranks
 
         def some_ranks(clock: Floats) -> Floats:
-            begin = np.maximum(clock[src], clock[dst])
+            begin = np.maximum(clock[src], clock[dst] + notice)
             after = clock.copy()
             after[src] = np.maximum(after[src], begin + leaves)
             after[dst] = np.maximum(after[dst], begin + arrives)
@@ -132,13 +133,14 @@ class Queued:
     src: Ints
     dst: Ints
     latency: Floats
+    notice: Floats
     queues: tuple[Queue, ...]
     alone: bool  # every rank sends at most one message and receives at most one
     everyone: bool  # every rank sends one and receives one
 
     def scaled(self, nbytes: float, free: Ports) -> Callable[[Floats], Floats]:
         """The round with buffers of `nbytes`; it reads and writes when ports are `free`."""
-        src, dst, latency = self.src, self.dst, self.latency
+        src, dst, latency, notice = self.src, self.dst, self.latency, self.notice
         by_rank = (np.argsort(src), np.argsort(dst)) if self.everyone else None
         queues = []
         for queue in self.queues:
@@ -146,7 +148,7 @@ class Queued:
             queues.append((queue, seconds, down(np.add, queue.table(seconds, queue.seats, 0.0)), free[queue.key]))
 
         def one_round(clock: Floats) -> Floats:
-            head = np.maximum(clock[src], clock[dst])
+            head = np.maximum(clock[src], clock[dst] + notice)
             tail = head.copy()
             left = head.copy()
             for queue, seconds, spent, ports in queues:
@@ -192,7 +194,7 @@ def _direct(src: Ints, dst: Ints, part: Floats, routes: Routes, ranks: int) -> D
     order = np.argsort(dst)
     src, dst = src[order], dst[order]
     everyone = src.size == ranks  # no two share a sender or a receiver
-    return Direct(src, dst, leaving[order], passing[order], routes.latency[order], everyone)
+    return Direct(src, dst, leaving[order], passing[order], routes.latency[order], routes.notice[order], everyone)
 
 
 def _queued(src: Ints, dst: Ints, part: Floats, routes: Routes, *, alone: bool, ranks: int) -> Queued:
@@ -217,7 +219,8 @@ def _queued(src: Ints, dst: Ints, part: Floats, routes: Routes, *, alone: bool, 
         )
         queues.append(queue)
     order = np.argsort(number)
-    return Queued(src[order], dst[order], routes.latency[order], tuple(queues), alone, alone and src.size == ranks)
+    everyone = alone and src.size == ranks
+    return Queued(src[order], dst[order], routes.latency[order], routes.notice[order], tuple(queues), alone, everyone)
 
 
 def _seats(port: Ints) -> tuple[Ints, tuple[int, int], Ints]:

@@ -27,9 +27,13 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """The ways of a step's messages: first-byte latency of each, what software takes for it, and the stages in order."""
+    """The ways of a step's messages: first-byte latency of each, what software takes for it, and the stages in order.
+
+    `notice` is how long after its receiver is ready a message can begin: with a rendezvous the sender must hear of that.
+    """
 
     latency: Floats
+    notice: Floats
     software: Floats
     stages: tuple[Stage, ...]
 
@@ -64,7 +68,8 @@ def route(cluster: Cluster, profile: BackendProfile, src: Ints, dst: Ints) -> Ro
                 stages.append(Stage(leaving, from_host[leaving] // below, groups, rising, "uplink out"))
                 stages.append(Stage(leaving, to_host[leaving] // below, groups, rising, "uplink in"))
         stages.append(Stage(outer, _port(cluster, dst[outer]), cluster.hosts * cluster.ports, rate, "port in"))
-    return Routes(latency.astype(np.float64), software.astype(np.float64), tuple(stages))
+    notice = latency if profile.rendezvous else np.zeros(src.size)
+    return Routes(latency.astype(np.float64), notice.astype(np.float64), software.astype(np.float64), tuple(stages))
 
 
 def share(cluster: Cluster, groups: Ints) -> Group:
