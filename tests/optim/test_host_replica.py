@@ -31,6 +31,15 @@ def test_parts_of_an_example():
     assert parts_of([1000, 10], 1, 2) == (Part(0, 256, 1000), Part(1, 0, 10))
 
 
+@given(st.lists(st.integers(0, 5 * CUT), max_size=9), st.integers(1, 5))
+def test_whole_tensors_belong_to_one_rank_each(counts, size):
+    parts = [part for rank in range(size) for part in parts_of(counts, rank, size, whole=True)]
+    assert sorted(part.tensor for part in parts) == [i for i, count in enumerate(counts) if count]
+    assert all((part.start, part.stop) == (0, counts[part.tensor]) for part in parts)
+    shares = [sum(part.stop for part in parts_of(counts, rank, size, whole=True)) for rank in range(size)]
+    assert max(shares) <= sum(counts) / size + max(counts, default=0) + 1
+
+
 @given(st.lists(st.one_of(st.none(), st.integers(0, 100)), max_size=6))
 def test_places_do_not_overlap(counts):
     tensors = [None if count is None else torch.empty(count) for count in counts]

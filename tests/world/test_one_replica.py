@@ -35,7 +35,9 @@ class Play:
         ).to(memory_format=torch.channels_last)
         self.head = torch.nn.Linear(10, 10)  # some acts add it
         self.params = list(self.net.parameters())
-        self.inner = torch.optim.SGD(self.params, **{"lr": 0.05, "momentum": 0.9, **options})
+        make = {"sgd": torch.optim.SGD, "lars": phalanx.Lars}[options.get("make", "sgd")]
+        others = {key: value for key, value in options.items() if key != "make"}
+        self.inner = make(self.params, **{"lr": 0.05, "momentum": 0.9, **others})
         sync = phalanx.AllReduce(overlap=False, fused=fused)
         self.opt = phalanx.create_multi_node_optimizer(self.inner, comm, sync=sync)
         self.step = self.opt.step
@@ -350,6 +352,27 @@ OPTIONS = [
 def test_the_same_bits_for_all_options(pools, options):
     results = pools.of(3).run(play, nothing, options, "-11111111")
     assert all(torch.equal(own, results[0]) for own in results)
+
+
+LARS = {"make": "lars", "lr": 5.0, "weight_decay": 1e-3}
+
+
+@pytest.mark.parametrize("act", [nothing, going_back, edited_options, added_and_frozen], ids=lambda act: act.__name__)
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_lars_has_parts_of_whole_layers(pools, act, ranks):
+    results = pools.of(ranks).run(play, act, LARS, ACTS[act])
+    assert all(torch.equal(own, results[0]) for own in results)
+
+
+@pytest.mark.parametrize("options", [{"nesterov": True}, {"lr_in_momentum": False}], ids=str)
+def test_lars_with_its_options(pair, options):
+    first, second = pair.run(play, nothing, LARS | options, "-11111111")
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("options", [{"foreach": True}, {"momentum": 0.0}], ids=str)
+def test_lars_that_is_not_the_native_cores_has_a_replica_for_each(pair, options):
+    pair.run(play, nothing, LARS | options, "---------")
 
 
 @pytest.mark.parametrize("act", [nothing, noise_of_each_rank, child_of_a_fork], ids=lambda act: act.__name__)

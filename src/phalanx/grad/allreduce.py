@@ -14,8 +14,8 @@ class AllReduce:
     samples instead of over ranks; set `opt.weight` to the size of each local batch. `record`: keep times for `opt.report()`.
     `fused`: where all ranks are on one host, None keeps one replica of parameters and momentum for all of them, of which each
     updates its part, as long as nobody can notice; True updates it while the gradients are summed, which is faster, and leaves
-    `p.grad` as it was. None is for torch.optim.SGD, True for that and phalanx.Lars; where True cannot be done it is told once.
-    False: every rank for itself.
+    `p.grad` as it was. Both are for torch.optim.SGD and phalanx.Lars; where True cannot be done it is told once. False: every
+    rank for itself.
     """
 
     growing: int | None = None

@@ -10,7 +10,7 @@ Gradients are averaged as ever, so nothing about them changes. Nor does anything
 with their memory elsewhere, mapped privately (copy_on_write.py). A rank that writes to them gets pages of its own, as if it had
 had a replica of its own from the beginning; the next step notices it, on all ranks, and is the usual one. A part begins at a
 multiple of CUT elements of a tensor, so that torch's vector loops treat every element as they would in the whole: the same bits
-result.
+result. LARS, which needs the norms of whole tensors, has parts of whole tensors.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from phalanx.comm.communicator import Communicator
 from phalanx.optim.copy_on_write import HostMemory
+from phalanx.optim.lars import Lars
 
 CUT = 256  # elements: more than any vector loop of torch takes at once
 ALIGN = 64  # bytes: a cache line
-MOMENTUM = "momentum_buffer"  # the only state of torch.optim.SGD
+MOMENTUM = "momentum_buffer"  # the only state of torch.optim.SGD and of phalanx.Lars
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +44,18 @@ class Part:
     stop: int
 
 
-def parts_of(counts: Sequence[int], rank: int, size: int) -> tuple[Part, ...]:
-    """What `rank` of `size` updates of tensors with so many elements: an equal share, up to CUT elements."""
+def parts_of(counts: Sequence[int], rank: int, size: int, *, whole: bool = False) -> tuple[Part, ...]:
+    """What `rank` of `size` updates of tensors with so many elements: an equal share, up to CUT elements.
+
+    `whole`: tensors are not divided; each belongs to the rank in whose share its middle lies.
+    """
     low, high = (sum(counts) * r // size for r in (rank, rank + 1))
     parts, begin = [], 0
     for tensor, count in enumerate(counts):
-        start, stop = (count if bound - begin >= count else max(bound - begin, 0) // CUT * CUT for bound in (low, high))
+        if whole:
+            start, stop = 0, count if low <= begin + count // 2 < high else 0
+        else:
+            start, stop = (count if bound - begin >= count else max(bound - begin, 0) // CUT * CUT for bound in (low, high))
         if start < stop:
             parts.append(Part(tensor, start, stop))
         begin += count
@@ -57,8 +64,11 @@ def parts_of(counts: Sequence[int], rank: int, size: int) -> tuple[Part, ...]:
 
 def objection(optimizer: torch.optim.Optimizer) -> str:
     """Why `optimizer.step` cannot be run on parts of the parameters; empty if it can."""
-    if type(optimizer) is not torch.optim.SGD:
-        return f"the optimizer is {type(optimizer).__name__}, not torch.optim.SGD"
+    if type(optimizer) is Lars:
+        if not optimizer.moves_natively:
+            return "only the native core's LARS has the same bits on tensors that have lost their shape"
+    elif type(optimizer) is not torch.optim.SGD:
+        return f"the optimizer is {type(optimizer).__name__}, not torch.optim.SGD or phalanx.Lars"
     return altered(optimizer)
 
 
@@ -107,7 +117,8 @@ class HostReplica:
         self._pieces: dict[torch.Tensor, tuple[Part, torch.Tensor]] = {}
         self._state: defaultdict[torch.Tensor, dict[str, Any]] = defaultdict(dict)  # of the pieces
         with torch.no_grad():
-            for part in parts_of([p.numel() for p in self._params], comm.rank, comm.size):
+            counts = [p.numel() for p in self._params]
+            for part in parts_of(counts, comm.rank, comm.size, whole=type(optimizer) is Lars):
                 p, moment = self._params[part.tensor], moments[part.tensor]
                 piece = self._common(places[part.tensor], p, part)
                 self._pieces[p] = part, piece
@@ -155,16 +166,23 @@ class HostReplica:
     def _on_pieces(self) -> Iterator[None]:
         """The optimizer has only the pieces of this rank, and their state."""
         optimizer = self._optimizer
-        groups, state = [(group, group["params"]) for group in optimizer.param_groups], optimizer.state
+        before: list[dict[str, Any]] = [
+            {key: group[key] for key in ("params", "skipped") if key in group} for group in optimizer.param_groups
+        ]
+        state = optimizer.state
         try:
             optimizer.state = self._state
-            for group, params in groups:
-                group["params"] = [self._with_gradient(p) for p in params if p in self._pieces]
+            for group in optimizer.param_groups:
+                mine = [i for i, p in enumerate(group["params"]) if p in self._pieces]
+                if "skipped" in group:  # LARS: by their numbers in the group
+                    skipped = set(group["skipped"])
+                    group["skipped"] = [number for number, i in enumerate(mine) if i in skipped]
+                group["params"] = [self._with_gradient(group["params"][i]) for i in mine]
             yield
         finally:
             optimizer.state = state
-            for group, params in groups:
-                group["params"] = params
+            for group, own in zip(optimizer.param_groups, before):
+                group.update(own)
             for _, piece in self._pieces.values():
                 piece.grad = None
 

@@ -133,6 +133,14 @@ class Lars(torch.optim.Optimizer):
                 _move_together(group, layers)
         return loss
 
+    @property
+    def moves_natively(self) -> bool:
+        """Whether the native core moves all parameters, each as one pass over its memory, whatever its shape."""
+        return shm.is_native() and all(
+            group["momentum"] and not group["foreach"] and all(_in_one_piece(p) for p in group["params"])
+            for group in self.param_groups
+        )
+
     def _layers(self, group: dict[str, Any]) -> list[Layer]:
         """The parameters that have a gradient."""
         skipped, momentum, found = set(group["skipped"]), group["momentum"], []
@@ -260,8 +268,15 @@ def _fits_fused(layer: Layer) -> bool:
     w, g, v, _ = layer
     strides = w.stride()
     return (
-        w.dtype is g.dtype is torch.float32
+        _in_one_piece(w)
+        and g.dtype is torch.float32
         and g.stride() == strides
         and (v is None or (v.dtype is torch.float32 and v.stride() == strides))
-        and (w.is_contiguous() or (w.ndim == 4 and w.is_contiguous(memory_format=torch.channels_last)))
+    )
+
+
+def _in_one_piece(w: torch.Tensor) -> bool:
+    """Whether `w` is float32 in memory without gaps."""
+    return w.dtype is torch.float32 and (
+        w.is_contiguous() or (w.ndim == 4 and w.is_contiguous(memory_format=torch.channels_last))
     )
