@@ -7,9 +7,10 @@ RECIPE --ranks 2 --set SETTING ...` does it again. Runs that are there already a
 continued. Seed 0 of everything comes first.
 
 Rates are found with the same budget for every method, on a seed that counts for nothing else: three at the smallest batch for
-each optimizer, four at the largest for each method. Plain SGD and warm-up then follow the linear rule from the smallest batch on;
-for the others (and for SGD once more, "own rate") rates grow by equal factors between the two that were found. There is no third
-part of the data to choose by, so all rates are chosen by test accuracy, which flatters all methods alike.
+each optimizer, four at the largest for each method, and one more where the best was at the edge. Plain SGD and warm-up then
+follow the linear rule from the smallest batch on; for the others (and for SGD once more, "own rate") rates grow by equal factors
+between the two that were found. There is no third part of the data to choose by, so all rates are chosen by test accuracy, which
+flatters all methods alike.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from local_ranks import finish, started
-from study_large_batch_runs import DATA, METHODS, RANKS, Run, grid, searches
+from study_large_batch_runs import DATA, METHODS, RANKS, Run, grid, searches, untried_rate
 from study_large_batch_table import table, write_docs
 
 from phalanx.train.rows import read_rows
@@ -115,14 +116,14 @@ class Study:
                 self.do(grid(data, seed, self.rows))
 
     def quick(self) -> None:
-        """Few epochs of every method at both ends, at a rate from the middle of the search: whether it runs, not what is true."""
+        """Few epochs of every method at both ends, at a rate that nobody searched: whether it runs, not what is true."""
         runs = []
         for name in self.sources:
             data = DATA[name]
             for end in (0, -1):
                 for method in (METHODS[method] for method in data.methods):
-                    if end or method.from_smallest:
-                        rate = data.rates[method.optimizer][end][1]
+                    if data.has(method, data.batches[end]):
+                        rate = untried_rate(data, method, end)
                         runs.append(Run(name, "quick", method.name, data.batches[end], rate, SEEDS[0], data.quick_epochs))
         self.do(runs)
 

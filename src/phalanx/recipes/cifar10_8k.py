@@ -1,4 +1,4 @@
-"""Batches of 8,192 on CIFAR-10: 16 % of it per step. As fashion-mnist-8k, with a network of strided convolutions.
+"""Batches of 8,192 on CIFAR-10: 16 % of it per step. As fashion-mnist-8k.
 
 The rate is a first guess until benchmarks/study_large_batch.py, which searches it, has run.
 """
@@ -11,20 +11,18 @@ from phalanx.train.update import OptimizerConfig, RateConfig
 
 config = RunConfig(
     name="cifar10-8k",
-    epochs=16,
-    stages=(Stage(4, 2048), Stage(12, 8192)),
-    micro_batch=512,
-    model=ModelConfig(name="strided_cnn", width=16, channels_last=True),
+    epochs=30,
+    stages=(Stage(10, 2048), Stage(20, 8192)),
+    micro_batch=256,
+    model=ModelConfig(name="mlp", width=256),
     data=DataConfig(
         source="cifar10:data/cifar-10-batches-bin",
         mean=(0.4914, 0.4822, 0.4465),
         std=(0.247, 0.2435, 0.2616),
-        pad=4,
-        flip=True,
         last="keep",
     ),
     optimizer=OptimizerConfig(name="lars", weight_decay=5e-4),
-    rate=RateConfig(peak=16.0, scaling="linear", reference=8192, warmup=3, decay="linear"),
+    rate=RateConfig(peak=32.0, scaling="linear", reference=8192, warmup=4, decay="linear"),
     label_smoothing=0.1,
     log_every=1,
 )
