@@ -47,6 +47,7 @@ __all__ = [
     "Stage",
     "average_batchnorm_",
     "bcast_parameters",
+    "cluster",
     "convert_batchnorm",
     "create_communicator",
     "create_multi_node_evaluator",
@@ -98,7 +99,13 @@ _HOME = {
     ["Schedule", "ScheduleError", "halving_doubling", "hierarchical", "ring", "torus", "tree"],
     "phalanx.schedule",
 )
-_MODULES = {"data": "phalanx.data", "lr": "phalanx.optim.lr", "models": "phalanx.nn.models", "schedule": "phalanx.schedule"}
+_MODULES = {
+    "cluster": "phalanx.cluster",
+    "data": "phalanx.data",
+    "lr": "phalanx.optim.lr",
+    "models": "phalanx.nn.models",
+    "schedule": "phalanx.schedule",
+}
 
 
 def __getattr__(name: str) -> Any:

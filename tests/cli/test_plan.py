@@ -45,6 +45,19 @@ def test_a_preset_is_a_file_to_edit(tmp_path, capsys):
     assert steps[1] < steps[0]
 
 
+NONSENSE = {
+    "0": "at least 1",
+    "8 --epochs -3": "more than 0",
+    "8 --price nan": "more than 0",
+    "8 --jitter -1": "0 or more",
+    "8 --jitter much": "0 or more",
+    "8 --stragglers 2": "from 0 to 1",
+    "8 --mtbf 0": "more than 0",
+    "8 --mtbf 3 --checkpoint -1": "0 or more",
+    "8 --overhead inf": "0 or more",
+}
+
+
 @pytest.mark.parametrize(
     ("words", "fact"),
     [
@@ -55,8 +68,39 @@ def test_a_preset_is_a_file_to_edit(tmp_path, capsys):
         (["--cluster", "dgx-1", "--ranks", "12", "--batch", "64", "--rate", "1@1"], "multiple of 8"),
         (["--cluster", "lab", "--batch", "8", "--rate", "1@1", "--rate", "2@2", "--overhead", "3"], "no effect"),
         (["--cluster", "lab", "--batch", "8", "--rate", "1@1", "--calibrate", "/nonexistent"], "No such file"),
+        (["--cluster", "lab", "--batch", "8"], "--rate is missing"),
+        (["--cluster", "abci", "--batch", "81920", "--model", "vgg16"], "--rate is missing"),
+        (["--cluster", "lab", "--batch", "8", "--rate", "nan@1"], "as in 1403@208"),
+        *((["--cluster", "lab", "--rate", "1@1", "--batch", *words.split()], fact) for words, fact in NONSENSE.items()),
     ],
 )
 def test_wrong_usage_says_what_would_be_right(words, fact, capsys):
     assert main(["plan", *words]) == 2
+    assert fact in capsys.readouterr().err
+
+
+def test_a_published_device_stands_in_for_a_rate(capsys):
+    assert main(["plan", "--cluster", "dgx-a100", "--ranks", "16", "--batch", "6528", "--model", "resnet50"]) == 0
+    silent = capsys.readouterr().out
+    assert "--rate 3293@408, an eighth of a DGX A100" in silent
+    assert main(["plan", "--cluster", "dgx-a100", "--ranks", "16", "--batch", "6528", "--rate", "3293@408"]) == 0
+    told = capsys.readouterr().out
+    assert [line for line in told.splitlines() if line.startswith("step")] == [
+        line for line in silent.splitlines() if line.startswith("step")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("row", "fact"),
+    [
+        ("[1]", "line 2 is no row"),
+        ("nonsense", "line 2 is no row"),
+        ('{"contender": "phalanx ring(8)", "time_us": 3}', "line 2 of the rows: size is None"),
+        ('{"contender": "phalanx ring(8)", "time_us": 0, "size": 4}', "line 2 of the rows: time_us is 0"),
+    ],
+)
+def test_rows_that_nobody_measured_are_refused(row, fact, tmp_path, capsys):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(f'{{"config": {{}}}}\n{row}\n')
+    assert main(["plan", "--cluster", "lab", "--batch", "8", "--rate", "1@1", "--calibrate", str(rows)]) == 2
     assert fact in capsys.readouterr().err

@@ -17,7 +17,7 @@ from tests.train.runs import run as train_on_threads
 from tests.world.programs.herd import clean_environment
 
 from phalanx.cli.main import main
-from phalanx.cli.train import default_ranks, load
+from phalanx.cli.train import default_ranks, load, resolve
 from phalanx.train.config import RunConfig, override
 from phalanx.train.manifest import find_places
 from phalanx.train.restore import read
@@ -70,6 +70,12 @@ FILES = {
         ("--set optimizer.name=adam", "one of sgd, lars"),
         ("--set epochs=0", "at least 1"),
         ("--set rate.warmup=30", "warmup=30 epochs, but the run has 24"),
+        (
+            "--set rate.warmup=1 --set epochs=1",
+            "warmup=1 epochs, but the run has 1: leave some to train, by a smaller rate.warmup",
+        ),
+        ("fashion-mnist-8k --set batch=256", "batch=256 has no effect where there are stages"),
+        ("--ranks 3 --set comm.sync=gossip --set comm.gossip.topology=hypercube", "wants a power of two, but there are 3 ranks"),
         ("--set batch=5000", "batch=5000, but data.source=digits has 1437 samples"),
         ("--ranks 2 --set batch=121", "121"),
         ("--ranks 2 --set micro_batch=7", "micro"),
@@ -108,6 +114,14 @@ def test_a_slip_of_the_finger(here, capsys, words, told):
     assert told in said[0]
     assert "Traceback" not in err
     assert not (here / "runs").exists(), "nothing was begun"
+
+
+def test_a_shorter_run_warms_up_for_the_same_share_of_it():
+    assert load("digits").rate.warmup == 3
+    assert resolve("digits", ["epochs=2"]).rate.warmup == 3 * 2 / 24
+    assert resolve("digits", ["epochs=4"]).rate.warmup == 3
+    assert resolve("digits", ["epochs=1", "rate.warmup=0.5"]).rate.warmup == 0.5
+    assert resolve("digits", ["epochs=1"]).course
 
 
 def test_another_run_is_not_resumed(here, capsys):

@@ -55,6 +55,9 @@ def test_a_cluster_grows_and_shrinks_by_hosts():
         (to_json(PRESETS["lab"]).replace('"hosts": 4', '"hosts": 0'), "at least 1"),
         (to_json(PRESETS["lab"]).replace('"ports"', '"prots"'), "'prots' is unknown"),
         (to_json(PRESETS["lab"]).replace('"host"', '"nobody"'), "'pair', 'rank' or 'host'"),
+        (to_json(PRESETS["lab"]).replace('"gigabytes_per_s": 44.0', '"gigabytes_per_s": NaN'), "bandwidth > 0"),
+        (to_json(PRESETS["lab"]).replace('"sources": {', '"sources": [], "others": {'), "no object 'sources'"),
+        (to_json(PRESETS["mn-1"]).replace('"uplink": {', '"uplink": {"prots": 1, '), "'prots' is unknown"),
     ],
 )
 def test_a_wrong_file_is_refused_with_the_reason(text, fact):

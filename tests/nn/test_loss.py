@@ -48,6 +48,15 @@ def test_equals_torch(smoothing, extra, weighted, ignored, soft, reduction, seed
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
+def test_nothing_at_all_teaches_nothing():
+    for target in (torch.zeros(0, 4), torch.zeros(0, dtype=torch.long)):
+        logits = torch.zeros(0, 4, requires_grad=True)
+        loss = phalanx.LabelSmoothingLoss(0.1)(logits, target)
+        loss.backward()
+        assert loss == 0
+        assert logits.grad is not None
+
+
 def test_is_the_formula():
     logits = torch.tensor([[2.0, 0.0, -1.0]], dtype=torch.float64)
     label = torch.tensor([0.9 + 0.1 / 3, 0.1 / 3, 0.1 / 3], dtype=torch.float64)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from dataclasses import replace
+from math import inf, nan
 from pathlib import Path
 
 from phalanx.cli.names import UsageError
@@ -31,6 +33,7 @@ from phalanx.cluster.curve import efficiency_curve
 from phalanx.cluster.hosts_differ import HOST_SPREAD, typical_slowness
 from phalanx.cluster.picture import as_data, describe, efficiency_svg, table, timeline_svg, trace
 from phalanx.cluster.plan import GROUP_SIZES, Plan, Question, make_plan
+from phalanx.cluster.presets import PUBLISHED_RATES
 from phalanx.cluster.training import Prices, whole_training
 
 WIRES = {"float32": (4,), "float16": (2,), "both": (4, 2)}
@@ -41,6 +44,27 @@ EXAMPLES = """examples:
   phalanx plan --cluster cloud-10g --ranks 32 --batch 2048 --rate 300@64 --wire both --gossip
   phalanx plan --show-cluster lab > mine.json     then edit it, and: phalanx plan --cluster mine.json ...
 """
+
+
+def number(what: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
+    """A reader of numbers that make sense, for argparse."""
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = nan
+        if not fits(value):
+            raise argparse.ArgumentTypeError(f"{text}: {what}")
+        return value
+
+    return read
+
+
+not_negative = number("a number, 0 or more", lambda x: 0 <= x < inf)
+positive = number("a number, more than 0", lambda x: 0 < x < inf)
+part = number("a part, from 0 to 1", lambda x: 0 <= x <= 1)
+at_least_one = number("a whole number, at least 1", lambda x: x >= 1 and x % 1 == 0)
 
 
 def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -55,17 +79,22 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     what = parser.add_argument_group("what")
     what.add_argument("--cluster", metavar="FILE|NAME", help=f"a file, or {', '.join(PRESETS)}")
     what.add_argument("--show-cluster", metavar="NAME", choices=PRESETS, help="print a preset as a file to edit, and stop")
-    what.add_argument("--ranks", type=int, help="as many of the cluster's hosts as have so many ranks")
+    what.add_argument("--ranks", type=at_least_one, help="as many of the cluster's hosts as have so many ranks")
     what.add_argument(
         "--model", metavar="NAME|FILE", default="resnet50", help=f"{', '.join(MODELS)}, or a file of phalanx.train.profile_model"
     )
-    what.add_argument("--batch", type=int, help="samples per step over all ranks")
+    what.add_argument("--batch", type=at_least_one, help="samples per step over all ranks")
     what.add_argument(
-        "--rate", action="append", metavar="R@B", help="samples/s of one device with batch B; give it twice for a device's curve"
+        "--rate",
+        action="append",
+        metavar="R@B",
+        help="samples/s of one device with batch B; give it twice for a device's curve (default: a published one of ResNet-50)",
     )
-    what.add_argument("--overhead", type=float, default=0.0, metavar="MS", help="of a step on one device, whatever the batch")
-    what.add_argument("--optimizer", type=float, default=0.0, metavar="MS", help="the update, after the last gradient")
-    what.add_argument("--input", type=float, default=0.0, metavar="MS", help="to prepare a batch, beside the step")
+    what.add_argument(
+        "--overhead", type=not_negative, default=0.0, metavar="MS", help="of a step on one device, whatever the batch"
+    )
+    what.add_argument("--optimizer", type=not_negative, default=0.0, metavar="MS", help="the update, after the last gradient")
+    what.add_argument("--input", type=not_negative, default=0.0, metavar="MS", help="to prepare a batch, beside the step")
     how = parser.add_argument_group("how it communicates")
     how.add_argument("--backend", default="nccl", choices=PROFILES)
     how.add_argument("--calibrate", metavar="ROWS", type=Path, help="fit the backend to rows of `phalanx bench allreduce --json`")
@@ -73,22 +102,22 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     how.add_argument("--save-profile", metavar="FILE", type=Path)
     how.add_argument("--algorithm", action="append", choices=FAMILIES, help="only these (default: all but gossip)")
     how.add_argument("--gossip", action="store_true", help="gossip may win, too: other training than an all-reduce")
-    how.add_argument("--group", action="append", type=float, metavar="MB", help="sizes of groups to try")
+    how.add_argument("--group", action="append", type=positive, metavar="MB", help="sizes of groups to try")
     how.add_argument("--wire", default="float16", choices=WIRES)
     how.add_argument("--double-buffering", action="store_true", help="gradients one step late, behind the whole step")
     chance = parser.add_argument_group("chance")
-    chance.add_argument("--host-spread", type=float, default=HOST_SPREAD, help="relative standard deviation between hosts")
-    chance.add_argument("--jitter", type=float, default=0.0, help="relative spread of a rank's steps: adds p50 and p99")
-    chance.add_argument("--stragglers", type=float, default=0.0, help="part of the ranks that are 1.5 times slower in a step")
-    chance.add_argument("--mtbf", type=float, metavar="HOURS", help="between failures of one host")
-    chance.add_argument("--checkpoint", type=float, default=30.0, metavar="S", help="to write one (with --mtbf)")
+    chance.add_argument("--host-spread", type=not_negative, default=HOST_SPREAD, help="relative standard deviation between hosts")
+    chance.add_argument("--jitter", type=not_negative, default=0.0, help="relative spread of a rank's steps: adds p50 and p99")
+    chance.add_argument("--stragglers", type=part, default=0.0, help="part of the ranks that are 1.5 times slower in a step")
+    chance.add_argument("--mtbf", type=positive, metavar="HOURS", help="between failures of one host")
+    chance.add_argument("--checkpoint", type=not_negative, default=30.0, metavar="S", help="to write one (with --mtbf)")
     chance.add_argument(
-        "--restart", type=float, default=300.0, metavar="S", help="from a failure to training again (with --mtbf)"
+        "--restart", type=not_negative, default=300.0, metavar="S", help="from a failure to training again (with --mtbf)"
     )
-    whole = parser.add_argument_group("the whole training")
-    whole.add_argument("--epochs", type=float, help="default: published epochs to 75.9 %% top-1 for this batch (ResNet-50)")
-    whole.add_argument("--price", type=float, metavar="P", help="per device and hour")
-    whole.add_argument("--watts", type=float, help="per device, with its share of the host")
+    training = parser.add_argument_group("the whole training")
+    training.add_argument("--epochs", type=positive, help="default: published epochs to 75.9 %% top-1 for this batch (ResNet-50)")
+    training.add_argument("--price", type=positive, metavar="P", help="per device and hour")
+    training.add_argument("--watts", type=positive, help="per device, with its share of the host")
     out = parser.add_argument_group("output")
     out.add_argument("--json", metavar="FILE", type=Path, help="everything as data")
     out.add_argument(
@@ -120,6 +149,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
+    args.batch = int(args.batch)
     cluster = _cluster(args)
     profile = _profile(args, cluster)
     families = tuple(args.algorithm or (family for family in FAMILIES if not family.startswith("gossip")))
@@ -185,7 +215,7 @@ def _cluster(args: argparse.Namespace) -> Cluster:
         cluster = cluster_model.from_json(Path(args.cluster).read_text(encoding="utf-8"))
     else:
         raise UsageError(f"{args.cluster!r} is neither a file nor one of {', '.join(PRESETS)}")
-    return cluster if args.ranks is None else cluster.with_ranks(args.ranks)
+    return cluster if args.ranks is None else cluster.with_ranks(int(args.ranks))
 
 
 def _profile(args: argparse.Namespace, cluster: Cluster) -> BackendProfile:
@@ -201,8 +231,6 @@ def _profile(args: argparse.Namespace, cluster: Cluster) -> BackendProfile:
 def _model(args: argparse.Namespace) -> tuple[Model, Compute]:
     """A known model, whose device `--rate` describes, or one's own, whose file may do so."""
     if args.model in MODELS:
-        if not args.rate:
-            raise UsageError("--rate is missing; `phalanx plan --help` has examples")
         return MODELS[args.model], _compute(args, MODELS[args.model])
     if not Path(args.model).is_file():
         raise UsageError(f"--model {args.model} is neither a file nor one of {', '.join(MODELS)}")
@@ -216,14 +244,17 @@ def _model(args: argparse.Namespace) -> tuple[Model, Compute]:
 
 def _compute(args: argparse.Namespace, model: Model) -> Compute:
     """The device: from one rate with the model's kernels as its fixed part, or from two."""
+    published = PUBLISHED_RATES.get(args.cluster) if model.name == "resnet50" and not args.rate else None
+    if not args.rate and published is None:
+        raise UsageError("--rate is missing: samples/s of one device, as in --rate 1403@208; `phalanx plan --help` has examples")
     pairs = []
-    for text in args.rate:
+    for text in args.rate or ([published.rate] if published else []):
         rate, at, batch = text.partition("@")
         try:
             pairs.append((float(batch), float(rate)))
         except ValueError:
             at = ""
-        if not at or min(pairs[-1]) <= 0:
+        if not at or not all(0 < number < inf for number in pairs[-1]):
             raise UsageError(f"--rate {text}: give samples/s and batch, as in 1403@208")
     if len(pairs) > 2:
         raise UsageError(f"--rate: {len(pairs)} times; give one rate or two")
@@ -234,6 +265,8 @@ def _compute(args: argparse.Namespace, model: Model) -> Compute:
     note = "one rate; what does not grow with the batch is 10 us per kernel, an assumption: a second --rate replaces it"
     if not model.kernels:
         note = "one rate, and a time in proportion to the batch; a second --rate says what does not grow with it"
+    if published:
+        note = f"--rate {published.rate}, {published.source}; {note}"
     (batch, rate) = pairs[0]
     compute = from_one(model, batch, rate, overhead=args.overhead / 1e3, source=note)
     return replace(compute, optimizer=args.optimizer / 1e3)

@@ -109,7 +109,23 @@ def resolve(recipe: str, settings: list[str], planned: dict[str, str] | None = N
         if not equals:
             raise UsageError(f"--set {setting}: PATH=VALUE, such as --set epochs=5")
         texts[path.strip()] = text.strip()
-    return override(load(recipe), texts)
+    config = load(recipe)
+    if "rate.warmup" not in texts and not config.rate.warmup < (epochs := _number(texts.get("epochs"), config.epochs)):
+        texts["rate.warmup"] = (
+            f"{config.rate.warmup * epochs / config.epochs:g}"  # a shorter run warms up for the same share of it
+        )
+    config = override(config, texts)
+    if "batch" in texts and config.stages and config.batch != config.stages[-1].batch:
+        raise UsageError(f"batch={config.batch} has no effect where there are stages: set stages, or --set stages= for none")
+    return config
+
+
+def _number(text: str | None, default: float) -> float:
+    """What a setting says; what is no number, another place complains about."""
+    try:
+        return float(text) if text is not None else default
+    except ValueError:
+        return default
 
 
 def load(recipe: str) -> RunConfig:
@@ -136,11 +152,17 @@ def load(recipe: str) -> RunConfig:
 
 def check_everything(config: RunConfig, ranks: int) -> None:
     """Raise for what would fail on the ranks: better one line here than one from each of them."""
+    from phalanx.grad.partners import check_topology
     from phalanx.train.check import check, open_sources
 
     if ranks < 1:
         raise UsageError(f"--ranks {ranks}: at least 1")
     find_algorithm(config, ranks)
+    if config.comm.sync == "gossip" and config.comm.gossip.level != "host":
+        try:
+            check_topology(config.comm.gossip, ranks, "ranks")  # of this host, the only one
+        except ValueError as error:
+            raise UsageError(str(error)) from None
     check(config, ranks, *open_sources(config))
 
 

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import exp, sqrt
+from math import exp, inf, sqrt
 from typing import Any
 
 import numpy as np
@@ -56,13 +56,26 @@ class Measured:
 def read_rows(lines: Iterable[str]) -> list[Measured]:
     """The rows of a bench's JSON lines whose contender names its schedule, as in `phalanx torus(4x2)`."""
     found = []
-    for line in lines:
-        row = json.loads(line)
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            row = None
+        if not isinstance(row, dict):
+            raise ValueError(f"line {number} is no row of `phalanx bench allreduce --json`: {line[:60]!r}")
         name = re.fullmatch(r"phalanx (\w+)\((\d+(?:x\d+)*)\)", str(row.get("contender", "")))
         if name and name[1] in _MAKERS and "time_us" in row:
             schedule = _MAKERS[name[1]](*(int(size) for size in name[2].split("x")))
-            found.append(Measured(schedule, float(row["size"]), float(row["time_us"]) / 1e6))
+            nbytes, seconds = (_positive(row, key, number) for key in ("size", "time_us"))
+            found.append(Measured(schedule, nbytes, seconds / 1e6))
     return found
+
+
+def _positive(row: dict[str, Any], key: str, number: int) -> float:
+    value = row.get(key)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < inf:
+        raise ValueError(f"line {number} of the rows: {key} is {value!r}; a number, more than 0")
+    return float(value)
 
 
 def predict(rows: Sequence[Measured], cluster: Cluster, profile: BackendProfile) -> list[float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, inf
 from typing import Any, Literal, cast
 
 Sharing = Literal["pair", "rank", "host"]
@@ -60,11 +60,11 @@ class Cluster:
             if getattr(self, field) < 1:
                 raise ClusterError(f"cluster {self.name}: {field}={getattr(self, field)}; give at least 1")
         for field, link in (("inside", self.inside), ("network", self.network)):
-            if link.latency < 0 or link.bandwidth <= 0:
+            if not (0 <= link.latency < inf and 0 < link.bandwidth < inf):
                 raise ClusterError(f"cluster {self.name}: {field} has {link}; give latency >= 0 and bandwidth > 0")
         if self.shared not in ("pair", "rank", "host"):
             raise ClusterError(f"cluster {self.name}: shared={self.shared!r}; give 'pair', 'rank' or 'host'")
-        if self.uplink and (self.uplink.hosts < 1 or self.uplink.bandwidth <= 0):
+        if self.uplink and not (self.uplink.hosts >= 1 and 0 < self.uplink.bandwidth < inf):
             raise ClusterError(f"cluster {self.name}: {self.uplink}; give at least 1 host and bandwidth > 0")
 
     @property
@@ -125,6 +125,7 @@ def from_json(text: str) -> Cluster:
     top = _Reader(content, "the cluster file")
     inside, network = top.part("inside"), top.part("network")
     uplink = top.part("uplink") if "uplink" in content else None
+    sources = top.part("sources").content if "sources" in content else {}
     cluster = Cluster(
         name=str(content.get("name", "unnamed")),
         hosts=top.whole("hosts"),
@@ -134,11 +135,13 @@ def from_json(text: str) -> Cluster:
         ports=network.whole("ports", 1),
         shared=cast("Sharing", inside.content.get("shared", "rank")),
         uplink=Uplink(uplink.whole("hosts"), uplink.number("gigabits_per_s") * GBIT) if uplink else None,
-        sources=tuple((str(key), str(value)) for key, value in content.get("sources", {}).items()),
+        sources=tuple((str(key), str(value)) for key, value in sources.items()),
     )
     top.no_others("name", "hosts", "per_host", "inside", "network", "uplink", "sources")
     inside.no_others("latency_us", "gigabytes_per_s", "shared")
     network.no_others("latency_us", "gigabits_per_s", "ports")
+    if uplink:
+        uplink.no_others("hosts", "gigabits_per_s")
     return cluster
 
 
@@ -152,7 +155,7 @@ class _Reader:
     def part(self, name: str) -> _Reader:
         value = self.content.get(name)
         if not isinstance(value, dict):
-            raise ClusterError(f"{self.where} has no object {name!r}; it needs hosts, per_host, inside and network")
+            raise ClusterError(f"{self.where} has no object {name!r}; `phalanx plan --show-cluster NAME` prints an example")
         return _Reader(value, f"{name!r} of {self.where}")
 
     def number(self, name: str) -> float:

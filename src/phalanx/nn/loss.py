@@ -43,12 +43,13 @@ class LabelSmoothingLoss(torch.nn.Module):
         if soft:
             target = target.to(logits.dtype)
         divide = self.reduction == "mean" and not soft
+        nothing = soft and not len(target)  # of which torch's mean would be NaN
         loss = F.cross_entropy(
             logits,
             target,
             weight=weight,
             ignore_index=self.ignore_index,
-            reduction="sum" if divide else self.reduction,
+            reduction="sum" if divide or (nothing and self.reduction == "mean") else self.reduction,
             label_smoothing=self.smoothing,
         )
         return loss / self._weight_of(target, weight, logits.dtype) if divide else loss

@@ -54,15 +54,9 @@ class GossipOptimizer(WrappedOptimizer):
             self._home = Averager(*self.parameters(), home, AllReduce(), wire=None, bucket_bytes=bucket_bytes, delayed=False)
         self._wire = wire
         self._checked: list[torch.nn.Parameter] = []
-        self._statistics: list[torch.Tensor] = []
         self._mixed = False  # this step's gradients
         self._steps = 0
         self._unused_told = False
-
-    def follow(self, model: torch.nn.Module) -> None:
-        """Let the running statistics of `model` follow the exchange: its floating-point buffers that a state dict has."""
-        saved = {id(x) for x in model.state_dict(keep_vars=True).values()}
-        self._statistics = [x for x in model.buffers() if id(x) in saved and x.is_floating_point()]
 
     # ---- the step ----------------------------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ import torch
 from phalanx.comm.communicator import Communicator
 from phalanx.grad.allreduce import AllReduce
 from phalanx.grad.averager import Averager, StepRecord
+from phalanx.grad.cargo import average_together
 from phalanx.grad.gossip import Gossip
 from phalanx.grad.gossiper import level_of
 from phalanx.grad.travel import Journey
@@ -196,6 +197,18 @@ class MultiNodeOptimizer(WrappedOptimizer):
         if not 0 <= samples < math.inf:
             raise ValueError(f"opt.weight={samples}: a number of samples, 0 or more")
         self._averager.weight = samples
+
+    # ---- as gossip has them, so that a script differs in one argument ------------------------------------------------------
+
+    @torch.no_grad()
+    def average_(self) -> None:
+        """Make followed statistics the mean over the ranks; all else is equal already. All ranks call it."""
+        if self._statistics:
+            average_together(self._statistics, self.comm)
+
+    def spread(self) -> float:
+        """How far the replicas are apart: not at all."""
+        return 0.0
 
     def report(self) -> list[StepRecord]:
         """What every step spent on communication; needs `AllReduce(record=True)`."""

@@ -13,6 +13,15 @@ class WrappedOptimizer(torch.optim.Optimizer):
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         # not super().__init__(): it would make a second set of groups and state beside the inner optimizer's
         self.optimizer = optimizer
+        self._statistics: list[torch.Tensor] = []
+
+    def follow(self, model: torch.nn.Module) -> None:
+        """Let the running statistics of `model` (floating-point buffers that a state dict has) take part in `average_`.
+
+        With gossip they follow every exchange, too.
+        """
+        saved = {id(x) for x in model.state_dict(keep_vars=True).values()}
+        self._statistics = [x for x in model.buffers() if id(x) in saved and x.is_floating_point()]
 
     def parameters(self) -> tuple[list[torch.nn.Parameter], list[str]]:
         """All parameters of all groups, tied ones once, and what to call them in messages."""

@@ -137,7 +137,9 @@ class RateConfig:
             return self.rule
         rest = epochs - self.warmup
         if rest <= 0:
-            raise ValueError(f"warmup={self.warmup:g} epochs, but the run has {epochs}: leave some to train")
+            raise ValueError(
+                f"warmup={self.warmup:g} epochs, but the run has {epochs}: leave some to train, by a smaller rate.warmup"
+            )
         if self.decay == "step":
             warming = self._warming() >> lr.constant(rest) if self.warmup else lr.constant(epochs)
             return self.peak * (warming * lr.step(*self.steps, factor=self.factor))
