@@ -20,7 +20,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +60,8 @@ class Setting:
 
 SETTINGS = {
     "digits": Setting(6, 0.05, 0.0192, 0.0236),
-    "fashion-mnist": Setting(2, 0.1, 0.286, 0.353),
-    "cifar10": Setting(3, 0.1, 0.473, 0.25, variants=("all-reduce", "gossip", "none")),
+    "fashion-mnist": Setting(4, 0.1, 0.286, 0.353),
+    "cifar10": Setting(5, 0.1, 0.473, 0.25, variants=("all-reduce", "gossip", "none")),
 }
 
 
@@ -80,9 +80,9 @@ def small_net(channels: int, classes: int, width: int = 16) -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16 * width, classes))
 
 
-def train(comm: phalanx.Communicator, data: str, variant: str, seed: int, batch: int) -> dict[str, Any]:
+def train(comm: phalanx.Communicator, data: str, variant: str, seed: int, batch: int, epochs: int) -> dict[str, Any]:
     """One run on the ranks of `comm`; what was found, the same on all of them."""
-    setting, options = SETTINGS[kind_of(data)], VARIANTS[variant]
+    setting, options = replace(SETTINGS[kind_of(data)], epochs=epochs), VARIANTS[variant]
     source, held_out = (phalanx.data.open(data, split=split) for split in ("train", "test"))
     phalanx.seed_everything(seed)
     model = small_net(source.x.shape[1], len(source.classes))
@@ -149,9 +149,10 @@ def kind_of(data: str) -> str:
     return data.partition(":")[0]
 
 
-def run(data: str, variants: list[str], seed: int, batch: int, ranks: int) -> Iterator[dict[str, Any]]:
+def run(data: str, variants: list[str], seed: int, batch: int, epochs: int, ranks: int) -> Iterator[dict[str, Any]]:
     """What rank 0 found for each variant, of so many ranks started here."""
-    command = [sys.executable, __file__, "--rank", str(seed), "--data", data, "--batch", str(batch), "--only", *variants]
+    numbers = ["--rank", str(seed), "--batch", str(batch), "--epochs", str(epochs)]
+    command = [sys.executable, __file__, *numbers, "--data", data, "--only", *variants]
     with started(command, ranks) as processes:
         for line in lines_of(processes[0], deadline=DEADLINE * len(variants)):
             yield json.loads(line)
@@ -159,10 +160,14 @@ def run(data: str, variants: list[str], seed: int, batch: int, ranks: int) -> It
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    lines = ["| data | variant | seeds | accuracy | against all-reduce | spread at the end |", "|---|---|---|---|---|---|"]
-    for data, variant in dict.fromkeys((row["data"], row["variant"]) for row in rows):
-        own = {row["seed"]: row for row in rows if (row["data"], row["variant"]) == (data, variant)}
-        judge = {row["seed"]: row for row in rows if (row["data"], row["variant"]) == (data, "all-reduce")}
+    """By data, epochs and variant: mean and deviation over the seeds, and the mean distance from all-reduce of equal seeds."""
+    head = ["data", "epochs", "variant", "seeds", "accuracy", "against all-reduce", "spread at the end"]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    by_kind: dict[tuple[str, int, str], dict[int, dict[str, Any]]] = {}
+    for row in rows:
+        by_kind.setdefault((row["data"], row["epochs"], row["variant"]), {})[row["seed"]] = row
+    for (data, epochs, variant), own in sorted(by_kind.items(), key=lambda item: item[0][:2]):
+        judge = by_kind.get((data, epochs, "all-reduce"), {})
         found = [row["accuracy"] for row in own.values()]
         deviation = f" ± {statistics.stdev(found):.2%}" if len(found) > 1 else ""
         both = own.keys() & judge.keys()
@@ -170,7 +175,9 @@ def table(rows: list[dict[str, Any]]) -> str:
         against = "" if apart is None or variant == "all-reduce" else f"{100 * apart:+.2f}"
         spreads = [row["spread"][-1] for row in own.values() if row["spread"]]
         spread = f"{statistics.mean(spreads):.1e}" if spreads else ""
-        lines.append(f"| {data} | {variant} | {len(own)} | {statistics.mean(found):.2%}{deviation} | {against} | {spread} |")
+        lines.append(
+            f"| {data} | {epochs} | {variant} | {len(own)} | {statistics.mean(found):.2%}{deviation} | {against} | {spread} |"
+        )
     return "\n".join(lines)
 
 
@@ -181,6 +188,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=256, help="samples per step, over all ranks")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--epochs", type=int, help="others than a data set has by default")
     parser.add_argument("--only", nargs="+", choices=list(VARIANTS), help="of the variants of a data set only these")
     parser.add_argument("--rank", type=int, metavar="SEED", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -191,20 +199,21 @@ def main() -> None:
         torch.set_num_threads(1)
         with phalanx.create_communicator(timeout=PATIENT) as comm:
             for variant in args.only:
-                found = train(comm, args.data[0], variant, args.rank, args.batch)
+                found = train(comm, args.data[0], variant, args.rank, args.batch, args.epochs)
                 if comm.rank == 0:
                     print(json.dumps(found), flush=True)
         return
     rows = [json.loads(line) for line in args.out.read_text().splitlines()] if args.out.exists() else []
     for seed, data in itertools.product(args.seeds, args.data):
         setting = SETTINGS[kind_of(data)]
+        setting = replace(setting, epochs=args.epochs or setting.epochs)
         here = {"data": kind_of(data), "seed": seed, "ranks": args.ranks, "batch": args.batch}
         here |= {"epochs": setting.epochs, "peak": setting.peak}
         done = {row["variant"] for row in rows if here.items() <= row.items()}
         wanted = [variant for variant in setting.variants if variant in (args.only or VARIANTS) and variant not in done]
         if not wanted:
             continue
-        for found, variant in zip(run(data, wanted, seed, args.batch, args.ranks), wanted, strict=True):
+        for found, variant in zip(run(data, wanted, seed, args.batch, setting.epochs, args.ranks), wanted, strict=True):
             versions = {"date": time.strftime("%Y-%m-%d"), "torch": torch.__version__, "python": platform.python_version()}
             rows.append({**here, "variant": variant, **found, **versions})
             with args.out.open("a") as file:
