@@ -21,7 +21,7 @@ NAMES = {
     # data
     "BatchPlan", "Stage", "scatter_dataset", "scatter_index",
     # rooms that are part of the surface
-    "cluster", "data", "schedule", "models", "lr",
+    "data", "schedule", "models", "lr",
 }  # fmt: skip
 
 IMPORT_SECONDS = 0.3  # beyond `import torch`, all names touched

@@ -47,7 +47,6 @@ __all__ = [
     "Stage",
     "average_batchnorm_",
     "bcast_parameters",
-    "cluster",
     "convert_batchnorm",
     "create_communicator",
     "create_multi_node_evaluator",
