@@ -1,6 +1,6 @@
 """Final test accuracy of GossipGraD against all-reduce and against no communication: 8 ranks, 3 seeds, the same hyper-parameters.
 
-    python benchmarks/study_gossip.py --data fashion-mnist:DIR cifar10:DIR [--out FILE] [--seeds 0 1 2] [--ranks 8]
+    python benchmarks/study_gossip.py --data fashion-mnist:DIR cifar10:DIR [--out FILE] [--seeds 0 1 2] [--epochs N] [--ranks 8]
 
 Every run appends one row to FILE; runs that are there already are not done again, so the study can be interrupted and continued.
 The table at the end is made of all rows. Fashion-MNIST runs all variants, CIFAR-10 the main ones, digits (for a try) all.

@@ -64,7 +64,12 @@ def number(what: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
 not_negative = number("a number, 0 or more", lambda x: 0 <= x < inf)
 positive = number("a number, more than 0", lambda x: 0 < x < inf)
 part = number("a part, from 0 to 1", lambda x: 0 <= x <= 1)
-at_least_one = number("a whole number, at least 1", lambda x: x >= 1 and x % 1 == 0)
+_at_least_one = number("a whole number, at least 1", lambda x: x >= 1 and x % 1 == 0)
+
+
+def at_least_one(text: str) -> int:
+    """A number of things."""
+    return int(_at_least_one(text))
 
 
 def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -149,7 +154,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    args.batch = int(args.batch)
     cluster = _cluster(args)
     profile = _profile(args, cluster)
     families = tuple(args.algorithm or (family for family in FAMILIES if not family.startswith("gossip")))
@@ -215,7 +219,7 @@ def _cluster(args: argparse.Namespace) -> Cluster:
         cluster = cluster_model.from_json(Path(args.cluster).read_text(encoding="utf-8"))
     else:
         raise UsageError(f"{args.cluster!r} is neither a file nor one of {', '.join(PRESETS)}")
-    return cluster if args.ranks is None else cluster.with_ranks(int(args.ranks))
+    return cluster if args.ranks is None else cluster.with_ranks(args.ranks)
 
 
 def _profile(args: argparse.Namespace, cluster: Cluster) -> BackendProfile:

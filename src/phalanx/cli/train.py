@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,23 +110,13 @@ def resolve(recipe: str, settings: list[str], planned: dict[str, str] | None = N
         if not equals:
             raise UsageError(f"--set {setting}: PATH=VALUE, such as --set epochs=5")
         texts[path.strip()] = text.strip()
-    config = load(recipe)
-    if "rate.warmup" not in texts and not config.rate.warmup < (epochs := _number(texts.get("epochs"), config.epochs)):
-        texts["rate.warmup"] = (
-            f"{config.rate.warmup * epochs / config.epochs:g}"  # a shorter run warms up for the same share of it
-        )
-    config = override(config, texts)
+    found = load(recipe)
+    config = override(found, texts)
+    if "rate.warmup" not in texts and 0 < config.epochs <= config.rate.warmup:  # a shorter run warms up for the same share of it
+        config = replace(config, rate=replace(config.rate, warmup=config.rate.warmup * config.epochs / found.epochs))
     if "batch" in texts and config.stages and config.batch != config.stages[-1].batch:
         raise UsageError(f"batch={config.batch} has no effect where there are stages: set stages, or --set stages= for none")
     return config
-
-
-def _number(text: str | None, default: float) -> float:
-    """What a setting says; what is no number, another place complains about."""
-    try:
-        return float(text) if text is not None else default
-    except ValueError:
-        return default
 
 
 def load(recipe: str) -> RunConfig:
