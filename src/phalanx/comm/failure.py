@@ -346,7 +346,7 @@ def _process_word(note: str) -> str:
     if home != _process_home():
         return ""
     found = look_up(int(pid))
-    if found is None or found.started != started or found.state in "ZX":
+    if found is None or found.started != started or found.dead:
         return f"its process {pid} is dead"
     return f"its process {pid} is stopped" if found.state in "Tt" else ""
 
