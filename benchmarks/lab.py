@@ -45,6 +45,7 @@ NETNS = Path("/run/netns")
 PORT = 29500
 GRACE = 5.0  # seconds that the other ranks get after one has failed: they may have more to say
 FRAME_SECONDS = 0.5e-3  # the longest time that one frame may hold a port: what shares a slow port waits no longer
+QUEUE_SECONDS = 5e-3  # that a connection may fill before a busy port
 UNITS = {"bit": 1, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
@@ -89,6 +90,16 @@ class Lab:
     def frame(self) -> int:
         """Bytes of the largest frame: 64 KiB, less on slow ports, never less than two packets."""
         return int(min(65536, max(3000, self.bits_per_second / 8 * FRAME_SECONDS)))
+
+    @property
+    def window(self) -> int:
+        """Bytes of one connection that may be on their way: what the round trip holds, and a queue of QUEUE_SECONDS."""
+        return int(max(65536, self.bits_per_second / 8 * (2 * self.seconds + QUEUE_SECONDS)))
+
+    @property
+    def bucket(self) -> str:
+        """A port's rate as a token bucket of two frames, with a queue that no TCP window fills: nothing is dropped."""
+        return f"root tbf rate {self.rate} burst {max(2 * self.frame, int(self.bits_per_second / 8e3))} limit 1000000000"
 
     def host(self, rank: int) -> int:
         return rank // self.ranks_per_host
@@ -143,6 +154,15 @@ class Lab:
             link set eth0 up
         """
         call("ip", "-n", space, "-batch", "-", words=batch)
+        # frames wait here, where TCP sees its own, and not in the device, where what is sent next is behind all that was sent
+        call("tc", "-n", space, "qdisc", "add", "dev", "eth0", *self.bucket.split())
+        # nothing is lost, so that only a receiver's window ends the growth of a queue; half of its buffer is the window
+        settings = {
+            "tcp_congestion_control": "reno",
+            "tcp_rmem": f"4096 {min(131072, 2 * self.window)} {2 * self.window}",
+        }
+        for name, value in settings.items():
+            call("nsenter", f"--net={NETNS / space}", "--", "sh", "-c", f"echo {value} > /proc/sys/net/ipv4/{name}")
 
 
 def quantity(text: str, units: Mapping[str, float]) -> float:
@@ -233,7 +253,7 @@ def stand_guard(prefix: str, owner: int) -> None:
 def need_root() -> None:
     if os.geteuid() != 0:
         raise LabError("the lab makes network namespaces, which only root may: run it with sudo")
-    missing = [tool for tool in ("ip", "nsenter") if shutil.which(tool) is None]
+    missing = [tool for tool in ("ip", "tc", "nsenter") if shutil.which(tool) is None]
     if missing:
         raise LabError(f"the lab needs {' and '.join(missing)} (iproute2, util-linux)")
 
@@ -281,19 +301,15 @@ class Bridge:
             raise LabError(f"delay={lab.delay!r} needs the switch, and that needs gcc")
         middle = f"{prefix}bridge"
         call("ip", "netns", "add", middle)
-        # a bucket of two frames; a queue that no TCP window fills: nothing is dropped
-        bucket = f"root tbf rate {lab.rate} burst {max(2 * lab.frame, int(lab.bits_per_second / 8e3))} limit 1000000000"
         links, buckets = ["link add hub type bridge", "link set hub up"], []
         for host, space in enumerate(spaces):
             links += [
                 f"link add port{host} gso_max_size {lab.frame} type veth peer name eth0 netns {space}",
                 f"link set port{host} master hub up",
             ]
-            buckets.append(f"qdisc add dev port{host} {bucket}")
+            buckets.append(f"qdisc add dev port{host} {lab.bucket}")
         call("ip", "-n", middle, "-batch", "-", words="\n".join(links))
         call("tc", "-n", middle, "-batch", "-", words="\n".join(buckets))
-        for space in spaces:
-            call("tc", "-n", space, *f"qdisc add dev eth0 {bucket}".split())
 
     def check(self) -> None:
         pass

@@ -3,9 +3,10 @@
  *     lab_switch RATE DELAY_NS OWNER_PID NETNS...       prints "ready", then forwards until the process OWNER_PID ends
  *
  * Each namespace gets a TAP device eth0 with address 02:77:00:00:00:i. Its frames are the kernel's, up to 64 KiB, unsegmented and
- * without checksums (IFF_VNET_HDR): one read and one write carry 45 packets. A frame occupies the sender's port and, as soon as
- * both are free, the receiver's (cut-through), for bytes / rate; it arrives `delay` later. Nothing is dropped: a port whose last
- * frame would wait longer than BACKLOG is not read until it would not, and the sender's kernel keeps what it has.
+ * without checksums (IFF_VNET_HDR): one read and one write carry 45 packets. A frame occupies the sender's port and then, or already
+ * meanwhile (cut-through), the receiver's, each for bytes / rate; it arrives `delay` later. Before a receiver's port frames queue, as
+ * in a switch with buffers. Nothing is dropped: a port whose last frame would wait longer than RECEIVE_QUEUE is not read until it
+ * would not, and the sender's kernel keeps what it has. A short queue here makes all that a host sends wait for its busiest receiver.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -27,7 +28,7 @@
 #include <unistd.h>
 
 enum { PORTS = 128, HEADER = 10, FRAME = HEADER + 14 + 65536, ROUNDS = 16 };
-static const int64_t BACKLOG = 1000000; /* ns */
+static const int64_t SEND_QUEUE = 1000000, RECEIVE_QUEUE = 10000000; /* ns */
 
 struct frame {
     struct frame *next;
@@ -66,10 +67,6 @@ static int open_tap(const char *netns, int number) {
     int space = open(netns, O_RDONLY | O_CLOEXEC);
     if (space < 0 || setns(space, CLONE_NEWNET)) die(netns);
     close(space);
-    /* where nothing is lost, a congestion control that waits for losses fills its send buffer: 32 ms of queue at 1 Gbit/s, bbr 1 */
-    int control = open("/proc/sys/net/ipv4/tcp_congestion_control", O_WRONLY | O_CLOEXEC);
-    if (control >= 0 && write(control, "bbr", 3) < 0) { /* a kernel without it: long queues */ }
-    close(control);
     int fd = open("/dev/net/tun", O_RDWR | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0) die("/dev/net/tun");
     struct ifreq request = {.ifr_name = "eth0", .ifr_flags = IFF_TAP | IFF_NO_PI | IFF_VNET_HDR};
@@ -112,7 +109,7 @@ static void forward(struct frame *f, struct port *source, struct port *target, i
     int64_t begins = later(source->sends_until, t);
     source->sends_until = begins + takes;
     target->receives_until = later(begins, target->receives_until) + takes;
-    source->read_at = later(source->sends_until, target->receives_until) - BACKLOG;
+    source->read_at = later(source->sends_until - SEND_QUEUE, target->receives_until - RECEIVE_QUEUE);
     f->due = target->receives_until + delay;
     f->next = NULL;
     if (target->first) target->last->next = f;

@@ -31,9 +31,10 @@ from phalanx.cluster import Cluster, Link
 from phalanx.cluster.candidates import FAMILIES, Algorithm, algorithms
 
 MIB = 1 << 20
-WARM, BLOCKS, STEPS = 3, 3, 1  # the first step only learns the groups; then the connections find their windows
-DEADLINE = 75.0  # seconds of one network
+WARM = 3  # the first step only learns the groups; then the connections find their windows
+BLOCKS, CALLS = 3, 7  # repetitions of a step, or of a few of gossip, and of an all-reduce alone
 GOSSIPS = 4  # steps of a block of gossip: an exchange that leaves in one step is paid for in the next
+DEADLINE = 150.0  # seconds of one network
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ NETWORKS = (
 # ---- in a rank ---------------------------------------------------------------------------------------------------------------
 
 
-def play(network: Network, *, gossip_only: bool = False) -> Iterator[dict[str, Any]]:
+def play(network: Network) -> Iterator[dict[str, Any]]:
     """All rows of a network: of every algorithm its all-reduces and steps, then gossip; the slowest rank counts."""
     import torch
 
@@ -114,13 +115,13 @@ def play(network: Network, *, gossip_only: bool = False) -> Iterator[dict[str, A
     torch.set_num_threads(1)
     with phalanx.create_communicator() as world:
 
-        def timed(what: Callable[[], Any], *, warm: int, steps: int, together: bool = True) -> list[float]:
+        def timed(what: Callable[[], Any], *, blocks: int = BLOCKS, steps: int = 1, together: bool = True) -> list[float]:
             """Seconds per call, block by block. Gossip's blocks do not begin `together`: what a barrier's messages wait
             behind, the exchange under way, would have that time for nothing."""
-            for _ in range(warm):
+            for _ in range(WARM):
                 what()
             mine = []
-            for _ in range(BLOCKS):
+            for _ in range(blocks):
                 if together:
                     world.barrier()
                 begun = time.perf_counter()
@@ -144,31 +145,30 @@ def play(network: Network, *, gossip_only: bool = False) -> Iterator[dict[str, A
 
             return once
 
-        if not gossip_only:
-            yield row("step", "none", timed(step(world), warm=2, steps=STEPS))
-        for algorithm in network.schedules() if not gossip_only else ():
+        yield row("step", "none", timed(step(world)))
+        for algorithm in network.schedules():
             schedule = algorithm.make(0)
             with phalanx.create_communicator(schedule) as comm:
                 for size in network.sizes:
                     x = comm.buffer(size // 4).zero_()
                     collective = partial(comm.run, schedule, x)
-                    yield row("all-reduce", algorithm.name, timed(collective, warm=2, steps=1), nbytes=size)
+                    yield row("all-reduce", algorithm.name, timed(collective, blocks=CALLS), nbytes=size)
                 for size in network.groups:
                     once = step(comm, sync=AllReduce(overlap=True, fused=False), bucket_bytes=size)
-                    yield row("step", algorithm.name, timed(once, warm=WARM, steps=STEPS), group_bytes=size)
+                    yield row("step", algorithm.name, timed(once), group_bytes=size)
         for level in ("rank", "host") if network.per_host > 1 else ("rank",):
             once = step(world, sync=Gossip(level=level, patience=60.0))
             name = f"gossip{'-hosts' if level == 'host' else ''}"
-            yield row("step", name, timed(once, warm=WARM, steps=GOSSIPS, together=False))
+            yield row("step", name, timed(once, steps=GOSSIPS, together=False))
 
 
 # ---- outside -----------------------------------------------------------------------------------------------------------------
 
 
-def measure(network: Network, *options: str) -> list[dict[str, Any]]:
+def measure(network: Network) -> list[dict[str, Any]]:
     """The rows of `network`, each with it; those that it had in time, if it takes too long."""
     lab = Lab(network.hosts, network.per_host, network.rate, network.delay)
-    command = [sys.executable, __file__, "--play", json.dumps(asdict(network)), *options]
+    command = [sys.executable, __file__, "--play", json.dumps(asdict(network))]
     with lab.up(Switch if lab.seconds else Bridge) as net:
         ranks = net.start(command)
         try:
@@ -183,7 +183,7 @@ def head() -> dict[str, Any]:
     import torch
 
     return {
-        "config": {"verb": "plan_lab", "warm": WARM, "blocks": BLOCKS, "steps": STEPS},
+        "config": {"verb": "plan_lab", "warm": WARM, "blocks": BLOCKS, "calls": CALLS, "gossips": GOSSIPS},
         "date": time.strftime("%Y-%m-%d"),
         "cores": os.cpu_count(),
         "kernel": platform.release(),
@@ -195,11 +195,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=Path, default=Path(__file__).parent / "results" / "plan_lab.jsonl")
     parser.add_argument("--seconds", type=float, default=110.0, help="begin no other network after so long")
-    parser.add_argument("--gossip-again", action="store_true", help="measure gossip anew on the networks that are there")
     parser.add_argument("--play", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.play:
-        for row in play(Network(**json.loads(args.play)), gossip_only=args.gossip_again):
+        for row in play(Network(**json.loads(args.play))):
             if os.environ["RANK"] == "0":
                 print(json.dumps(row), flush=True)
         return
@@ -207,13 +206,6 @@ def main() -> None:
     known = [json.loads(line) for line in args.rows.read_text().splitlines()] if args.rows.exists() else []
     fields = tuple(asdict(NETWORKS[0]))
     done = {tuple(row[name] for name in fields) for row in known if "hosts" in row}
-    if args.gossip_again:
-        again = [
-            row for network in NETWORKS if tuple(asdict(network).values()) in done for row in measure(network, "--gossip-again")
-        ]
-        kept = [row for row in known if not str(row.get("algorithm")).startswith("gossip")]
-        args.rows.write_text("".join(json.dumps(row) + "\n" for row in (*kept, *again)), encoding="utf-8")
-        return
     with args.rows.open("a", encoding="utf-8") as file:
         if not known:
             file.write(json.dumps(head()) + "\n")

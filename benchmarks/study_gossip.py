@@ -61,7 +61,7 @@ class Setting:
 SETTINGS = {
     "digits": Setting(6, 0.05, 0.0192, 0.0236),
     "fashion-mnist": Setting(4, 0.1, 0.286, 0.353),
-    "cifar10": Setting(5, 0.1, 0.473, 0.25, variants=("all-reduce", "gossip", "none")),
+    "cifar10": Setting(10, 0.1, 0.473, 0.25, variants=("all-reduce", "gossip", "none")),
 }
 
 

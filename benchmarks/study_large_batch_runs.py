@@ -120,7 +120,7 @@ DATA = {
             epochs=30,
             warmup=4,
             small_epochs=10,
-            micro_batch=256,
+            micro_batch=128,
             quick_epochs=4,
         ),
     )

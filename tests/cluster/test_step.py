@@ -10,7 +10,9 @@ from phalanx.cluster import (
     MODELS,
     PLAIN,
     PRESETS,
+    Cluster,
     Compute,
+    Link,
     StepPlan,
     compile_schedule,
     from_one,
@@ -19,6 +21,7 @@ from phalanx.cluster import (
     predict_step,
     uniform,
 )
+from phalanx.cluster.candidates import algorithms
 from phalanx.cluster.chance import Failures, Noise, best_interval, goodput, spread
 from phalanx.cluster.closed_forms import ring_seconds
 from phalanx.cluster.hosts_differ import typical_slowness
@@ -97,6 +100,21 @@ def test_gossip_sends_weights_and_momentum_to_one_partner_whatever_the_number_of
 def test_slow_input_decides():
     step = predict_step(RING, RESNET, COMPUTE, 32, StepPlan(input=5.0))
     assert (step.seconds, step.limit) == (5.0, "input")
+
+
+def test_gossip_has_no_use_for_what_a_fast_round_leaves():
+    """Rounds of a moment and of 1 s, beside 0.6 s of computing: every other step takes 1 s."""
+    fast, slow = (compile_schedule(gossip(4, 0), uniform(4, latency=0, bandwidth=r), PLAIN) for r in (1e18, 8 * RESNET.elements))
+    step = predict_step(fast, RESNET, Compute(0.6), 1, StepPlan(sync="gossip"), rounds=[slow])
+    assert step.seconds == pytest.approx((0.6 + 1.0) / 2)
+
+
+def test_gossip_of_ranks_that_share_a_host_is_judged_by_several_rotations():
+    rounds = {}
+    for per_host in (1, 2):
+        cluster = Cluster("hosts", 8 // per_host, per_host, Link(1e-6, 1e11), Link(1e-6, 1e10))
+        rounds[per_host] = next(found.rounds for found in algorithms(cluster, ("gossip",)))
+    assert rounds == {1: 3, 2: 12}
 
 
 def test_a_synchronous_step_waits_for_the_slowest_host_and_gossip_does_not():

@@ -107,9 +107,10 @@ def predict_step(
         copies = plan.copies if plan.sync == "gossip" else 1
         timelines = tuple(run(each, model.elements * plan.wire * copies) for each in (program, *rounds))
         alone = float(work.max()) if plan.sync == "double buffering" else _mean_pace(work)
-        travel = float(np.mean([timeline.seconds for timeline in timelines]))
-        mixing = 2 * packing(program.profile, model.elements * copies)  # pack, and add what came: between two exchanges
-        seconds = max(alone + compute.optimizer, travel) + mixing
+        mixing = packing(program.profile, model.elements * copies)  # pack, and add what came: between two exchanges
+        # an exchange lands in the next step, so that time which a fast round leaves is no use to a slow one
+        each_step = [max(alone + compute.optimizer, timeline.seconds) for timeline in timelines]
+        seconds = float(np.mean(each_step)) + mixing
         timelines = timelines[:1]
     busy = float(work.max() if plan.sync != "gossip" else _mean_pace(work)) + compute.optimizer
     communication = float(sum(timeline.end.max() - timeline.begin.max() for timeline in timelines))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-
 EXITING = 0x4  # PF_EXITING of the kernel: set from the first moment of an end, before any connection is closed
 
 

@@ -14,7 +14,7 @@ config = RunConfig(
     name="cifar10-8k",
     epochs=30,
     stages=(Stage(10, 2048), Stage(20, 8192)),
-    micro_batch=256,
+    micro_batch=128,
     model=ModelConfig(name="mlp", width=256),
     data=DataConfig(
         source="cifar10:data/cifar-10-batches-bin",
