@@ -91,6 +91,7 @@ def test_settings_that_only_make_sense_together():
         ("comm.wire", "int8", "one of float16, bfloat16"),
         ("comm.timeout", "0", "seconds, more than 0"),
         ("optimizer.momentum", "-0.1", "momentum=-0.1: 0 or more"),
+        ("optimizer.momentum", "1", "momentum=1.0: less than 1"),
     ],
 )
 def test_what_is_refused(path, text, told):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import operator
 import random
 import sys
 from collections.abc import Callable
@@ -28,8 +29,9 @@ DRAWING = {
 
 def seed_everything(seed: int) -> None:
     """Seed Python's, NumPy's and torch's generators (all devices): models built after it are equal on all ranks."""
-    if not isinstance(seed, int) or not 0 <= seed < 2**32:
+    if not hasattr(seed, "__index__") or not 0 <= seed < 2**32:
         raise ValueError(f"seed={seed!r}: an int from 0 to 2**32 - 1, which is what all three generators take")
+    seed = operator.index(seed)  # NumPy's integers, too: random.seed would hash them
     random.seed(seed)
     torch.manual_seed(seed)
     if (numpy := sys.modules.get("numpy")) is not None:  # torch loads it; this room has no use for it

@@ -52,6 +52,8 @@ class OptimizerConfig:
         for name in ("momentum", "weight_decay", "trust_coefficient", "eps", "rmsprop_rate", "ramp_center"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)}: 0 or more")
+        if self.momentum >= 1:
+            raise ValueError(f"momentum={self.momentum}: less than 1, or what was once added never fades")
         if self.ramp_period <= 0:
             raise ValueError(f"ramp_period={self.ramp_period}: epochs, more than 0")
         if self.nesterov and not self.momentum:
