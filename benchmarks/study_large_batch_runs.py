@@ -47,6 +47,7 @@ class Data:
     small_epochs: int  # of the first stage, where the batch is controlled
     micro_batch: int
     quick_epochs: int
+    with_lars: tuple[str, ...] = ()  # settings of methods that have it
 
     def has(self, method: Method, batch: int) -> bool:
         """Whether it is studied at this batch."""
@@ -63,7 +64,9 @@ class Data:
             f"stages={stages}",
             f"micro_batch={micro}",
             f"rate.peak={rate:.6g}",
+            "rate.decay=linear",
             *method.settings,
+            *(self.with_lars if method.optimizer == "lars" else ()),
             f"rate.warmup={self.warmup * epochs / self.epochs if method.warm else 0:g}",
             f"rate.reference={batch}",  # a smaller first stage has its rate in proportion
             f"evaluate_every={epochs}",
@@ -115,13 +118,14 @@ DATA = {
             methods=("SGD, linear rule", "+ batch-size control", "SGD + label smoothing"),
             rates={
                 "sgd": ((0.0125, 0.025, 0.05), ()),  # at the largest batch the linear rule has the only one
-                "lars": ((), (8.0, 16.0, 32.0)),
+                "lars": ((), (16.0, 32.0, 64.0)),
             },
             epochs=30,
             warmup=4,
             small_epochs=10,
             micro_batch=128,
             quick_epochs=4,
+            with_lars=("rate.decay=polynomial", "rate.power=2"),  # as in the published runs
         ),
     )
 }

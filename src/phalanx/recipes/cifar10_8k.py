@@ -23,7 +23,7 @@ config = RunConfig(
         last="keep",
     ),
     optimizer=OptimizerConfig(name="lars", weight_decay=5e-4),
-    rate=RateConfig(peak=16.0, scaling="linear", reference=8192, warmup=4, decay="linear"),
+    rate=RateConfig(peak=32.0, scaling="linear", reference=8192, warmup=4, decay="polynomial", power=2),
     label_smoothing=0.1,
     log_every=1,
 )
