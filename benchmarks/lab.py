@@ -156,10 +156,11 @@ class Lab:
         call("ip", "-n", space, "-batch", "-", words=batch)
         # frames wait here, where TCP sees its own, and not in the device, where what is sent next is behind all that was sent
         call("tc", "-n", space, "qdisc", "add", "dev", "eth0", *self.bucket.split())
-        # nothing is lost, so that only a receiver's window ends the growth of a queue; half of its buffer is the window
+        # nothing is lost, so that only a full buffer ends the growth of a queue: the sender's, which waits for room without a
+        # word on the wire. A receiver's small buffer would close its window, and gloo's messages then stall for 200 ms at a time
         settings = {
             "tcp_congestion_control": "reno",
-            "tcp_rmem": f"4096 {min(131072, 2 * self.window)} {2 * self.window}",
+            "tcp_wmem": f"4096 {2 * self.window} {2 * self.window}",
         }
         for name, value in settings.items():
             call("nsenter", f"--net={NETNS / space}", "--", "sh", "-c", f"echo {value} > /proc/sys/net/ipv4/{name}")

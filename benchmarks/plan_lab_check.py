@@ -2,8 +2,8 @@
 
     python benchmarks/plan_lab_check.py [--rows FILE] [--json FILE]
 
-A backend's profile is fitted to the rows of one network, CALIBRATION, and tried on the others. Emulated hosts share the cores of
-one machine, which no cluster does: what software takes per message and per byte is multiplied by ranks per core.
+A backend's profile is fitted to the rows of three networks, CALIBRATION, and tried on the others. Emulated hosts share cores of
+one machine, which no cluster does: what software takes per message and per byte is multiplied by busy ranks per core.
 Of a step without communication the planner is told what it took, as a user would measure it on one device.
 """
 
@@ -25,11 +25,13 @@ from benchmarks.plan_lab import MIB, NETWORKS, Network
 from phalanx.cli.bench_gossip import FORWARD, LAYERS
 from phalanx.cluster import GLOO, SHARED_MEMORY, BackendProfile, Compute, Model, StepPlan, compile_schedule, predict_step, run
 from phalanx.cluster.calibrate import BOUNDS, fit_any
-from phalanx.cluster.candidates import FAMILIES, algorithms
+from phalanx.cluster.candidates import FAMILIES, Algorithm, algorithms
+from phalanx.cluster.plan import choose
+from phalanx.cluster.program import Moves, Phase, Program, connections
 from phalanx.cluster.workload import Tensor
 
-CALIBRATION = NETWORKS[0]  # 4 hosts of 2, 500 Mbit/s, no delay
-FITTED = {**BOUNDS, "memory": (1e8, 1e11)}
+CALIBRATION = (NETWORKS[0], NETWORKS[2], NETWORKS[3])  # ranks that share hosts; a fast network; one with delay
+FITTED = {**BOUNDS, "memory": (1e8, 1e11), "queue": (1e-5, 1e-1)}
 CORES = 2  # of the machine that the rows were measured on
 Row = dict[str, Any]
 
@@ -38,14 +40,19 @@ def network_of(row: Row) -> Network:
     return Network(**{field.name: row[field.name] for field in fields(Network)})
 
 
+def algorithm_of(row: Row) -> Algorithm:
+    """By its name, or the only one of a family."""
+    found = {algorithm.name: algorithm for algorithm in algorithms(network_of(row).cluster(), FAMILIES)}
+    name = row["algorithm"]
+    return found[name] if name in found else next(a for a in found.values() if a.family == name)
+
+
 def seconds_of(row: Row, profile: BackendProfile, alone: float) -> float:
     """The row, predicted; `alone` is what a step without communication took."""
     network = network_of(row)
-    cluster = network.cluster()
-    found = {algorithm.name: algorithm for algorithm in algorithms(cluster, FAMILIES)}
-    name = row["algorithm"]
-    algorithm = found[name] if name in found else next(a for a in found.values() if a.family == name)
-    first, *others = (compile_schedule(algorithm.make(number), cluster, profile) for number in range(algorithm.rounds))
+    cluster, algorithm = network.cluster(), algorithm_of(row)
+    programs = (compile_schedule(algorithm.make(number), cluster, profile) for number in range(algorithm.rounds))
+    first, *others = (taking_turns(program) for program in programs)
     if row["what"] == "all-reduce":
         return run(first, row["nbytes"]).seconds
     model = Model("emulated", tuple(Tensor(str(i), network.nbytes // 4 // LAYERS, 1 / LAYERS, 0) for i in range(LAYERS)))
@@ -62,23 +69,33 @@ def predict(rows: list[Row], profile: BackendProfile, alone: dict[Network, float
     return [seconds_of(row, crowded(profile, network_of(row)), alone[network_of(row)]) for row in rows]
 
 
+def taking_turns(program: Program) -> Program:
+    """A program whose messages are handled on few cores: those of as many ranks as a step has, core by core."""
+    phases: list[Phase] = []
+    for phase in program.phases:
+        if isinstance(phase, Moves):
+            busy = np.union1d(phase.one.src, phase.one.dst).size
+            phase = replace(phase, software=phase.software * max(1.0, busy / CORES))
+        phases.append(phase)
+    return replace(program, phases=tuple(phases))
+
+
 def crowded(profile: BackendProfile, network: Network) -> BackendProfile:
-    """The profile of one rank per core as ranks find it that share cores: their software takes turns. Shared memory on a host."""
+    """The profile of one rank per core as ranks find it that share cores, for what all do at once. Shared memory on a host."""
     turns = max(1.0, network.hosts * network.per_host / CORES)
     calls = SHARED_MEMORY.calls if network.per_host > 1 else profile.calls
     return replace(
         profile,
         calls=calls,
         start=profile.start * turns,
-        message=profile.message * turns,
-        message_inside=profile.message_inside * turns,
+        inside=profile.inside / turns,
         memory=profile.memory / turns,
     )
 
 
 def calibrated(rows: list[Row], alone: dict[Network, float]) -> BackendProfile:
-    """A profile from the one network that may be looked at."""
-    known = [row for row in rows if network_of(row) == CALIBRATION]
+    """A profile from the networks that may be looked at."""
+    known = [row for row in rows if network_of(row) in CALIBRATION]
     profile, residual = fit_any(GLOO, lambda tried: predict(known, tried, alone), [row["seconds"] for row in known], FITTED)
     return replace(profile, residual=residual)
 
@@ -96,7 +113,8 @@ def choices(rows: list[Row]) -> list[Row]:
             by_network[network_of(row)].append(row)
     found = []
     for network, own in by_network.items():
-        chosen, best = min(own, key=lambda row: row["predicted"]), min(own, key=lambda row: row["seconds"])
+        chosen = own[choose([(row["predicted"], row["connections"]) for row in own])]
+        best = min(own, key=lambda row: row["seconds"])
         lost = chosen["seconds"] / best["seconds"] - 1
         found.append({"network": asdict(network), "chosen": describe(chosen), "best": describe(best), "lost": lost})
     return found
@@ -129,8 +147,9 @@ def main() -> None:
     rows = [row for row in rows if row["algorithm"] != "none"]
     profile = calibrated(rows, alone)
     for row, seconds in zip(rows, predict(rows, profile, alone)):
-        row |= {"predicted": seconds, "error": seconds / row["seconds"] - 1}
-    tested = [row for row in rows if network_of(row) != CALIBRATION]
+        program = compile_schedule(algorithm_of(row).make(0), network_of(row).cluster(), profile)
+        row |= {"predicted": seconds, "error": seconds / row["seconds"] - 1, "connections": connections(program)}
+    tested = [row for row in rows if network_of(row) not in CALIBRATION]
     for row in rows:
         size = row.get("nbytes", row.get("group_bytes", 0)) >> 20
         print(

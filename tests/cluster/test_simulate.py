@@ -162,6 +162,20 @@ def test_a_straggler_delays_only_those_who_need_it():
     assert (simulate(ring(8), flat(8), S, start=start).end > 1.0).all()
 
 
+@pytest.mark.parametrize(("queue", "more"), [(0.0, 0.0), (0.5, 0.0), (0.6, 0.2), (1.0, 0.5), (9.0, 0.5)])
+def test_the_word_of_a_receiver_stands_behind_data_in_ports(queue, more):
+    """Two pieces between two hosts, L = 0.5 s away, d = 2 s each way in each of two rounds.
+
+    Data of the first piece leave at L and arrive at 2 L + d = 3, those of the second leave from 2.5 to 4.5 and arrive until 5.
+    The first piece's next word comes at 3. It stands behind data in its own port, and after L in the other's, for up to `queue`
+    each, and is heard at 5 at the latest: the port's next data, which could leave at 4.5, may feel the last 0.5 s of that.
+    What is late then is late to the end: L + 4 d + L = 9 s, and more.
+    """
+    profile = replace(PLAIN, lanes=2, lane_bytes=1, rendezvous=True, queue=queue)
+    cluster = uniform(2, latency=0.5, bandwidth=1.0)
+    assert simulate(halving_doubling(2), cluster, 8.0, profile=profile).seconds == pytest.approx(9.0 + more)
+
+
 def test_with_a_rendezvous_a_sender_waits_until_it_has_heard_of_its_receiver():
     send = Schedule("send", 2, 1, (Step((Move(0, 1, range(1)),)),), goal="mixing")
     profile = replace(PLAIN, rendezvous=True)

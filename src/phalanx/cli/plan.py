@@ -280,7 +280,9 @@ def _spread(args: argparse.Namespace, plan: Plan) -> Spread | None:
     if not (args.jitter or args.stragglers):
         return None
     question, best = plan.question, plan.best
-    program = compile_schedule(best.algorithm.make(0), question.cluster, question.profile)
+    schedules = (best.algorithm.make(number) for number in range(best.algorithm.rounds))
+    first, *others = (compile_schedule(schedule, question.cluster, question.profile) for schedule in schedules)
     noise = Noise(args.jitter, args.stragglers)
     always = typical_slowness(question.cluster, question.host_spread)
-    return spread(program, question.model, question.compute, question.per_rank, best.plan, noise, always=always)
+    model, compute, batch = question.model, question.compute, question.per_rank
+    return spread(first, model, compute, batch, best.plan, noise, always=always, rounds=others)

@@ -40,7 +40,7 @@ class Algorithm:
         return self.family.startswith("gossip")
 
 
-PERIODS = 4  # of gossip that stand for all: ranks of one host have partners on others or their own, by chance
+ROUNDS = 36  # of gossip that stand for all: ranks of one host have partners on others or their own, by chance
 FAMILIES = ("ring", "torus", "hierarchical", "tree", "halving-doubling", "gossip", "gossip-hosts")
 
 
@@ -63,7 +63,8 @@ def algorithms(cluster: Cluster, families: tuple[str, ...] = FAMILIES) -> Iterat
     if "halving-doubling" in families:
         yield Algorithm("halving-doubling", f"halving-doubling:{n}", lambda _: halving_doubling(n))
     if "gossip" in families:
-        turns = gossip_period(n) * (1 if per_host == 1 else PERIODS)
+        period = gossip_period(n)
+        turns = period if per_host == 1 else period * -(-ROUNDS // period)
         yield Algorithm("gossip", f"gossip:{n}", lambda number: gossip(n, number), turns)
     if "gossip-hosts" in families and hosts > 1 and per_host > 1:
         make = lambda number: host_gossip(hosts, per_host, number)  # noqa: E731  # one line beside its like

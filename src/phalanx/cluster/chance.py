@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from math import exp, expm1, inf, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .program import Program
-from .step import StepPlan, predict_step
+from .step import MIXING, StepPlan, gossip_clocks, packing, predict_step
 from .workload import Compute, Model
 
 Floats = NDArray[np.float64]
@@ -44,22 +46,37 @@ def spread(
     noise: Noise,
     *,
     always: Floats | None = None,
+    rounds: Sequence[Program] = (),
     samples: int = 100,
 ) -> Spread:
-    """Steps with ranks slowed at random: log-normal jitter, and stragglers chosen anew in every step; `always` multiplies all."""
+    """Steps with ranks slowed at random: log-normal jitter, and stragglers chosen anew in every step; `always` multiplies all.
+
+    `rounds` take turns with `program`, as in `predict_step`.
+    """
     if samples < 1:
         raise ValueError(f"{samples} samples; give at least 1")
-    rng = np.random.default_rng(noise.seed)
-    ranks = program.cluster.ranks
-    seconds = []
-    for _ in range(samples):
-        slowness = np.exp(noise.jitter * rng.standard_normal(ranks))
-        slowness[rng.random(ranks) < noise.stragglers] *= noise.slower
-        if always is not None:
-            slowness *= always
-        seconds.append(predict_step(program, model, compute, batch, plan, slowness=slowness).seconds)
+    programs = (program, *rounds)
+    drawn = _slowness(program.cluster.ranks, noise, always)
+    if plan.sync == "gossip":  # one long run: who was late in a step is late in the next
+        copies = plan.copies * model.elements
+        works = (compute.seconds(batch) * slowness + compute.optimizer for slowness in islice(drawn, len(programs) + samples))
+        clocks = gossip_clocks(programs, copies * plan.wire, works, MIXING * packing(program.profile, copies))
+        ends = [float(clock.mean()) for clock in clocks][-1 - samples :]
+        seconds = [max(plan.input, took) for took in np.diff(ends)]
+    else:
+        steps = (predict_step(program, model, compute, batch, plan, slowness=slowness) for slowness in drawn)
+        seconds = [step.seconds for step in islice(steps, samples)]
     p50, p99 = np.quantile(seconds, (0.5, 0.99))
     return Spread(float(p50), float(p99), float(np.mean(seconds)), samples)
+
+
+def _slowness(ranks: int, noise: Noise, always: Floats | None) -> Iterator[Floats]:
+    """Step after step, the factor on each rank's computing time."""
+    rng = np.random.default_rng(noise.seed)
+    while True:
+        slowness = np.exp(noise.jitter * rng.standard_normal(ranks))
+        slowness[rng.random(ranks) < noise.stragglers] *= noise.slower
+        yield slowness if always is None else slowness * always
 
 
 @dataclass(frozen=True, slots=True)

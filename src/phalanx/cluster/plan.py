@@ -7,7 +7,7 @@ each family, and the best of all, rank by rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,7 +16,7 @@ from .candidates import Algorithm, algorithms
 from .hosts_differ import HOST_SPREAD, typical_slowness
 from .model import Cluster, ClusterError
 from .profile import BackendProfile
-from .program import Program, compile_schedule
+from .program import Program, compile_schedule, connections
 from .simulate import run
 from .step import Step, StepPlan, Sync, make_groups, packing, predict_step
 from .workload import Compute, Model
@@ -25,6 +25,7 @@ GROUP_SIZES = (1e6, 4e6, 8e6, 16e6, 25e6, 64e6)  # bytes of float32
 SCREENED_SIZES = 7
 NO_EFFECT = 0.0005  # of the step: what a table with one decimal cannot show
 SIMULATED = 12  # of the best screened candidates, the best of every family besides
+TIE = 0.01  # of the step: predictions that differ by less are equal
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,16 @@ def rank_candidates(question: Question) -> tuple[Candidate, ...]:
             )
             simulated[id(candidate)] = replace(candidate, seconds=step.seconds, step=step)
     done = sorted(simulated.values(), key=lambda candidate: candidate.seconds)
+    options = [(candidate.seconds, connections(programs[candidate.algorithm.name][0])) for candidate in done]
+    done.insert(0, done.pop(choose(options)))
     return (*done, *(candidate for candidate in screened if id(candidate) not in simulated))
+
+
+def choose(options: Sequence[tuple[float, int]]) -> int:
+    """Which of these (seconds, connections of a port) to take: the fastest or, of those that are as fast within `TIE`, the one
+    whose ports carry the fewest connections. Messages that share a port are predicted a little too fast."""
+    fastest = min(seconds for seconds, _ in options)
+    return min((shared, seconds, i) for i, (seconds, shared) in enumerate(options) if seconds <= (1 + TIE) * fastest)[2]
 
 
 def _programs(question: Question, algorithm: Algorithm) -> tuple[Program, ...]:

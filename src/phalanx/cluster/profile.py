@@ -55,11 +55,12 @@ class Protocol:
 class BackendProfile:
     """How a backend spends time. `residual` is the relative error (one sigma) left where the profile was fitted or tried.
 
-    `call` seconds start a library call, `start` seconds an operation made of messages, and a rank is busy for `message` or
-    `message_inside` seconds with each message; `network` and `inside` are the parts of the links' bandwidth that payload reaches.
+    `call` seconds start a library call, `start` seconds an operation made of messages; both ends of a message are busy with it
+    for half of `message` or `message_inside`; `network` and `inside` are the parts of the links' bandwidth that payload reaches.
     `calls` says which collectives are one library call. Buffers go through a schedule in up to `lanes` pieces of at least
     `lane_bytes`, one of which travels while another waits. What travels is packed, and what comes mixed in, at `memory` bytes/s.
-    With a `rendezvous` data leave only when the sender has heard, a latency later, that the receiver waits for them.
+    With a `rendezvous` data leave only when the sender has heard, a latency later, that the receiver waits for them; that word
+    stands behind at most `queue` seconds of data in each port that it passes.
     """
 
     name: str
@@ -74,6 +75,7 @@ class BackendProfile:
     lane_bytes: float = 512 << 10
     memory: float = inf
     rendezvous: bool = False
+    queue: float = 0.0
     protocols: tuple[Protocol, ...] = ()
     trees: bool = True
     residual: float = 0.1
@@ -127,10 +129,12 @@ GLOO = BackendProfile(
     lanes=4,
     memory=2.7e9,
     rendezvous=True,
+    queue=1e-3,
     residual=0.25,
     source="2 cores, Intel Xeon, torch 2.13: a message and its wake-ups; inside a host 2 of the memory's 44 GB/s; pieces as"
     " phalanx.comm.run cuts them; packing 64 MiB of gradients took 25 ms; gloo's senders wait for the word"
-    " of their receivers (NOTIFY_RECV_READY). Replace them by `phalanx plan --calibrate ROWS`",
+    " of their receivers (NOTIFY_RECV_READY), behind what TCP's small queues hold, 1 ms."
+    " Replace them by `phalanx plan --calibrate ROWS`",
 )
 SHARED_MEMORY = replace(
     GLOO,

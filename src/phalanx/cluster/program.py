@@ -17,8 +17,8 @@ from phalanx.schedule import Collective, Kind, Move, Schedule, Step, lower
 
 from .model import Cluster, ClusterError
 from .profile import BackendProfile, Group
-from .rounds import Round, make_round
-from .routes import route, share
+from .rounds import SINCE, Round, make_round
+from .routes import port_of, route, share
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -69,6 +69,16 @@ class Program:
                 rows, size = phase.groups.shape
                 count += rows * (size - 1) * {"all_reduce": 2 * size, "reduce": 1, "broadcast": 1}.get(phase.kind, size)
         return count
+
+
+def connections(program: Program) -> int:
+    """The most connections to other hosts that one port carries, of messages alone: a library's calls are its own affair."""
+    pairs = [np.stack([phase.one.src, phase.one.dst], axis=1) for phase in program.phases if isinstance(phase, Moves)]
+    if not pairs:
+        return 0
+    src, dst = np.unique(np.concatenate(pairs), axis=0).T
+    crossing = src // program.cluster.per_host != dst // program.cluster.per_host
+    return int(np.bincount(port_of(program.cluster, src[crossing]), minlength=1).max())
 
 
 def compile_schedule(schedule: Schedule, cluster: Cluster, profile: BackendProfile) -> Program:
@@ -135,7 +145,10 @@ class _Compiler:
         if self.profile.lanes > 1:  # pieces of one buffer meet at every port
             self.busy.update(stage.key for stage in routes.stages)
         software = np.zeros(self.cluster.ranks)
-        np.maximum.at(software, src, routes.software)
-        np.maximum.at(software, dst, routes.software)
-        one = make_round(src, dst, part, routes, ranks=self.cluster.ranks, busy=self.busy)
+        np.add.at(software, src, routes.software / 2)  # a ring's rank, which sends one and receives one, is busy with one
+        np.add.at(software, dst, routes.software / 2)
+        queue = self.profile.queue
+        one = make_round(src, dst, part, routes, ranks=self.cluster.ranks, busy=self.busy, queue=queue)
+        if queue:
+            self.ports.update((since, self.ports[key]) for key, since in SINCE.items() if key in self.ports)
         return Moves(label, one, rounds, software)

@@ -12,12 +12,13 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from .routes import Routes
+from .routes import IN, OUT, Routes
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Ports = dict[str, Floats]  # by kind of port, when each of them is free again
+SINCE = {OUT: "port out, busy since", IN: "port in, busy since"}  # when ports began what they do without a pause
 TICK = 1e-12  # s; messages that come closer together come at once, and are served in the order of the schedule
 
 
@@ -97,10 +98,13 @@ class Queue:
             np.put_along_axis(seats, np.argsort(table, axis=0, kind="stable"), places, axis=0)
         return seats.ravel() if self.seats is None else seats.ravel()[self.seats]
 
-    def serve(self, head: Floats, tail: Floats, seconds: Floats, spent: Floats, free: Floats) -> tuple[Floats, Floats]:
+    def serve(
+        self, head: Floats, tail: Floats, seconds: Floats, spent: Floats, free: Floats, since: Floats | None
+    ) -> tuple[Floats, Floats]:
         """First come first served: when first and last bytes leave, of messages whose bytes come at `head` and `tail`.
 
-        `spent` is the sum of `seconds` down each column, for messages that come in the order of the schedule.
+        `spent` is the sum of `seconds` down each column, for messages that come in the order of the schedule. `since`, if it
+        matters, is when the ports began what they do without a pause.
         """
         seats = self.turns(head)
         if seats is not self.seats and not self.even:
@@ -110,6 +114,9 @@ class Queue:
             end = np.maximum(down(np.maximum, alone - spent), free[self.ports]) + spent
         else:
             end = np.maximum(alone, free[self.ports] + spent)
+        if since is not None:
+            began = end[-1] - spent[-1]
+            since[self.ports] = np.where(began > free[self.ports], began, since[self.ports])
         free[self.ports] = end[-1]
         done = end.ravel() if seats is None else end.ravel()[seats]
         return done - seconds, done
@@ -134,6 +141,9 @@ class Queued:
     dst: Ints
     latency: Floats
     notice: Floats
+    back: Ints  # the port through which a receiver's word leaves, and
+    ahead: Ints  # the one through which it comes; -1: none
+    queue: float  # s of data that it may stand behind in each
     queues: tuple[Queue, ...]
     alone: bool  # every rank sends at most one message and receives at most one
     everyone: bool  # every rank sends one and receives one
@@ -141,19 +151,29 @@ class Queued:
     def scaled(self, nbytes: float, free: Ports) -> Callable[[Floats], Floats]:
         """The round with buffers of `nbytes`; it reads and writes when ports are `free`."""
         src, dst, latency, notice = self.src, self.dst, self.latency, self.notice
+        words_queue = self.queue > 0 and OUT in free
         by_rank = (np.argsort(src), np.argsort(dst)) if self.everyone else None
         queues = []
         for queue in self.queues:
             seconds = queue.seconds * nbytes
-            queues.append((queue, seconds, down(np.add, queue.table(seconds, queue.seats, 0.0)), free[queue.key]))
+            spent = down(np.add, queue.table(seconds, queue.seats, 0.0))
+            since = free[SINCE[queue.key]] if words_queue and queue.key in SINCE else None
+            queues.append((queue, seconds, spent, free[queue.key], since))
 
         def one_round(clock: Floats) -> Floats:
-            head = np.maximum(clock[src], clock[dst] + notice)
+            word = clock[dst]
+            if words_queue:
+                word += self.standing(word, self.back, free[OUT], free[SINCE[OUT]])
+                word += notice
+                word += self.standing(word, self.ahead, free[IN], free[SINCE[IN]])
+            else:
+                word += notice
+            head = np.maximum(clock[src], word)
             tail = head.copy()
             left = head.copy()
-            for queue, seconds, spent, ports in queues:
+            for queue, seconds, spent, ports, since in queues:
                 of = queue.slots
-                first, last = queue.serve(head[of], tail[of], seconds, spent, ports)
+                first, last = queue.serve(head[of], tail[of], seconds, spent, ports, since)
                 if queue.own:
                     left[of] = last
                     first, last = first + latency[of], last + latency[of]
@@ -172,18 +192,26 @@ class Queued:
 
         return one_round
 
+    def standing(self, word: Floats, port: Ints, free: Floats, since: Floats) -> Floats:
+        """Seconds that receivers' words, at their `port` at time `word`, stand behind data that were there before them."""
+        behind = np.clip(free[port] - word, 0.0, self.queue)
+        return np.where((port >= 0) & (since[port] + TICK < word), behind, 0.0)
+
 
 Round = Direct | Queued
 
 
-def make_round(src: Ints, dst: Ints, part: Floats, routes: Routes, *, ranks: int, busy: set[str]) -> Round:
-    """The round of these messages; kinds of ports at which they queue are added to `busy`, for the rounds that come later."""
+def make_round(src: Ints, dst: Ints, part: Floats, routes: Routes, *, ranks: int, busy: set[str], queue: float = 0.0) -> Round:
+    """The round of these messages; kinds of ports at which they queue are added to `busy`, for the rounds that come later.
+
+    Receivers' words stand behind at most `queue` seconds of data.
+    """
     alone = np.unique(src).size == src.size and np.unique(dst).size == dst.size
     crowded = {stage.key for stage in routes.stages if np.unique(stage.port).size < stage.of.size}
     if alone and not crowded and busy.isdisjoint(stage.key for stage in routes.stages):
         return _direct(src, dst, part, routes, ranks)
     busy.update(stage.key for stage in routes.stages)
-    return _queued(src, dst, part, routes, alone=alone, ranks=ranks)
+    return _queued(src, dst, part, routes, alone=alone, ranks=ranks, queue=queue)
 
 
 def _direct(src: Ints, dst: Ints, part: Floats, routes: Routes, ranks: int) -> Direct:
@@ -197,7 +225,7 @@ def _direct(src: Ints, dst: Ints, part: Floats, routes: Routes, ranks: int) -> D
     return Direct(src, dst, leaving[order], passing[order], routes.latency[order], routes.notice[order], everyone)
 
 
-def _queued(src: Ints, dst: Ints, part: Floats, routes: Routes, *, alone: bool, ranks: int) -> Queued:
+def _queued(src: Ints, dst: Ints, part: Floats, routes: Routes, *, alone: bool, ranks: int, queue: float) -> Queued:
     """Messages get their numbers where they queue first, from seat to seat: what these queues read and write is then a slice."""
     queues, number = [], np.full(src.size, -1)
     for stage in routes.stages:
@@ -207,7 +235,7 @@ def _queued(src: Ints, dst: Ints, part: Floats, routes: Routes, *, alone: bool, 
         new = of[number[of] < 0]
         number[new] = np.arange(new.size) + number.max() + 1
         seconds = part[of] / stage.rate
-        queue = Queue(
+        stand = Queue(
             key=stage.key,
             ports=_places(ports),
             shape=shape,
@@ -217,10 +245,20 @@ def _queued(src: Ints, dst: Ints, part: Floats, routes: Routes, *, alone: bool, 
             even=bool((seconds == seconds[seats % ports.size]).all()),
             own=new.size == of.size,
         )
-        queues.append(queue)
+        queues.append(stand)
     order = np.argsort(number)
-    everyone = alone and src.size == ranks
-    return Queued(src[order], dst[order], routes.latency[order], routes.notice[order], tuple(queues), alone, everyone)
+    return Queued(
+        src=src[order],
+        dst=dst[order],
+        latency=routes.latency[order],
+        notice=routes.notice[order],
+        back=routes.back[order],
+        ahead=routes.ahead[order],
+        queue=queue,
+        queues=tuple(queues),
+        alone=alone,
+        everyone=alone and src.size == ranks,
+    )
 
 
 def _seats(port: Ints) -> tuple[Ints, tuple[int, int], Ints]:

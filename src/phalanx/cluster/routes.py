@@ -12,6 +12,7 @@ from .profile import BackendProfile, Group, Hops
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+OUT, IN = "port out", "port in"  # keys of hosts' ports to the network
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +30,14 @@ class Stage:
 class Routes:
     """The ways of a step's messages: first-byte latency of each, what software takes for it, and the stages in order.
 
-    `notice` is how long after its receiver is ready a message can begin: with a rendezvous the sender must hear of that.
+    `notice` is how long after its receiver is ready a message can begin: with a rendezvous the sender must hear of that. The word
+    leaves its host through port `back` and enters the sender's through port `ahead`; -1: it passes none.
     """
 
     latency: Floats
     notice: Floats
+    back: Ints
+    ahead: Ints
     software: Floats
     stages: tuple[Stage, ...]
 
@@ -58,7 +62,7 @@ def route(cluster: Cluster, profile: BackendProfile, src: Ints, dst: Ints) -> Ro
             stages.append(Stage(inner, pair, cluster.ranks * cluster.per_host, rate, "pair"))
     if outer.size:
         rate = cluster.network.bandwidth * profile.network
-        stages.append(Stage(outer, _port(cluster, src[outer]), cluster.hosts * cluster.ports, rate, "port out"))
+        stages.append(Stage(outer, port_of(cluster, src[outer]), cluster.hosts * cluster.ports, rate, OUT))
         if cluster.uplink:
             below = cluster.uplink.hosts
             leaving = outer[from_host[outer] // below != to_host[outer] // below]
@@ -67,9 +71,17 @@ def route(cluster: Cluster, profile: BackendProfile, src: Ints, dst: Ints) -> Ro
             if leaving.size:
                 stages.append(Stage(leaving, from_host[leaving] // below, groups, rising, "uplink out"))
                 stages.append(Stage(leaving, to_host[leaving] // below, groups, rising, "uplink in"))
-        stages.append(Stage(outer, _port(cluster, dst[outer]), cluster.hosts * cluster.ports, rate, "port in"))
+        stages.append(Stage(outer, port_of(cluster, dst[outer]), cluster.hosts * cluster.ports, rate, IN))
     notice = latency if profile.rendezvous else np.zeros(src.size)
-    return Routes(latency.astype(np.float64), notice.astype(np.float64), software.astype(np.float64), tuple(stages))
+    back, ahead = (np.where(local, -1, port_of(cluster, ends)) for ends in (dst, src))
+    return Routes(
+        latency=latency.astype(np.float64),
+        notice=notice.astype(np.float64),
+        back=back,
+        ahead=ahead,
+        software=software.astype(np.float64),
+        stages=tuple(stages),
+    )
 
 
 def share(cluster: Cluster, groups: Ints) -> Group:
@@ -79,7 +91,7 @@ def share(cluster: Cluster, groups: Ints) -> Group:
     """
     count, size = groups.shape
     number = np.repeat(np.arange(count), size)
-    host, port = groups.ravel() // cluster.per_host, _port(cluster, groups.ravel())
+    host, port = groups.ravel() // cluster.per_host, port_of(cluster, groups.ravel())
     ports = cluster.hosts * cluster.ports
     used = np.unique(number * ports + port)  # (group, port)
     users = np.bincount(used % ports, minlength=ports)
@@ -123,6 +135,7 @@ def _inside(cluster: Cluster, at_host: Ints, size: int, hosts: Ints) -> Floats:
     return np.full(hosts.size, bandwidth)
 
 
-def _port(cluster: Cluster, rank: Ints) -> Ints:
+def port_of(cluster: Cluster, rank: Ints) -> Ints:
+    """The port to the network that each of these ranks uses."""
     host, place = np.divmod(rank, cluster.per_host)
     return np.asarray(host * cluster.ports + place * cluster.ports // cluster.per_host)

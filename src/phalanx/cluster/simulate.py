@@ -21,7 +21,7 @@ from phalanx.schedule import Schedule
 from .model import Cluster
 from .profile import PLAIN, BackendProfile, call_seconds
 from .program import Call, Moves, Program, compile_schedule
-from .rounds import Ports, Queued, Round
+from .rounds import SINCE, Ports, Queued, Round
 
 Floats = NDArray[np.float64]
 SAME = 1e-12  # relative; clocks that differ by less have moved equally
@@ -74,8 +74,10 @@ def simulate(
     return run(compile_schedule(schedule, cluster, profile), nbytes, start=start, shortcut=shortcut)
 
 
-def run(program: Program, nbytes: float, *, start: Floats | None = None, shortcut: bool = True) -> Timeline:
-    """The timeline of a compiled schedule."""
+def run(
+    program: Program, nbytes: float, *, start: Floats | None = None, ports: Ports | None = None, shortcut: bool = True
+) -> Timeline:
+    """The timeline of a compiled schedule; `ports` are free when the run before has left them, and are left for the next."""
     if nbytes < 0:
         raise ValueError(f"simulate {program.name}: {nbytes} bytes; give at least 0")
     clock = np.zeros(program.cluster.ranks) if start is None else np.array(start, dtype=np.float64)
@@ -86,7 +88,10 @@ def run(program: Program, nbytes: float, *, start: Floats | None = None, shortcu
     clocks, pieces = [clock], 1
     if any(isinstance(phase, Moves) for phase in program.phases):
         clock, pieces = clock + program.profile.start, program.profile.pieces(nbytes)
-    state = _State([clock] * pieces, clock, {key: np.full(count, clock.min()) for key, count in program.ports})
+    free = {} if ports is None else ports
+    for key, count in program.ports:
+        free.setdefault(key, np.full(count, clock.min()))
+    state = _State([clock] * pieces, clock, free)
     for phase in program.phases:
         if isinstance(phase, Call):
             _call(phase, program.profile, state, nbytes / pieces)
@@ -120,7 +125,8 @@ def _call(phase: Call, profile: BackendProfile, state: _State, nbytes: float) ->
 
 def _moves(phase: Moves, state: _State, nbytes: float, *, shortcut: bool) -> None:
     one_round = phase.one.scaled(nbytes, state.free)
-    watched = [state.free[queue.key] for queue in phase.one.queues] if isinstance(phase.one, Queued) else []
+    keys = (*(queue.key for queue in phase.one.queues), *SINCE.values()) if isinstance(phase.one, Queued) else ()
+    watched = [state.free[key] for key in keys if key in state.free]
     for done in range(1, phase.rounds + 1):
         look = shortcut and done < phase.rounds and (done <= 3 or done % 8 == 0)
         before = [ports.copy() for ports in watched] if look else []

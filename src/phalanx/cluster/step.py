@@ -6,8 +6,9 @@ the whole state once per step, beside the computation. Double buffering uses the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import cycle, repeat
 from typing import Literal
 
 import numpy as np
@@ -15,10 +16,13 @@ from numpy.typing import NDArray
 
 from .profile import BackendProfile
 from .program import Program
+from .rounds import Ports
 from .simulate import Timeline, run
 from .workload import Compute, Model
 
 Floats = NDArray[np.float64]
+MIXING = 4  # passes of gossip through what it exchanges, each as long as packing: pack; take the difference and add it (1.5 each)
+LAPS = 2  # through all rounds of gossip: in the first all set out together, the last counts
 Sync = Literal["all-reduce", "double buffering", "gossip", "after backward"]
 
 
@@ -91,7 +95,8 @@ def predict_step(
 ) -> Step:
     """One step with `batch` samples per rank; `slowness` multiplies the computing time of each rank.
 
-    `rounds` are further programs that take turns with `program` from step to step, as those of gossip do; the mean counts.
+    `rounds` are further programs that take turns with `program` from step to step, as those of gossip do; the mean counts, once
+    who is late has made others late.
     """
     work = compute.seconds(batch) * (np.ones(program.cluster.ranks) if slowness is None else slowness)
     forward_end, backward_end = work * compute.forward, work
@@ -105,14 +110,15 @@ def predict_step(
         seconds = float(timelines[-1].end.max()) + compute.optimizer
     else:
         copies = plan.copies if plan.sync == "gossip" else 1
-        timelines = tuple(run(each, model.elements * plan.wire * copies) for each in (program, *rounds))
-        alone = float(work.max()) if plan.sync == "double buffering" else _mean_pace(work)
-        mixing = packing(program.profile, model.elements * copies)  # pack, and add what came: between two exchanges
-        # an exchange lands in the next step, so that time which a fast round leaves is no use to a slow one
-        each_step = [max(alone + compute.optimizer, timeline.seconds) for timeline in timelines]
-        seconds = float(np.mean(each_step)) + mixing
-        timelines = timelines[:1]
-    busy = float(work.max() if plan.sync != "gossip" else _mean_pace(work)) + compute.optimizer
+        nbytes = model.elements * plan.wire * copies
+        timelines = (run(program, nbytes),)
+        passes = MIXING if plan.sync == "gossip" else 1
+        mixing = passes * packing(program.profile, model.elements * copies)
+        programs = (program, *rounds)
+        works = repeat(work + compute.optimizer, LAPS * len(programs))
+        ends = [float(clock.max()) for clock in gossip_clocks(programs, nbytes, works, mixing)]
+        seconds = (ends[-1] - ends[-1 - len(programs)]) / len(programs)
+    busy = float(work.max()) + compute.optimizer
     communication = float(sum(timeline.end.max() - timeline.begin.max() for timeline in timelines))
     limit = "compute" if seconds <= 1.05 * busy else "communication"
     if plan.input > seconds:
@@ -125,9 +131,18 @@ def packing(profile: BackendProfile, elements: int) -> float:
     return 4 * elements / profile.memory
 
 
-def _mean_pace(work: Floats) -> float:
-    """Gossip waits for one partner only, so over many steps ranks go at the mean of pairs of maxima."""
-    return float(np.maximum(work, np.roll(work, work.size // 2)).mean())
+def gossip_clocks(rounds: Sequence[Program], nbytes: float, works: Iterable[Floats], mixing: float) -> Iterator[Floats]:
+    """Step after step, when each rank has ended it: `works` is how long ranks compute, and `rounds` take turns.
+
+    An exchange leaves at the end of a step and must have landed at the end of the next. A rank waits for nobody but its partner;
+    but whoever is late makes partners late, and these theirs.
+    """
+    clock = np.zeros(rounds[0].cluster.ranks)
+    ports: Ports = {}
+    for program, work in zip(cycle(rounds), works):
+        landed = run(program, nbytes, start=clock, ports=ports).end
+        clock = np.maximum(clock + work, landed) + mixing
+        yield clock
 
 
 def _overlapped(
