@@ -32,7 +32,10 @@ from phalanx.cluster.workload import Tensor
 
 CALIBRATION = (NETWORKS[0], NETWORKS[2], NETWORKS[3])  # ranks that share hosts; a fast network; one with delay
 # software takes as long for a message inside a host: gloo sends it through the same sockets
-FITTED = {name: BOUNDS[name] for name in ("start", "message", "network", "inside")} | {"memory": (1e8, 1e11), "queue": (1e-5, 0.1)}
+FITTED = {name: BOUNDS[name] for name in ("start", "message", "network", "inside")} | {
+    "memory": (1e8, 1e11),
+    "queue": (1e-5, 0.1),
+}
 CORES = 2  # of the machine that the rows were measured on
 Row = dict[str, Any]
 
