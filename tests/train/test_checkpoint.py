@@ -14,6 +14,7 @@ from tests.train.conftest import Training, same
 import phalanx
 from phalanx import Checkpointer
 from phalanx.train.checkpoint import CheckpointError, RandomState
+from phalanx.train.manifest import write_bytes
 
 
 def names(directory):
@@ -513,3 +514,18 @@ def test_an_exception_in_the_with_is_not_held_up_and_not_replaced(directory, com
 
     with pytest.raises(ZeroDivisionError):
         fail()
+
+
+def test_a_part_is_safe_when_rank_0_completes_the_checkpoint_the_moment_it_appears(tmp_path, monkeypatch):
+    """Rank 0 renames the directory as soon as it sees the last part, whose writer has yet to make its name durable."""
+    staging, done, rename = tmp_path / "staging", tmp_path / "done", os.rename
+    staging.mkdir()
+
+    def renamed_at_once(old, new):
+        rename(old, new)
+        rename(staging, done)
+
+    monkeypatch.setattr(os, "rename", renamed_at_once)
+    write_bytes(staging / "part", b"whole")
+    assert names(done) == ["part"]
+    assert (done / "part").read_bytes() == b"whole"

@@ -145,8 +145,8 @@ def rank_candidates(question: Question) -> tuple[Candidate, ...]:
             )
             simulated[id(candidate)] = replace(candidate, seconds=step.seconds, step=step)
     done = sorted(simulated.values(), key=lambda candidate: candidate.seconds)
-    options = [(candidate.seconds, connections(programs[candidate.algorithm.name][0])) for candidate in done]
-    done.insert(0, done.pop(choose(options)))
+    shared = {name: connections(programs[name][0]) for name in {candidate.algorithm.name for candidate in done}}
+    done.insert(0, done.pop(choose([(candidate.seconds, shared[candidate.algorithm.name]) for candidate in done])))
     return (*done, *(candidate for candidate in screened if id(candidate) not in simulated))
 
 

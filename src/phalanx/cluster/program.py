@@ -73,10 +73,11 @@ class Program:
 
 def connections(program: Program) -> int:
     """The most connections to other hosts that one port carries, of messages alone: a library's calls are its own affair."""
-    pairs = [np.stack([phase.one.src, phase.one.dst], axis=1) for phase in program.phases if isinstance(phase, Moves)]
+    ranks = program.cluster.ranks
+    pairs = [np.unique(phase.one.src * ranks + phase.one.dst) for phase in program.phases if isinstance(phase, Moves)]
     if not pairs:
         return 0
-    src, dst = np.unique(np.concatenate(pairs), axis=0).T
+    src, dst = np.divmod(np.unique(np.concatenate(pairs)), ranks)
     crossing = src // program.cluster.per_host != dst // program.cluster.per_host
     return int(np.bincount(port_of(program.cluster, src[crossing]), minlength=1).max())
 

@@ -20,7 +20,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -201,19 +201,27 @@ def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> Sum:
 def write_bytes(path: Path, data: bytes) -> None:
     """Write a small file, which appears under its name when all of it is on the disk."""
     fresh = path.with_name(path.name + ".part")
-    with open(fresh, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.rename(fresh, path)
-    sync_directory(path.parent)
+    with opened(path.parent) as directory:  # before the name appears: who waits for it may rename the directory at once
+        with open(fresh, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(fresh, path)
+        os.fsync(directory)
 
 
 def sync_directory(path: Path) -> None:
     """Make the names in a directory durable."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    with opened(path) as directory:
+        os.fsync(directory)
+
+
+@contextlib.contextmanager
+def opened(directory: Path) -> Iterator[int]:
+    """A descriptor of `directory`, whatever its name becomes meanwhile."""
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(handle)
+        yield handle
     finally:
         os.close(handle)
 
