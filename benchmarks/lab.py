@@ -157,7 +157,7 @@ class Lab:
         # frames wait here, where TCP sees its own, and not in the device, where what is sent next is behind all that was sent
         call("tc", "-n", space, "qdisc", "add", "dev", "eth0", *self.bucket.split())
         # nothing is lost, so that only a full buffer ends the growth of a queue: the sender's, which waits for room without a
-        # word on the wire. A receiver's small buffer would close its window, and gloo's messages then stall for 200 ms at a time
+        # word on the wire. A receiver's small buffer would close its window, and gloo's messages then stall now and then
         settings = {
             "tcp_congestion_control": "reno",
             "tcp_wmem": f"4096 {2 * self.window} {2 * self.window}",

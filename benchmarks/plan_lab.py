@@ -4,9 +4,9 @@
     python benchmarks/plan_lab_check.py --rows FILE                  predicted beside measured
 
 A step computes by waiting (`phalanx bench gossip` does the same), so that two cores can stand for eight devices; its gradients,
-its groups, its optimizer and every byte on the network are real. On a virtual machine the cores are taken away now and then:
-what was measured meanwhile is measured again. The wait takes about as long as the bytes, which is where
-overlap matters most. Without delay the network is the kernel's bridge with token buckets, with delay the lab's switch.
+its groups, its optimizer and every byte on the network are real. The wait takes about as long as the bytes, which is where
+overlap matters most. On a virtual machine the cores are taken away now and then: what was measured meanwhile is measured again.
+Without delay the network is the kernel's bridge with token buckets, with delay the lab's switch.
 """
 
 from __future__ import annotations
@@ -139,8 +139,12 @@ def play(network: Network) -> Iterator[dict[str, Any]]:
                 what()
             found: list[Block] = []
             for _ in range(TRIES):
+                missing = blocks - sum(map(quiet, found))  # all ranks have found the same
+                if missing and found:
+                    time.sleep(PAUSE)
+                    what()  # what was under way has had the pause for it
                 mine = []
-                for _ in range(blocks - sum(quiet(block) for block in found)):  # all ranks have found the same
+                for _ in range(missing):
                     if together:
                         world.barrier()
                     before, begun = stolen(), time.perf_counter()
@@ -148,10 +152,6 @@ def play(network: Network) -> Iterator[dict[str, Any]]:
                         what()
                     mine.append((time.perf_counter() - begun, stolen() - before))
                 found += [(max(s for s, _ in own), max(t for _, t in own)) for own in zip(*world.allgather_obj(mine))]
-                if sum(quiet(block) for block in found) == blocks:
-                    break
-                time.sleep(PAUSE)
-                what()  # what was under way has had the pause for it
             found.sort(key=lambda block: block[1] / block[0])
             return [(seconds / steps, ticks) for seconds, ticks in found[:blocks]]
 

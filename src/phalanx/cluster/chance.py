@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .program import Program
-from .step import MIXING, StepPlan, gossip_clocks, packing, predict_step
+from .step import StepPlan, exchanged, gossip_clocks, predict_step
 from .workload import Compute, Model
 
 Floats = NDArray[np.float64]
@@ -58,10 +58,9 @@ def spread(
     programs = (program, *rounds)
     drawn = _slowness(program.cluster.ranks, noise, always)
     if plan.sync == "gossip":  # one long run: who was late in a step is late in the next
-        copies = plan.copies * model.elements
+        nbytes, mixing = exchanged(program.profile, model, plan)
         works = (compute.seconds(batch) * slowness + compute.optimizer for slowness in islice(drawn, len(programs) + samples))
-        clocks = gossip_clocks(programs, copies * plan.wire, works, MIXING * packing(program.profile, copies))
-        ends = [float(clock.mean()) for clock in clocks][-1 - samples :]
+        ends = [float(clock.mean()) for clock in gossip_clocks(programs, nbytes, works, mixing)][-1 - samples :]
         seconds = [max(plan.input, took) for took in np.diff(ends)]
     else:
         steps = (predict_step(program, model, compute, batch, plan, slowness=slowness) for slowness in drawn)

@@ -109,11 +109,8 @@ def predict_step(
         timelines = (run(program, model.elements * plan.wire, start=packed),)
         seconds = float(timelines[-1].end.max()) + compute.optimizer
     else:
-        copies = plan.copies if plan.sync == "gossip" else 1
-        nbytes = model.elements * plan.wire * copies
+        nbytes, mixing = exchanged(program.profile, model, plan)
         timelines = (run(program, nbytes),)
-        passes = MIXING if plan.sync == "gossip" else 1
-        mixing = passes * packing(program.profile, model.elements * copies)
         programs = (program, *rounds)
         works = repeat(work + compute.optimizer, LAPS * len(programs))
         ends = [float(clock.max()) for clock in gossip_clocks(programs, nbytes, works, mixing)]
@@ -129,6 +126,12 @@ def predict_step(
 def packing(profile: BackendProfile, elements: int) -> float:
     """Seconds in which so many gradients of float32 are copied to where they travel from."""
     return 4 * elements / profile.memory
+
+
+def exchanged(profile: BackendProfile, model: Model, plan: StepPlan) -> tuple[float, float]:
+    """What travels beside a step: its bytes, and seconds to pack them and to mix in what came."""
+    copies, passes = (plan.copies, MIXING) if plan.sync == "gossip" else (1, 1)
+    return model.elements * plan.wire * copies, passes * packing(profile, model.elements * copies)
 
 
 def gossip_clocks(rounds: Sequence[Program], nbytes: float, works: Iterable[Floats], mixing: float) -> Iterator[Floats]:
