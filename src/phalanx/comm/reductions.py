@@ -15,10 +15,10 @@ from phalanx.comm.choose import for_less, for_world
 from phalanx.comm.envelope import is_plain, plain
 from phalanx.comm.issuer import Operation, Pending
 from phalanx.comm.operations import Operations
-from phalanx.comm.run import LANES, Form, execute
+from phalanx.comm.run import LANES, Form, cut, execute
 from phalanx.comm.streams import Lane
 from phalanx.comm.transports.shm import TYPES, HostTeam, Refused, Rule, update_rules
-from phalanx.schedule import Collective, Schedule, ScheduleError, Step, lower, verify
+from phalanx.schedule import Collective, Scale, Schedule, ScheduleError, Step, lower, verify
 
 ReduceOp = Literal["sum", "mean", "max", "min"]
 
@@ -87,6 +87,8 @@ class Reductions(Operations):
             raise ScheduleError(f"{schedule.name} is for {schedule.world} ranks, but this communicator has {self.size}")
         if not is_plain(x) or not self._transport.can_carry(x):
             raise ValueError(f"run wants a contiguous tensor on a device of the backend, got {text_of(x)} on {x.device}")
+        if not (x.is_floating_point() or x.is_complex()) and any(isinstance(op, Scale) for op in schedule.ops()):
+            raise TypeError(f"{schedule.name} multiplies by fractions, which {x.dtype} does not hold: call x.float() first")
         if id(schedule) not in self._verified:
             verify(schedule)
             verify(lower(schedule))
@@ -142,15 +144,21 @@ class Reductions(Operations):
         form = self._form(schedule, flat)
         if form.cut and flat.numel() % schedule.chunks:
             # library calls want equal parts; Moves do not. Gradients never come here: their arena is padded once
-            padded = flat.new_zeros(-(-flat.numel() // schedule.chunks) * schedule.chunks)
-            padded[: flat.numel()] = flat
+            length = -(-flat.numel() // schedule.chunks)
+            padded = flat.new_zeros(length * schedule.chunks)
+            # an element stays in its chunk where that matters; otherwise one copy does
+            parts = cut(0, flat.numel(), schedule.chunks) if form.placed else [(0, flat.numel())]
+            pairs = [(flat[a:b], padded[i * length :][: b - a]) for i, (a, b) in enumerate(parts)]
+            for mine, theirs in pairs:
+                theirs.copy_(mine)
             self._run(schedule, padded, op, tag)
-            flat.copy_(padded[: flat.numel()])
+            for mine, theirs in pairs:
+                mine.copy_(theirs)
             return
         execute(
             form.parts,
-            schedule.chunks,
-            form.pieces(flat),
+            flat,
+            form.cuts(flat),
             op=op,
             me=self.rank,
             transport=self._transport,
@@ -165,7 +173,8 @@ class Reductions(Operations):
         key = (id(schedule), flat.dtype, flat.device.type)
         if key not in self._forms:
             lowered = lower(schedule, keep=lambda call: self._transport.calls(call, flat, self._ranks))
-            self._forms[key] = Form.of(schedule, lowered, self.rank, calls=self._shared or self._transport.library)
+            calls = self._shared or self._transport.library
+            self._forms[key] = Form.of(schedule, lowered, self.rank, calls=calls, scatters=schedule is self._scattering)
         return self._forms[key]
 
     def _scratch(self, count: int, like: torch.Tensor, lane: int) -> torch.Tensor:

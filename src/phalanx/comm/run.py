@@ -6,6 +6,7 @@ transport. Chunk c of a buffer of `numel` elements is [c * numel // chunks, (c+1
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -67,21 +68,49 @@ class Form:
 
     schedule: Schedule  # kept so that its id stays its own
     parts: tuple[Part, ...]
-    moves: bool  # whether messages are left
     cut: bool  # whether library calls cut buffers into equal parts
+    placed: bool  # whether an element's result depends on its chunk, as in a reduce-scatter
+    lanes: int  # pieces of a buffer that can take turns, at most
 
     @staticmethod
-    def of(schedule: Schedule, lowered: Schedule, rank: int, *, calls: bool) -> Form:
-        """`lowered` is `schedule` with only the collectives left that are library calls, if there are any (`calls`)."""
-        cut = calls and any(isinstance(op, Collective) and op.kind in ("reduce_scatter", "all_gather") for op in schedule.ops())
-        return Form(schedule, project(lowered, rank), any(isinstance(op, Move) for op in lowered.ops()), cut)
+    def of(schedule: Schedule, lowered: Schedule, rank: int, *, calls: bool, scatters: bool = False) -> Form:
+        """`lowered` is `schedule` with only the collectives left that are library calls, if there are any (`calls`).
 
-    def pieces(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """The buffer in a few pieces, so that one travels while another is added up; small ones would only add latency."""
-        count = min(LANES, flat.nbytes // LANE_BYTES) if flat.is_cpu and self.moves else 1
-        if count < 2 or (self.cut and flat.numel() % (self.schedule.chunks * count)):
-            return [flat]
-        return list(flat.tensor_split(count))
+        `scatters`: a reduce-scatter. A `mixing` may mix each chunk in its own way; every other goal that `verify` knows is the
+        same for all chunks.
+        """
+        collectives = [op for op in schedule.ops() if isinstance(op, Collective)]
+        cut = calls and any(op.kind in ("reduce_scatter", "all_gather") for op in collectives)
+        moves = any(isinstance(op, Move) for op in lowered.ops())
+        placed = scatters or schedule.goal == "mixing"
+        # where the place matters a piece is a part of each chunk, and neighbouring chunks of a piece are not one range of memory.
+        # All ranks must decide alike: a call by some ranks is a call on their host, and messages in the eyes of the others
+        alike = not calls or all(len(op.group) == schedule.world for op in collectives)
+        can = moves and (not placed or (alike and all(len(op.chunks) == 1 for op in lowered.ops())))
+        return Form(schedule, project(lowered, rank), cut, placed, LANES if can else 1)
+
+    def cuts(self, flat: torch.Tensor) -> list[Bounds]:
+        """The buffer in a few pieces, so that one travels while another is added up; small ones would only add latency.
+
+        A piece goes through the whole schedule by itself. It is a part of the buffer or, where the place matters, a part of each
+        chunk: a part of the buffer, scattered by itself, would end on the wrong ranks.
+        """
+        chunks, numel = self.schedule.chunks, flat.numel()
+        count = min(self.lanes, flat.nbytes // LANE_BYTES) if flat.is_cpu else 1
+        if count < 2 or (self.cut and numel % (chunks * count)):
+            return [cut(0, numel, chunks)]
+        if self.placed:
+            return [[cut(*chunk, count)[lane] for chunk in cut(0, numel, chunks)] for lane in range(count)]
+        return [cut(*piece, chunks) for piece in cut(0, numel, count)]
+
+
+Bounds = Sequence[tuple[int, int]]  # of each chunk: its first element in the buffer, and the one behind its last
+
+
+def cut(first: int, last: int, parts: int) -> list[tuple[int, int]]:
+    """The range in `parts` parts, as a schedule cuts a buffer."""
+    bounds = [first + i * (last - first) // parts for i in range(parts + 1)]
+    return list(itertools.pairwise(bounds))
 
 
 def _overlaps(chunks: range, sends: Sequence[tuple[int, range]]) -> bool:
@@ -90,8 +119,8 @@ def _overlaps(chunks: range, sends: Sequence[tuple[int, range]]) -> bool:
 
 def execute(
     parts: Sequence[Part],
-    chunks: int,
-    flats: Sequence[torch.Tensor],
+    flat: torch.Tensor,
+    cuts: Sequence[Bounds],
     *,
     op: str,
     me: int,
@@ -101,20 +130,20 @@ def execute(
     scratch: Callable[[int, torch.Tensor, int], torch.Tensor],
     got_on: Callable[[], None],
 ) -> None:
-    """Run the `parts` of rank `me` in place on `flats`. `ranks[i]` is the transport's number of the schedule's rank i.
+    """Run the `parts` of rank `me` in place on `flat`. `ranks[i]` is the transport's number of the schedule's rank i.
 
-    The flats are pieces of one buffer, each of which goes through the whole schedule. They take turns: while one piece is added
-    up, the messages of the others keep the network busy.
+    The `cuts` are pieces of the buffer (`Form.cuts`), which take turns: while one piece is added up, the messages of the others
+    keep the network busy.
     """
     # a tag of its own for every piece: their messages do not wait in one queue
-    lanes = [_Lane(chunks, flat, op, me, transport, ranks, tag ^ i, scratch, i) for i, flat in enumerate(flats)]
+    pieces = [_Lane(bounds, flat, op, me, transport, ranks, tag ^ i, scratch, i) for i, bounds in enumerate(cuts)]
     for part in parts:
-        for lane in lanes:
-            lane.finish()
-            lane.start(part)
+        for piece in pieces:
+            piece.finish()
+            piece.start(part)
             got_on()
-    for lane in lanes:
-        lane.finish()
+    for piece in pieces:
+        piece.finish()
 
 
 class _Lane:
@@ -122,7 +151,7 @@ class _Lane:
 
     def __init__(
         self,
-        chunks: int,
+        bounds: Bounds,
         flat: torch.Tensor,
         op: str,
         me: int,
@@ -134,13 +163,15 @@ class _Lane:
     ) -> None:
         self.flat, self.op, self.me, self.ranks = flat, op, me, ranks
         self.transport, self.tag, self.scratch, self.number = transport, tag, scratch, number
-        self.bounds = [c * flat.numel() // chunks for c in range(chunks + 1)]
+        self.bounds = bounds
         self.part: Part | None = None
         self.messages: Any = None
         self.landing: list[torch.Tensor] = []
 
     def view(self, slots: range) -> torch.Tensor:
-        return self.flat[self.bounds[slots.start] : self.bounds[slots.stop]]
+        if not slots:
+            return self.flat[:0]
+        return self.flat[self.bounds[slots[0]][0] : self.bounds[slots[-1]][1]]
 
     def start(self, part: Part) -> None:
         """Post the messages of `part`. What may not be written yet is received next to the buffer."""
