@@ -50,7 +50,7 @@ struct Call {
     std::uint32_t arena = 0;
     std::uint32_t piece = 0;  // a staged tensor passes in pieces
     double scale = 1.0;
-    std::uint64_t digest = 0;  // of what else must be equal: the table of a fused update
+    std::uint64_t digest = 0;  // of what else must be equal: what the call is about, the table of a fused update
 };
 static_assert(sizeof(Call) == 48, "compared as bytes: no padding");
 

@@ -328,6 +328,16 @@ PyObject* team_update(PyObject* object, PyObject* const* values, Py_ssize_t n) {
     return run_for_status(as_team(object), [&](Team& team) { return team.update(what); });
 }
 
+PyObject* team_set_topic(PyObject* object, PyObject* const* values, Py_ssize_t n) {
+    Arguments args{values, n};
+    if (!args.expect(2)) return nullptr;
+    const std::uint64_t digest = args.size(0), number = args.size(1);
+    if (!args.good) return nullptr;
+    Team* team = as_team(object)->team;
+    if (team != nullptr) team->set_topic(digest ^ number * 0x9E3779B97F4A7C15u);  // the golden ratio: numbers differ in all bits
+    Py_RETURN_NONE;
+}
+
 PyObject* team_barrier(PyObject* object, PyObject*) {
     return run_for_status(as_team(object), [](Team& team) { return team.barrier(); });
 }
@@ -407,6 +417,7 @@ PyMethodDef team_methods[] = {
     {"all_gather", FAST(all_gather), "(address, count, type) -> status"},
     {"broadcast", FAST(broadcast), "(address, count, type, root) -> status"},
     {"update", FAST(update), "(gradients, parameters, velocities, squares, carry, rows, tensors, scale) -> status"},
+    {"set_topic", FAST(set_topic), "(digest, number): what the calls that follow are about; ranks that differ disagree"},
     {"barrier", team_barrier, METH_NOARGS, "() -> status"},
     {"allocate", FAST(allocate), "(bytes, one_for_all) -> (status, Arena or None)"},
     {"release", team_release, METH_O, "(arena id) -> status"},

@@ -134,10 +134,11 @@ Status Team::begin(const Call& call, Generation& g) {
     finished_[g % slots] = false;
     Line& mine = row(g, rank_);
     mine.call = call;
+    mine.call.digest ^= topic_;
     mine.claim.store(g << 32, std::memory_order_relaxed);
     mine.generation.store(static_cast<std::uint32_t>(g), std::memory_order_relaxed);
     const std::uint32_t before = slot(g).arrived.fetch_add(1, std::memory_order_acq_rel);
-    if (before + 1 == static_cast<std::uint32_t>(g / slots) * static_cast<std::uint32_t>(size_)) arrive_last(g, call);
+    if (before + 1 == static_cast<std::uint32_t>(g / slots) * static_cast<std::uint32_t>(size_)) arrive_last(g, mine.call);
     return Status::ok;
 }
 

@@ -80,6 +80,8 @@ class Team {
     // Asked about every 50 ms of waiting, with nothing locked: whether to give up.
     void set_interrupt(std::function<bool()> interrupt) { interrupt_ = std::move(interrupt); }
     void abort() { aborted_.store(true); }  // from any thread
+    // A digest of what the calls that follow are about: ranks that mean different things disagree.
+    void set_topic(std::uint64_t topic) { topic_ = topic; }
 
     // Collective: memory that all ranks map. The same id on all ranks.
     Status allocate(std::size_t bytes, bool one_for_all, Arena& arena);
@@ -175,6 +177,7 @@ class Team {
     std::atomic<bool> aborted_{false};
     Watchman watchman_;
 
+    std::uint64_t topic_ = 0;
     Generation next_ = slots;  // use 0 of each slot is the zeros it starts with
     Generation oldest_ = slots;
     bool finished_[slots] = {};

@@ -7,6 +7,7 @@ say who called what.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import zlib
 from collections.abc import Callable, Sequence
@@ -118,7 +119,10 @@ class Operations:
             with torch.inference_mode(inference):
                 if check:
                     self._agree(name, number)
-                return self._on_team(lambda: work(tag)) if self._team is not None else work(tag)
+                if self._team is None:
+                    return work(tag)
+                self._team.set_topic(digest_of(name), number, lambda: name)
+                return self._on_team(lambda: work(tag))
 
         def land() -> None:
             assert landing is not None
@@ -198,6 +202,11 @@ class Operations:
 
     def _is_closed(self) -> bool:
         return self._closed or (self._parent is not None and self._parent._is_closed())
+
+
+def digest_of(name: str) -> int:
+    """64 bits by which ranks that share memory tell operations apart; the same in every process."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
 def tag_of(*parts: object) -> int:

@@ -14,7 +14,7 @@ from phalanx.comm.arguments import check_in_place, check_reduction, kind_of, tex
 from phalanx.comm.choose import for_less, for_world
 from phalanx.comm.envelope import is_plain, plain
 from phalanx.comm.issuer import Operation, Pending
-from phalanx.comm.operations import Operations
+from phalanx.comm.operations import Operations, digest_of
 from phalanx.comm.run import LANES, Form, cut, execute
 from phalanx.comm.streams import Lane
 from phalanx.comm.transports.shm import TYPES, HostTeam, Refused, Rule, update_rules
@@ -22,6 +22,7 @@ from phalanx.schedule import Collective, Scale, Schedule, ScheduleError, Step, l
 
 ReduceOp = Literal["sum", "mean", "max", "min"]
 
+DIGESTS = 1024  # of names, kept
 KEEP = 64 << 20  # bytes of scratch kept between operations
 
 
@@ -32,6 +33,7 @@ class Reductions(Operations):
         """Choose what reductions execute; `shared` tells whether the ranks of every host share memory."""
         self._shared = shared
         self._scattering = scattering(self.size)
+        self._digests: dict[tuple[torch.dtype, Sequence[int], str, str], int] = {}
         self._forms: dict[tuple[int, torch.dtype, str], Form] = {}
         self._verified: dict[int, Schedule] = {}
         self._room: dict[tuple[torch.dtype, torch.device, int], torch.Tensor] = {}
@@ -47,23 +49,32 @@ class Reductions(Operations):
         """What an all-reduce of more than a few KiB executes."""
         return self._schedule
 
-    def all_reduce(self, x: torch.Tensor, op: ReduceOp = "sum") -> torch.Tensor:
-        """Sum (mean, max, min) of `x` over the ranks, in place; returns `x`."""
+    def all_reduce(self, x: torch.Tensor, op: ReduceOp = "sum", *, label: str = "") -> torch.Tensor:
+        """Sum (mean, max, min) of `x` over the ranks, in place; returns `x`.
+
+        `label` says what `x` is, and is part of the operation's name: ranks that call with different labels get an error.
+        """
         if self._direct is not None and self._issuer.idle and not self._debug and _is_simple(x, op) and not self._is_closed():
             # in this thread, at the speed of memory: a thread's wake-up takes longer than all ranks' sum of a few KiB
             self._number += 1
             number, team, dtype, shape = self._number, self._direct, x.dtype, x.shape
+            key = (dtype, shape, op, label)
 
             def describe() -> Operation:  # keeps no tensor alive
-                name = f"all_reduce({kind_of(dtype, shape)}, {op})"
-                return Operation(self._name, number, name, self._members(), lambda: None, Lane())
+                return Operation(self._name, number, _name_of(*key), self._members(), lambda: None, Lane())
 
+            digest = self._digests.get(key)
+            if digest is None:
+                if len(self._digests) >= DIGESTS:
+                    self._digests.clear()
+                digest = self._digests[key] = digest_of(_name_of(*key))
+            team.set_topic(digest, number, lambda: _name_of(*key))
             return self._issuer.directly(lambda: self._on_team(lambda: team.all_reduce(x, op)), describe)
-        self.all_reduce_async(x, op).wait()
+        self.all_reduce_async(x, op, label=label).wait()
         return x
 
-    def all_reduce_async(self, x: torch.Tensor, op: ReduceOp = "sum") -> Pending:
-        """Start an all-reduce; leave `x` alone until `wait()`, which returns it."""
+    def all_reduce_async(self, x: torch.Tensor, op: ReduceOp = "sum", *, label: str = "") -> Pending:
+        """Start an all-reduce; leave `x` alone until `wait()`, which returns it. `label` as in `all_reduce`."""
         check_reduction(x, op)
         check_in_place(x)
         schedule = self._schedule_for(x)
@@ -72,7 +83,7 @@ class Reductions(Operations):
             self._reduce(x.detach(), op, schedule, tag)
             return x
 
-        return self._start(f"all_reduce({text_of(x)}, {op})", work, [x])
+        return self._start(_name_of(x.dtype, x.shape, op, label), work, [x])
 
     def _schedule_for(self, x: torch.Tensor) -> Schedule:
         if x.is_cuda and self._transport.library:
@@ -250,6 +261,11 @@ class Reductions(Operations):
         if self._team is None or self.inter_size > 1:
             raise RuntimeError(f"{verb}: the ranks of this communicator do not all share memory (comm.shares_memory tells)")
         return self._team
+
+
+def _name_of(dtype: torch.dtype, shape: Sequence[int], op: str, label: str) -> str:
+    """The name of an all-reduce."""
+    return f"all_reduce({kind_of(dtype, shape)}, {op}{', ' + label if label else ''})"
 
 
 def _is_simple(x: Any, op: str) -> bool:

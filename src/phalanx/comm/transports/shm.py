@@ -16,7 +16,7 @@ import datetime
 import json
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -54,6 +54,7 @@ OPS = {"sum": 0, "max": 1, "min": 2}
 VERBS = ("barrier", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "allocate", "release", "update", "norms", "repair")
 OK, DISAGREE, DEAD, LATE, ABORTED, INTERRUPTED, REFUSED, MISUSED = range(8)
 
+TOPIC = 240  # bytes of what a rank says it is about, where ranks disagree
 SQUARES = 3  # numbers per chunk of an update: struct ChunkSquares of csrc/team.hpp
 METHODS = (0, 1)  # a memfd opened through /proc; a file in /dev/shm, removed as soon as all have mapped it
 
@@ -151,6 +152,7 @@ class HostTeam:
         self.rank, self.size, self.timeout, self._pids = rank, size, timeout, pids
         self._team = team
         self._arenas: dict[int, int] = {}  # address of this rank's part -> id
+        self._topic: Callable[[], str] | None = None
 
     @staticmethod
     def join(store: Store, rank: int, size: int, *, timeout: float, name: str) -> HostTeam | None:
@@ -161,6 +163,11 @@ class HostTeam:
                 log.warning("phalanx: %s: ranks of one host talk through torch.distributed, because %s", name, reason)
             return None
         return HostTeam(team, rank, size, timeout, pids)
+
+    def set_topic(self, digest: int, number: int, text: Callable[[], str]) -> None:
+        """What the calls that follow are about, the same on all ranks: where it differs they disagree, and tell each other `text`."""
+        self._topic = text
+        self._team.set_topic(digest, number)
 
     # ---- memory --------------------------------------------------------------------------------------------------------------
 
@@ -317,7 +324,7 @@ class HostTeam:
         if status == REFUSED:
             return Refused(f"{call}: {refusal}", author=author)
         if status == DISAGREE:
-            return _disagreement(call, author, calls)
+            return _disagreement(call, author, calls, self._tell_topics(call))
         told = "" if author == self.rank else f" (noticed by rank {author})"
         if status == DEAD:
             _sweep([self._pids[r] for r in dead])
@@ -326,6 +333,19 @@ class HostTeam:
             return RankLate(f"{call}: {_ranks(late)} did not come within {self.timeout:g} s{told}", author=author, late=late)
         why = "a signal handler raised" if status == INTERRUPTED else "abort() was called"
         return Aborted(f"{call}: {why} on rank {author}", author=author, late=() if author == self.rank else (author,))
+
+
+    def _tell_topics(self, call: str) -> list[str]:
+        """What each rank is about, after a disagreement: all ranks learned of it in the same operation, so all come here."""
+        if self._topic is None:
+            return []
+        said = torch.zeros(self.size, TOPIC, dtype=torch.uint8)
+        words = self._topic().encode()[:TOPIC]
+        said[self.rank, : len(words)] = torch.tensor(list(words), dtype=torch.uint8)
+        self._team.set_topic(0, 0)
+        if self._team.all_gather(said.data_ptr(), said.numel(), TYPES[said.dtype]):
+            return []  # a rank died meanwhile: the disagreement is told without words
+        return [bytes(row.tolist()).rstrip(b"\0").decode(errors="replace") for row in said]
 
 
 def _address(x: torch.Tensor) -> int:
@@ -342,7 +362,9 @@ def _ranks(ranks: Sequence[int]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
 
 
-def _disagreement(call: str, author: int, calls: Sequence[tuple[int, int, int, int, int, int, int, int, float]]) -> Disagreement:
+def _disagreement(
+    call: str, author: int, calls: Sequence[tuple[int, int, int, int, int, int, int, int, float]], topics: Sequence[str] = ()
+) -> Disagreement:
     """Who called what; the odd ones are those outside of the largest party."""
     names = {number: str(dtype).removeprefix("torch.") for dtype, number in TYPES.items() if dtype is not torch.bool}
     parties: dict[str, list[int]] = {}
@@ -354,6 +376,8 @@ def _disagreement(call: str, author: int, calls: Sequence[tuple[int, int, int, i
         scaled = f" x {scale:g}" if scale != 1.0 else ""
         what = f"{names[kind]}[{count}]{how}{scaled}{where}" if 0 < verb < 5 else str(count or "")
         parties.setdefault(f"{VERBS[verb]}({what})", []).append(rank)
+    if len(set(topics)) > 1:  # what users called, rather than what it became here
+        parties = {topic: [rank for rank in range(len(topics)) if topics[rank] == topic] for topic in topics}
     usual = max(parties.values(), key=len)
     odd = sorted(rank for ranks in parties.values() if ranks is not usual for rank in ranks)
     told = "; ".join(f"{_ranks(ranks)}: {what}" for what, ranks in parties.items())
