@@ -461,11 +461,19 @@ PyObject* module_lars_step(PyObject*, PyObject* const* values, Py_ssize_t n) {
     Py_RETURN_NONE;
 }
 
+PyObject* module_third_bytes(PyObject*, PyObject* ranks) {
+    const long size = PyLong_AsLong(ranks);
+    if (size == -1 && PyErr_Occurred()) return nullptr;
+    if (size < 1 || size > max_ranks) return PyErr_Format(PyExc_ValueError, "%ld ranks: 1 to %d", size, max_ranks);
+    return PyLong_FromSize_t(third_bytes(static_cast<int>(size)));
+}
+
 PyObject* module_kernels(PyObject*, PyObject*) { return PyUnicode_FromString(kernels().name); }
 
 PyMethodDef module_methods[] = {
     {"kernels", module_kernels, METH_NOARGS, "avx512, avx2 or portable: what this process computes with"},
     {"choose_kernels", module_choose_kernels, METH_O, "(name) -> whether this processor has them; for tests and comparisons"},
+    {"third_bytes", module_third_bytes, METH_O, "(ranks) -> bytes of one piece of a tensor that passes through the staging area"},
     {"lars_step", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)(void)>(module_lars_step)), METH_FASTCALL,
      "(tensors, rows, count): one step of tensors of this process"},
     {nullptr, nullptr, 0, nullptr},
@@ -488,7 +496,10 @@ PyMODINIT_FUNC PyInit__native() {
     if (arena == nullptr || team == nullptr || PyModule_AddObject(module, "Arena", Py_NewRef(arena)) < 0 ||
         PyModule_AddObject(module, "Team", team) < 0 || PyModule_AddStringConstant(module, "LAYOUT", layout.c_str()) < 0 ||
         PyModule_AddIntConstant(module, "MAX_RANKS", max_ranks) < 0 || PyModule_AddIntConstant(module, "DEPTH", depth) < 0 ||
-        PyModule_AddIntConstant(module, "CHUNK", chunk_elements) < 0)
+        PyModule_AddIntConstant(module, "CHUNK", chunk_elements) < 0 ||
+        PyModule_AddIntConstant(module, "CHUNK_BYTES", chunk_bytes) < 0 ||
+        PyModule_AddIntConstant(module, "SMALL_BYTES", small_bytes) < 0 ||
+        PyModule_AddIntConstant(module, "FEW_BYTES", few_bytes) < 0)
         return nullptr;
     return module;
 }

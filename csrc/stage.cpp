@@ -15,13 +15,6 @@
 #include "team.hpp"
 
 namespace phalanx {
-namespace {
-
-// Each for itself: 2 ranks read no more than in slices; and what is small is dominated by the one meeting that slices need more.
-constexpr int few_ranks = 2;
-constexpr std::size_t few_bytes = 128 << 10;  // of all ranks together
-
-}  // namespace
 
 // A range of the flat tensor, in elements.
 struct Team::Range {

@@ -9,21 +9,17 @@
 namespace phalanx {
 namespace {
 
-constexpr std::size_t chunk_bytes = 64 << 10;     // 16 to 256 KiB measured equal; small enough for any L2 with several ranks
-constexpr std::size_t small_bytes = 16 << 10;     // of all ranks together: below, helpers cost more than they bring
-constexpr std::size_t staging_bytes = 2 << 20;    // for all ranks together: what two cores' caches hold beside the tensors
-constexpr std::size_t smallest_third = 64 << 10, largest_third = 128 << 10;
 constexpr std::int64_t look_every_ns = 50'000'000;
 
 bool of_an_update(Verb verb) { return verb == Verb::update || verb == Verb::norms || verb == Verb::repair; }
 
 constexpr std::size_t up(std::size_t n, std::size_t to) { return (n + to - 1) / to * to; }
 
+}  // namespace
+
 std::size_t third_bytes(int size) {
     return std::clamp(up(staging_bytes / (thirds * static_cast<std::size_t>(size)), 4096), smallest_third, largest_third);
 }
-
-}  // namespace
 
 std::size_t Team::control_bytes(int size) {
     const std::size_t n = static_cast<std::size_t>(size);

@@ -43,6 +43,16 @@ struct Arena {
 
 using Generation = std::uint64_t;
 
+// Sizes at which an operation takes another way. Python sees them (module.cpp): the tests try each, one less and one more.
+constexpr std::size_t chunk_bytes = 64 << 10;   // 16 to 256 KiB measured equal; small enough for any L2 with several ranks
+constexpr std::size_t small_bytes = 16 << 10;   // of all ranks together: below, helpers cost more than they bring
+constexpr std::size_t staging_bytes = 2 << 20;  // for all ranks together: what two cores' caches hold beside the tensors
+constexpr std::size_t smallest_third = 64 << 10, largest_third = 128 << 10;
+// Each for itself: 2 ranks read no more than in slices; and what is small is dominated by the one meeting that slices need more.
+constexpr int few_ranks = 2;
+constexpr std::size_t few_bytes = 128 << 10;  // of all ranks together
+std::size_t third_bytes(int size);
+
 // What a fused update knows of a chunk of an adapted tensor: sums of squares.
 struct ChunkSquares {
     double g, w;   // of the mean gradient; of the parameters as the last update has left them

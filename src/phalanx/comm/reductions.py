@@ -5,6 +5,7 @@ Second layer of a communicator. Also the memory that reductions are fastest on, 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -22,7 +23,6 @@ from phalanx.schedule import Collective, Scale, Schedule, ScheduleError, Step, l
 
 ReduceOp = Literal["sum", "mean", "max", "min"]
 
-DIGESTS = 1024  # of names, kept
 KEEP = 64 << 20  # bytes of scratch kept between operations
 
 
@@ -33,7 +33,7 @@ class Reductions(Operations):
         """Choose what reductions execute; `shared` tells whether the ranks of every host share memory."""
         self._shared = shared
         self._scattering = scattering(self.size)
-        self._digests: dict[tuple[torch.dtype, Sequence[int], str, str], int] = {}
+        self._named: tuple[object, int] = (None, 0)  # the last all-reduce in the calling thread, and the digest of its name
         self._forms: dict[tuple[int, torch.dtype, str], Form] = {}
         self._verified: dict[int, Schedule] = {}
         self._room: dict[tuple[torch.dtype, torch.device, int], torch.Tensor] = {}
@@ -63,12 +63,9 @@ class Reductions(Operations):
             def describe() -> Operation:  # keeps no tensor alive
                 return Operation(self._name, number, _name_of(*key), self._members(), lambda: None, Lane())
 
-            digest = self._digests.get(key)
-            if digest is None:
-                if len(self._digests) >= DIGESTS:
-                    self._digests.clear()
-                digest = self._digests[key] = digest_of(_name_of(*key))
-            team.set_topic(digest, number, lambda: _name_of(*key))
+            if key != self._named[0]:  # a shape is compared faster than hashed
+                self._named = key, _digest_of(*key)
+            team.set_topic(self._named[1], number, lambda: _name_of(*key))
             return self._issuer.directly(lambda: self._on_team(lambda: team.all_reduce(x, op)), describe)
         self.all_reduce_async(x, op, label=label).wait()
         return x
@@ -266,6 +263,11 @@ class Reductions(Operations):
 def _name_of(dtype: torch.dtype, shape: Sequence[int], op: str, label: str) -> str:
     """The name of an all-reduce."""
     return f"all_reduce({kind_of(dtype, shape)}, {op}{', ' + label if label else ''})"
+
+
+@functools.lru_cache(maxsize=1024)
+def _digest_of(dtype: torch.dtype, shape: Sequence[int], op: str, label: str) -> int:
+    return digest_of(_name_of(dtype, shape, op, label))
 
 
 def _is_simple(x: Any, op: str) -> bool:

@@ -165,7 +165,7 @@ class HostTeam:
         return HostTeam(team, rank, size, timeout, pids)
 
     def set_topic(self, digest: int, number: int, text: Callable[[], str]) -> None:
-        """What the calls that follow are about, the same on all ranks: where it differs they disagree, and tell each other `text`."""
+        """What the calls that follow are about. Ranks on which it differs disagree, and tell each other `text`."""
         self._topic = text
         self._team.set_topic(digest, number)
 
@@ -333,7 +333,6 @@ class HostTeam:
             return RankLate(f"{call}: {_ranks(late)} did not come within {self.timeout:g} s{told}", author=author, late=late)
         why = "a signal handler raised" if status == INTERRUPTED else "abort() was called"
         return Aborted(f"{call}: {why} on rank {author}", author=author, late=() if author == self.rank else (author,))
-
 
     def _tell_topics(self, call: str) -> list[str]:
         """What each rank is about, after a disagreement: all ranks learned of it in the same operation, so all come here."""

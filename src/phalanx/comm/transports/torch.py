@@ -32,6 +32,18 @@ CUT = (1 << 31) - 1  # the tag of a message that never comes
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
+# what gloo's own collectives add up; it sends and receives everything
+_GLOO_ADDS = {
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.int8,
+    torch.uint8,
+    torch.int32,
+    torch.int64,
+}
+
 # torch 2.13 renamed them and deprecates the old names
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -124,6 +136,8 @@ class TorchTransport:
 
     def calls(self, call: Collective, x: torch.Tensor, ranks: Sequence[int]) -> bool:
         wanted = (x.is_cuda and self._cuda) if self._collectives is None else self._collectives
+        if x.is_cpu and x.dtype not in _GLOO_ADDS:
+            return False
         return wanted and tuple(ranks[r] for r in call.group) in self._groups
 
     def collective(self, call: Collective, x: torch.Tensor, op: str, ranks: Sequence[int]) -> None:
