@@ -370,15 +370,17 @@ def test_accumulation_equals_the_big_batch(quiet, overlap, bucket_bytes):
 
 
 def test_accumulation_that_begins_after_the_groups_were_learned():
-    """No rank expects the second backward of step 2; and in step 3 rank 0 alone has one more."""
+    """From step 2 on every rank has a second backward, and each leaves the mean of what was accumulated."""
 
     def step(model, opt, comm, t):
         if t < 2:
             return plain_step(model, opt, comm, t)
         opt.zero_grad()
-        parts = 2 if comm is not None and (t == 2 or comm.rank == 0) else 1
-        for x, y in zip(shard(comm, X[t]).chunk(parts), shard(comm, Y[t]).chunk(parts)):
-            (((model(x) - y) ** 2).mean() / parts).backward()
+        for x, y in zip(shard(comm, X[t]).chunk(2), shard(comm, Y[t]).chunk(2)):
+            (((model(x) - y) ** 2).mean() / 2).backward()
+            if comm is not None:
+                grads = comm.allgather(torch.cat([p.grad.view(-1) for p in model.parameters()]))
+                assert all(torch.equal(own, grads[0]) for own in grads)
         return opt.step()
 
     for n in (2, 3, 4):
@@ -397,17 +399,19 @@ def test_everything_inside_no_sync_is_communicated_by_the_step():
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_clipping_after_synchronize(n):
+@pytest.mark.parametrize("calls", [0, 2])
+@pytest.mark.parametrize("options", [{"sync": AllReduce(overlap=True)}, {"sync": AllReduce(overlap=False)}, {}])
+def test_clipping_directly_after_backward(n, calls, options):
     def step(model, opt, comm, t):
         opt.zero_grad()
         loss_of(model, comm, t).backward()
-        synchronize(opt)
-        synchronize(opt)  # again: no harm
+        for _ in range(calls):  # no harm
+            synchronize(opt)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
         assert norm > 0.05  # it does clip
         opt.step()
 
-    close(together(n, step, sync=AllReduce(overlap=True), bucket_bytes=500), alone(step))
+    close(together(n, step, bucket_bytes=500, **options), alone(step))
 
 
 def test_a_backward_after_synchronize_is_averaged_too():

@@ -8,7 +8,19 @@ import weakref
 
 import pytest
 import torch
-from tests.optim.oracle import SMALL, AllReduce, ReplicaError, X, create_multi_node_optimizer, flat, loss_of, plain_step, sgd
+from tests.optim.oracle import (
+    SMALL,
+    AllReduce,
+    ReplicaError,
+    X,
+    create_multi_node_optimizer,
+    flat,
+    loss_of,
+    plain_step,
+    sgd,
+    shard,
+)
+from torch.utils.checkpoint import checkpoint
 
 import phalanx
 
@@ -209,9 +221,9 @@ def counted(comm):
     """Every all-reduce that is started, by whom and what: any other verb is a negotiation, and fails."""
     calls, start = [], comm.all_reduce_async
 
-    def all_reduce_async(x, op="sum"):
+    def all_reduce_async(x, op="sum", *, label=""):
         calls.append(x.numel() * x.element_size())
-        return start(x, op)
+        return start(x, op, label=label)
 
     def forbidden(*_, **__):
         raise AssertionError("a negotiation after the first step")
@@ -245,13 +257,13 @@ def test_one_all_reduce_per_group_and_step_and_nothing_else(bucket_bytes, groups
             calls.clear()
             opt.zero_grad()
             loss_of(own, comm, t).backward()
-            early = len(calls)
+            in_backward = len(calls)
             opt.step()
-            per_step.append((early, len(calls)))
+            per_step.append((in_backward, len(calls)))
         return per_step
 
     for per_step in phalanx.run_local(3, train):
-        assert per_step == [(groups - 1 if overlap and not double_buffering else 0, groups)] * 5
+        assert per_step == [(0 if double_buffering else groups, groups)] * 5
 
 
 def test_no_sync_communicates_nothing_and_then_overlaps_again():
@@ -272,11 +284,11 @@ def test_no_sync_communicates_nothing_and_then_overlaps_again():
             opt.step()
         return seen[1:]  # in the first step the groups are not known yet
 
-    assert phalanx.run_local(2, train) == [[(0, 5), (0, 5)]] * 2
+    assert phalanx.run_local(2, train) == [[(0, 6), (0, 6)]] * 2
 
 
 def test_a_surprise_costs_one_repetition():
-    """A second backward that nobody expected: all but the last group go twice, once; from then on groups wait for the step."""
+    """A second piece of a gradient that nobody expected: all but the last group go twice, once; then its group waits."""
 
     def train(comm):
         own = copy.deepcopy(SMALL)
@@ -286,13 +298,36 @@ def test_a_surprise_costs_one_repetition():
         for t in range(5):
             calls.clear()
             opt.zero_grad()
-            for _ in range(2 if t in (2, 3) else 1):
-                loss_of(own, comm, t).backward()
+            x = shard(comm, X[t]).clone().requires_grad_()
+            out = own(x)
+            if t in (2, 3):  # the last layer once more, inside a backward of its own
+                out = out + checkpoint(own[4], own[:4](x), use_reentrant=True)
+            (out**2).mean().backward()
             opt.step()
             seen.append(len(calls))
         return seen[1:]
 
     assert phalanx.run_local(3, train) == [[6, 11, 6, 6]] * 3
+
+
+def test_backwards_that_are_not_equally_many_on_all_ranks_are_an_error():
+    """Rank 0 alone has a second backward: no rank takes gradients of one step for those of another."""
+
+    def train(comm):
+        own = copy.deepcopy(SMALL)
+        opt = create_multi_node_optimizer(sgd(own), comm, bucket_bytes=200, sync=AllReduce(overlap=True))
+        plain_step(own, opt, comm, 0)
+        with pytest.raises(phalanx.CommunicationError) as caught:
+            for t in (1, 2):
+                opt.zero_grad()
+                for _ in range(2 if comm.rank == 0 else 1):
+                    loss_of(own, comm, t).backward()
+                opt.step()
+        return str(caught.value)
+
+    words = phalanx.run_local(2, train, timeout=3)
+    assert "gradients of step 2, backward 2" in words[0]
+    assert "gradients of step 3, backward 1" in words[1]
 
 
 def test_the_report_says_what_left_early():

@@ -72,7 +72,7 @@ def test_every_way_to_zero(how, double_buffering):
             assert torch.equal(mine, wanted)
 
 
-@pytest.mark.parametrize("when", ["before backward", "after the step", "after synchronize"])
+@pytest.mark.parametrize("when", ["before backward", "after the step", "after backward"])
 def test_a_user_who_replaces_gradients(when):
     def step(model, opt, comm, t):
         opt.zero_grad()
@@ -80,9 +80,7 @@ def test_a_user_who_replaces_gradients(when):
             for p in model.parameters():
                 p.grad = torch.full_like(p, 0.01)
         loss_of(model, comm, t).backward()
-        if when == "after synchronize":
-            if comm is not None:
-                opt.synchronize()
+        if when == "after backward":
             for p in model.parameters():
                 p.grad = p.grad * 0.5
         opt.step()
@@ -375,22 +373,20 @@ def test_freezing_while_some_ranks_have_sent_more_than_others():
 
 
 @pytest.mark.filterwarnings("ignore:Using backward:UserWarning")
-def test_a_gradient_with_a_graph_is_whole_again_when_others_send_again():
-    """Rank 0 keeps graphs, rank 1 has a surprising second backward: the mean is that of all pieces."""
+def test_a_gradient_with_a_graph_on_one_rank():
+    """Rank 0 keeps graphs: its gradients have the value of the mean, too, and a step applies the exact one."""
 
     def train(comm):
         a, b = (torch.nn.Parameter(torch.ones(3)) for _ in "ab")
         opt = create_multi_node_optimizer(torch.optim.SGD([a, b], lr=1.0), comm, **{**EAGER, "bucket_bytes": 1})
         for t in range(3):
             opt.zero_grad()
-            (a.sum() + b.sum()).backward(create_graph=t == 2 and comm.rank == 0)
-            if t == 2 and comm.rank == 1:
-                (a.sum() + b.sum()).backward()
-            opt.synchronize()
+            (((a**2).sum() + (b**2).sum()) * (1 + comm.rank)).backward(create_graph=t == 2 and comm.rank == 0)
         return torch.cat([a.grad, b.grad])
 
-    for grad in phalanx.run_local(2, train, timeout=10):
-        assert torch.equal(grad, torch.full((6,), 1.5))
+    for rank, grad in enumerate(phalanx.run_local(2, train, timeout=10)):
+        assert torch.equal(grad.detach(), torch.full((6,), 3.0))
+        assert grad.requires_grad == (rank == 0)
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
@@ -525,12 +521,15 @@ def penalised_after_backward(model, comm, t):
 @pytest.mark.parametrize("backward", [penalised_backward, penalised_loss, penalised_after_backward])
 @pytest.mark.parametrize("from_start", [True, False])
 def test_double_backward(backward, from_start):
-    """The gradient of a sum of squares is not linear in the batch: the oracle is the mean of the shards' own gradients."""
+    """The gradient of a sum of squares is not linear in the batch: the oracle is the mean of the shards' own gradients.
+
+    But where p.grad itself is squared, which is the mean when backward() returns: there it is one process with the whole batch.
+    """
 
     def step(model, opt, comm, t):
         opt.zero_grad()
         run = backward if from_start or t % 2 else lambda model, comm, t: loss_of(model, comm, t).backward()
-        if comm is not None:
+        if comm is not None or backward is penalised_backward:
             run(model, comm, t)
         else:
             total = [torch.zeros_like(p) for p in model.parameters()]
@@ -568,44 +567,67 @@ def test_torch_compile():
     close(together(1, step, **EAGER), alone(plain_step))  # two ranks: in tests/world, dynamo is not for threads
 
 
-# ---- dropped on some ranks only ----------------------------------------------------------------------------------------
+# ---- dropped or changed ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["opt, to None", "opt, to zeros", "model, to None"])
-def test_gradients_that_have_left_can_be_dropped_only_by_all(how):
-    """The mean has them. No rank takes a wrong one: all raise, and say what to do."""
+@unwarned
+def test_gradients_dropped_by_one_rank_alone_are_an_error():
+    """The mean has them. No rank drifts away in silence: its next message meets none."""
 
     def train(comm):
         own = copy.deepcopy(SMALL)
         opt = create_multi_node_optimizer(sgd(own), comm, **EAGER)
         plain_step(own, opt, comm, 0)
-        opt.zero_grad()
-        loss_of(own, comm, 1).backward()
-        if comm.rank == 1:
-            ZEROS[how](own, opt)
-        with pytest.raises(RuntimeError, match=r"not alike on all ranks: rank 1 from rank 0.*overlap=False"):
-            opt.step()
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        phalanx.run_local(3, train, timeout=10)
-
-
-@unwarned
-def test_without_overlap_any_rank_may_drop_its_gradients():
-    def train(comm):
-        p = torch.nn.Parameter(torch.zeros(3))
-        opt = create_multi_node_optimizer(torch.optim.SGD([p], lr=1.0), comm, sync=AllReduce(overlap=False))
-        for _ in range(3):
-            opt.zero_grad()
-            p.sum().backward()
-            if comm.rank == 1:
+        with pytest.raises(phalanx.CommunicationError, match="gradients of step"):
+            for t in (1, 2):
                 opt.zero_grad()
-            opt.step()
-        return p.detach()
+                loss_of(own, comm, t).backward()
+                if comm.rank == 1:
+                    opt.zero_grad()
+                opt.step()
 
-    for p in phalanx.run_local(2, train):
-        assert torch.equal(p, torch.full((3,), -1.5))
+    phalanx.run_local(3, train, timeout=3)
+
+
+def double(p):
+    p.grad.mul_(2)
+
+
+CHANGES = {
+    "in place": double,
+    "replaced": lambda p: setattr(p, "grad", p.grad * 2),
+    "dropped": lambda p: setattr(p, "grad", None),
+    "moved": lambda p: setattr(p.grad, "data", p.grad.data * 2),
+}
+
+
+@pytest.mark.parametrize("how", CHANGES)
+def test_a_gradient_that_is_changed_while_it_is_under_way(how):
+    """By a hook of the user's that comes after ours, on the first group that leaves. It is never applied half."""
+
+    def train(comm):
+        own = copy.deepcopy(SMALL)
+        opt = create_multi_node_optimizer(torch.optim.SGD(own.named_parameters(), lr=0.1), comm, **EAGER)
+        plain_step(own, opt, comm, 0)
+        own[4].weight.register_post_accumulate_grad_hook(CHANGES[how])
+        own[4].bias.register_post_accumulate_grad_hook(CHANGES[how])
+        opt.zero_grad()
+        with pytest.raises(RuntimeError, match=r"the gradient of 4\.\w+ was changed while it was under way"):
+            loss_of(own, comm, 1).backward()
+
+    phalanx.run_local(2, train, timeout=10)
+
+
+@pytest.mark.parametrize("how", ["in place", "replaced", "moved"])
+def test_hooks_that_change_gradients_before_they_leave(how):
+    """Registered on the first layer, whose group leaves last: they are as good as in one process, which they hook as well."""
+
+    def step(model, opt, comm, t):
+        if t == 1:
+            model[0].weight.register_post_accumulate_grad_hook(CHANGES[how])
+        plain_step(model, opt, comm, t)
+
+    close(together(3, step, **EAGER), alone(step))
 
 
 @pytest.mark.parametrize("layer", [0, 4])
@@ -628,27 +650,34 @@ def test_the_gradients_of_one_layer_dropped_on_all_ranks(layer):
 
 # ---- anything, in any order --------------------------------------------------------------------------------------------------
 
-ACTIONS = ["backward", "backward", "backward", "quiet", "graph", "grad", "nothing"]
+LOUD, QUIET = ["backward", "backward", "graph"], ["quiet", "grad", "nothing"]
 
 
 @unwarned
 @pytest.mark.filterwarnings("ignore:Using backward:UserWarning")
 @pytest.mark.parametrize("seed", [*range(8), 38, 50, 60, 154])  # the last ones found errors
 def test_random_training(seed):
-    """Each rank does what it likes, on branches of its own; the oracle is the mean of what each has alone, in plain torch."""
+    """Each rank goes its own ways; the oracle is the mean of what each has alone, in plain torch.
+
+    In a step every rank has the same number of backwards outside no_sync(), or none.
+    """
     plan = random.Random(seed)
     n = plan.choice([2, 3, 4])
     torch.manual_seed(seed)
     model = Branching().double()
     throw = [plan.random() < 0.2 for _ in range(8)]  # all do the same in these steps, then zero, then begin
-    zero = [plan.choice(["opt, to None", "opt, to zeros", "model, to None"]) for _ in range(8)]
+    zero = [plan.choice(["opt, to None", "opt, to zeros"]) for _ in range(8)]
+    loud = [plan.randint(0, 2) for _ in range(8)]
     doings = [
         [
             [
-                (plan.choice(ACTIONS), plan.sample(range(4), plan.randint(0, 4)), plan.randrange(8))
-                for _ in range(plan.randint(1, 3))
+                (action, plan.sample(range(4), plan.randint(0, 4)), plan.randrange(8))
+                for action in [
+                    *(plan.choice(QUIET) for _ in range(plan.randint(0, 2))),
+                    *(plan.choice(LOUD) for _ in range(plan.choice([0, loud[t], loud[t]]))),
+                ]
             ]
-            for _ in range(8)
+            for t in range(8)
         ]
         for _ in range(n)
     ]
@@ -684,9 +713,11 @@ def test_random_training(seed):
                 [torch.zeros_like(p).view(-1) if p.grad is None else p.grad.detach().view(-1) for p in twin.parameters()]
             )
             wanted = torch.stack(comm.allgather(mine)).mean(0)
-            results.append(torch.cat([p.grad.view(-1) for p in own.parameters()]))
+            results.append(torch.cat([p.grad.detach().view(-1) for p in own.parameters()]))
             torch.testing.assert_close(results[-1], wanted, rtol=1e-9, atol=1e-12)
             opt.step()
+            sums = comm.allgather(flat(own))
+            assert all(torch.equal(other, sums[0]) for other in sums)
             with torch.no_grad():
                 for p, q in zip(own.parameters(), twin.parameters()):
                     q.copy_(p)
@@ -694,4 +725,5 @@ def test_random_training(seed):
 
     histories = phalanx.run_local(n, train, timeout=10)
     for own in histories:
-        assert all(torch.equal(a, b) for a, b in zip(own, histories[0], strict=True))
+        for a, b in zip(own, histories[0], strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)  # a graph's value is the mean up to rounding

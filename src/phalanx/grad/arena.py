@@ -1,8 +1,11 @@
-"""Flat memory for gradients: every parameter's gradient is a view of one buffer per dtype and device, in the order of travel.
+"""Flat memory for gradients: every parameter's gradient lies in one buffer per dtype and device, in the order of travel.
 
 Autograd makes a fresh gradient after `zero_grad()` (torch's default sets it to None), so presetting the views would not hold.
-Instead the fresh gradient is copied into its view when it is complete, and `p.grad` becomes the view: as fast as accumulating in
-place, with nothing to zero, and it survives whatever a user does to `p.grad`.
+Instead the fresh gradient is copied into its place when it is complete, and `p.grad` becomes an alias of that place: as fast as
+accumulating in place, with nothing to zero.
+
+The alias is the user's. It has a version counter of its own, which only the user's writes move, and it may be sent elsewhere
+(`p.grad.data = ...`, `model.double()`): where the gradient lies is decided by its address, never by which object it is.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import torch
 from phalanx.grad.heap import keep_freed_memory
 
 ALIGN = 64  # bytes: a cache line, so that two groups never share one
+FLAGS = 4  # elements at the end of every arena's last group that are no gradients: the ranks' words to each other
 
 Allocate = Callable[[int, torch.dtype, torch.device], torch.Tensor]
 
@@ -22,7 +26,7 @@ class Arena:
     """The gradients of `params`, all of one dtype and device, cut into `groups` of consecutive ones.
 
     Every group begins on a cache line and its length is a multiple of `multiple` elements, which is what the schedule wants:
-    padding happens here, once, and nowhere else. The last group ends with at least one element that is no gradient.
+    padding happens here, once, and nowhere else.
     """
 
     def __init__(
@@ -38,7 +42,7 @@ class Arena:
             for i in group:
                 starts.append(at)
                 at += _round_up(params[i].numel(), unit)
-            spare = 1 if group is groups[-1] else 0
+            spare = FLAGS if group is groups[-1] else 0
             at = begin + _round_up(at - begin + spare, multiple)
             spans.append((begin, at))
             at = _round_up(at, unit)
@@ -47,38 +51,57 @@ class Arena:
         self.groups = [self.flat[begin:end] for begin, end in spans]
         self.starts = dict(zip(params, starts))
         self.views = self.views_of(self.flat)
+        self._places = {p: (view.data_ptr(), view.stride()) for p, view in self.views.items()}
 
     def views_of(self, flat: torch.Tensor) -> dict[torch.nn.Parameter, torch.Tensor]:
         """A tensor of the shape and layout of every parameter, in a buffer laid out as this one."""
         return {p: _view(flat, start, p) for p, start in self.starts.items()}
 
+    def fits(self, p: torch.nn.Parameter) -> bool:
+        """Whether `p` is still what it was when its place was made; `model.double()`, say, changes it."""
+        return p.dtype is self.flat.dtype and p.device == self.flat.device and p.shape == self.views[p].shape
+
+    def has(self, p: torch.nn.Parameter, grad: torch.Tensor) -> bool:
+        """Whether `grad` lies in the place of p's gradient."""
+        return (
+            grad.layout is torch.strided
+            and (grad.data_ptr(), grad.stride()) == self._places[p]
+            and grad.dtype is self.flat.dtype
+            and grad.shape == p.shape
+        )
+
     def take(self, p: torch.nn.Parameter) -> None:
-        """Bring the gradient of `p` into its view, zeros if there is none, and make the view its gradient."""
-        view, grad = self.views[p], p.grad
-        if grad is view:
-            return
+        """Bring the gradient of `p` into its place, zeros if there is none; `p.grad` is there from then on.
+
+        Except for a gradient with a graph, after `backward(create_graph=True)`: it is copied, and stays as it is.
+        """
+        grad = p.grad
         if grad is None:
-            view.zero_()
-        elif grad.layout is not torch.strided:  # an embedding's; it has no address
-            view.copy_(grad.detach().to_dense())
-        elif grad.data_ptr() != view.data_ptr() or grad.stride() != view.stride():
-            view.copy_(grad.detach())
-        if grad is None or not grad.requires_grad:  # after backward(create_graph=True) p.grad has a graph, which is the user's
-            p.grad = view
+            self.views[p].zero_()
+        elif self.has(p, grad):
+            return
+        else:
+            dense = grad.detach() if grad.layout is torch.strided else grad.detach().to_dense()
+            beside = dense.untyped_storage().data_ptr() != self.flat.untyped_storage().data_ptr()
+            self.views[p].copy_(dense if beside else dense.clone())  # a transposed view of its own place, say
+        if (grad is None or not grad.requires_grad) and self.fits(p):
+            self.give(p)
 
     def take_all(self, params: Sequence[torch.nn.Parameter]) -> None:
-        """Bring in all of these, graphs or not; one that was frozen meanwhile counts as zeros and keeps what it has."""
+        """Bring in all of these; one that was frozen meanwhile counts as zeros and keeps what it has."""
         for p in params:
             if p.requires_grad:
                 self.take(p)
-                p.grad = self.views[p]
             else:
                 self.views[p].zero_()
 
-    def lost(self, p: torch.nn.Parameter) -> bool:
-        """Whether, after `take`, the user dropped or replaced the gradient of `p`."""
-        grad = p.grad
-        return p.requires_grad and grad is not self.views[p] and (grad is None or not grad.requires_grad)
+    def give(self, p: torch.nn.Parameter) -> None:
+        """Make what lies in its place the gradient of `p`."""
+        if p.grad is None or not self.has(p, p.grad):
+            view = self.views[p]
+            # a tensor of its own on the same memory: a view's version would count our writes, too
+            alias = torch.empty(0, dtype=view.dtype, device=view.device)
+            p.grad = alias.set_(view.untyped_storage(), view.storage_offset(), view.shape, view.stride())
 
 
 def _view(flat: torch.Tensor, start: int, p: torch.nn.Parameter) -> torch.Tensor:

@@ -36,6 +36,7 @@ class Group:
     early: bool  # may leave during backward
     missing: int = 0
     left: float | None = None  # when it left, in this step
+    left_early: bool = False  # during backward
     set_out: float = 0.0  # the same, but kept until it arrives, which with double buffering is a step later
     pending: Pending | None = None
     surprised: bool = False  # a gradient came after it had left
@@ -53,18 +54,27 @@ class Carrier:
         self._total: tuple[torch.Tensor, Pending] | None = None  # the sum of this step's weights, under way
         self._usual: torch.Tensor | None = None  # the sum of an earlier step's weights
 
-    def leave(self, group: Group, *, flag: bool | None = None) -> None:
-        """Start its way. `flag` goes along in the last element, where it ends as the share of the ranks that say yes."""
+    @property
+    def counts(self) -> bool:
+        """Whether the gradients of this rank are in the mean."""
+        return not self._weighted or self.weight > 0
+
+    def leave(self, group: Group, label: str, *, flags: Sequence[bool] = ()) -> None:
+        """Start its way; messages meet only those with the same `label`.
+
+        `flags` go along in the last elements, where each ends as something else than 0 if any rank says yes.
+        """
         group.left = group.set_out = time.perf_counter()
         x, weighted = group.travels, self._weighted
         if weighted:
             self._weigh(x)
-        if flag is not None:
-            x[-1] = float(flag)
+        if flags:
+            x[-len(flags) :] = torch.tensor(flags, dtype=x.dtype, device=x.device)
         if group.wire is not None:
-            group.pending = self._comm.all_reduce_async(pack(x, group.wire, 1.0 if weighted else 1 / self._comm.size))
+            narrow = pack(x, group.wire, 1.0 if weighted else 1 / self._comm.size)
+            group.pending = self._comm.all_reduce_async(narrow, label=label)
         else:
-            group.pending = self._comm.all_reduce_async(x, op="sum" if weighted else "mean")
+            group.pending = self._comm.all_reduce_async(x, op="sum" if weighted else "mean", label=label)
 
     def _weigh(self, x: torch.Tensor) -> None:
         """Multiply by this rank's share of the samples, as far as it is known: a 16-bit sum of gradient * samples overflows."""

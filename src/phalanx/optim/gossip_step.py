@@ -10,7 +10,7 @@ Paper: Daily et al., arXiv 1803.05880. docs/gossip.md has the update rules and t
 
 from __future__ import annotations
 
-import sys
+import copy
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -52,7 +52,7 @@ class GossipOptimizer(WrappedOptimizer):
         self._home: Averager | None = None
         if home is not None:
             self._home = Averager(*self.parameters(), home, AllReduce(), wire=None, bucket_bytes=bucket_bytes, delayed=False)
-        self._wire = wire
+        self._wire, self._bucket_bytes = wire, bucket_bytes
         self._checked: list[torch.nn.Parameter] = []
         self._mixed = False  # this step's gradients
         self._steps = 0
@@ -233,9 +233,6 @@ class GossipOptimizer(WrappedOptimizer):
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
         """The inner optimizer's groups."""
-        # as with all-reduce: a GradScaler that looks for overflows must see what the optimizer is going to
-        if self._home is not None and sys._getframe(1).f_code.co_name == "_unscale_grads_":
-            self._home.synchronize()
         return self.optimizer.param_groups
 
     def state_dict(self) -> dict[str, Any]:
@@ -254,6 +251,13 @@ class GossipOptimizer(WrappedOptimizer):
         self.optimizer.add_param_group(param_group)
         if self._home is not None:
             self._home.watch(*self.parameters())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GossipOptimizer:
+        """On the same communicator, with copies of the parameters and of the inner optimizer's state. All ranks make it."""
+        twin = GossipOptimizer(copy.deepcopy(self.optimizer, memo), self.comm, self.sync, self._wire, self._bucket_bytes)
+        twin._statistics = copy.deepcopy(self._statistics, memo)
+        memo[id(self)] = twin
+        return twin
 
     def __repr__(self) -> str:
         return f"GossipOptimizer({self.optimizer!r}, {self.comm!r}, {self.sync!r})"

@@ -8,8 +8,8 @@ attribute is forwarded by name: what is not written here does not exist.
 
 from __future__ import annotations
 
+import copy
 import math
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +23,7 @@ from phalanx.grad.averager import Averager, StepRecord
 from phalanx.grad.cargo import average_together
 from phalanx.grad.gossip import Gossip
 from phalanx.grad.gossiper import level_of
+from phalanx.grad.sparse import wants_sparse
 from phalanx.grad.travel import Journey
 from phalanx.optim.gossip_step import GossipOptimizer
 from phalanx.optim.host_step import HostStep
@@ -84,6 +85,8 @@ def create_multi_node_optimizer(
             raise ValueError(f"bucket_bytes={bucket_bytes}: Gossip sends one message; only the ranks of a host have groups")
     if isinstance(sync, AllReduce) and sync.fused and (wire is not None or double_buffering or sync.weighted):
         raise ValueError("AllReduce(fused=True) goes without wire, double_buffering and weighted: nothing travels")
+    if wants_sparse(optimizer) and (wire is not None or double_buffering or isinstance(sync, Gossip) or (sync and sync.weighted)):
+        raise ValueError("torch.optim.SparseAdam goes with plain AllReduce() only: no wire, double_buffering, weighted or Gossip")
     if bucket_bytes is not None and (not isinstance(bucket_bytes, int) or isinstance(bucket_bytes, bool)):
         raise TypeError(f"bucket_bytes={bucket_bytes!r}: an int, or None to measure")
     if bucket_bytes is not None and bucket_bytes < 1:
@@ -112,7 +115,17 @@ class MultiNodeOptimizer(WrappedOptimizer):
         self._host_step = HostStep(optimizer, comm) if sync.fused is None and comm.shares_memory else None
         self._one_pass: OnePass | None = None
         self._fused_told = False
-        self._averager = Averager(*self.parameters(), comm, sync, wire=wire, bucket_bytes=bucket_bytes, delayed=double_buffering)
+        self._options = double_buffering, wire, bucket_bytes
+        self._averager = Averager(
+            *self.parameters(),
+            comm,
+            sync,
+            wire=wire,
+            bucket_bytes=bucket_bytes,
+            delayed=double_buffering,
+            in_backward=not sync.fused or comm.size == 1 or bool(obstacle(optimizer, comm)),
+            sparse=wants_sparse(optimizer),
+        )
 
     def _watch_changes(self) -> None:
         """Somebody may have edited `param_groups`, or changed the inner optimizer."""
@@ -132,27 +145,44 @@ class MultiNodeOptimizer(WrappedOptimizer):
                 raise ValueError("step(closure) wants the gradients of now, double_buffering gives those of the step before")
 
             def averaged() -> Any:
+                self._averager.next_evaluation()
                 with torch.enable_grad():
                     loss = closure()
-                self._averager.next_step()
                 self.synchronize()
+                self._averager.drop_graphs()
                 return self._averager.mean(loss)
 
             result: Any = self.optimizer.step(averaged)
         elif self._in_one_pass():
             result = None
+            self._averager.in_backward = False
             self._watch_changes()
             self._one_pass = OnePass.over(self._averager.collect(), self._one_pass, self.optimizer, self.comm)
             self._one_pass.update()
         else:
             result = None
+            self._refuse_scaler_of_another_step()
             self.synchronize()
+            self._averager.in_backward = not self._averager.delayed
+            self._averager.drop_graphs()
             if self._averager.ready and self._host_step is not None:
                 self._host_step.step(alone=self._averager.alone)
             elif self._averager.ready:
                 result = self.optimizer.step()
         self._averager.next_step()
+        self._averager.check_replicas()
         return result
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Asked by a GradScaler: with double buffering it hands its scale to `step`, which has to refuse it."""
+        return self._averager.delayed
+
+    def _refuse_scaler_of_another_step(self) -> None:
+        if self._averager.delayed and getattr(self, "found_inf", None) is not None:
+            raise RuntimeError(
+                "a GradScaler unscales by the scale of now, double_buffering gives gradients of the step before: use one of them"
+            )
 
     def _in_one_pass(self) -> bool:
         """Whether the update is done while the gradients are summed; a reason against it is told once."""
@@ -170,7 +200,10 @@ class MultiNodeOptimizer(WrappedOptimizer):
         return self._one_pass is not None or (self._host_step is not None and self._host_step.shared)
 
     def synchronize(self) -> None:
-        """Wait until every gradient is the mean over the ranks: before clipping, or looking at them. All ranks call it."""
+        """Make every gradient the mean over the ranks, which it is after any `backward()` outside `no_sync()`. All ranks call it.
+
+        Needed only after backwards inside `no_sync()`, with `AllReduce(fused=True)`, and with double buffering.
+        """
         self._watch_changes()
         self._averager.synchronize()
 
@@ -231,14 +264,6 @@ class MultiNodeOptimizer(WrappedOptimizer):
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
         """The inner optimizer's groups."""
-        # A GradScaler must find averaged gradients, and gives no other sign. Not for everybody who asks: a rank that prints its
-        # learning rate between two backwards would communicate alone
-        if sys._getframe(1).f_code.co_name == "_unscale_grads_":
-            if self._averager.delayed:
-                raise RuntimeError(
-                    "a GradScaler unscales by the scale of now, double_buffering gives gradients of the step before"
-                )
-            self.synchronize()
         return self.optimizer.param_groups
 
     def state_dict(self) -> dict[str, Any]:
@@ -262,6 +287,13 @@ class MultiNodeOptimizer(WrappedOptimizer):
         """All ranks call it. The groups of gradients are learned anew in the next step."""
         self.optimizer.add_param_group(param_group)
         self._watch_changes()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> MultiNodeOptimizer:
+        """On the same communicator, with copies of the parameters and of the inner optimizer's state. All ranks make it."""
+        twin = MultiNodeOptimizer(copy.deepcopy(self.optimizer, memo), self.comm, self.sync, *self._options)
+        twin._statistics = copy.deepcopy(self._statistics, memo)
+        memo[id(self)] = twin
+        return twin
 
     def __repr__(self) -> str:
         return f"MultiNodeOptimizer({self.optimizer!r}, {self.comm!r}, {self.sync!r})"

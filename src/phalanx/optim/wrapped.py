@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -37,22 +39,38 @@ class WrappedOptimizer(torch.optim.Optimizer):
         return self.optimizer.defaults
 
     def register_step_pre_hook(self, hook: Any) -> Any:
-        return self.optimizer.register_step_pre_hook(hook)
+        return self.optimizer.register_step_pre_hook(self._seeing_me(hook))
 
     def register_step_post_hook(self, hook: Any) -> Any:
-        return self.optimizer.register_step_post_hook(hook)
+        return self.optimizer.register_step_post_hook(self._seeing_me(hook))
 
     def register_state_dict_pre_hook(self, hook: Any, prepend: bool = False) -> Any:
-        return self.optimizer.register_state_dict_pre_hook(hook, prepend)
+        return self.optimizer.register_state_dict_pre_hook(self._seeing_me(hook), prepend)
 
     def register_state_dict_post_hook(self, hook: Any, prepend: bool = False) -> Any:
-        return self.optimizer.register_state_dict_post_hook(hook, prepend)
+        return self.optimizer.register_state_dict_post_hook(self._seeing_me(hook), prepend)
 
     def register_load_state_dict_pre_hook(self, hook: Any, prepend: bool = False) -> Any:
-        return self.optimizer.register_load_state_dict_pre_hook(hook, prepend)
+        return self.optimizer.register_load_state_dict_pre_hook(self._seeing_me(hook), prepend)
 
     def register_load_state_dict_post_hook(self, hook: Any, prepend: bool = False) -> Any:
-        return self.optimizer.register_load_state_dict_post_hook(hook, prepend)
+        return self.optimizer.register_load_state_dict_post_hook(self._seeing_me(hook), prepend)
+
+    def _seeing_me(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        """The hook, which gets the optimizer that it was registered on instead of the one inside."""
+        me = weakref.ref(self)  # the one inside would keep us alive otherwise
+
+        def called(inner: torch.optim.Optimizer, *arguments: Any) -> Any:
+            outer = me()
+            return hook(outer if outer is not None else inner, *arguments)
+
+        return called
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            f"a {type(self).__name__} cannot be pickled: it holds connections and hooks. Save opt.state_dict(), or pickle "
+            "opt.optimizer, the optimizer inside, and wrap it again with phalanx.create_multi_node_optimizer"
+        )
 
 
 def names_of(optimizer: torch.optim.Optimizer, params: list[torch.nn.Parameter]) -> list[str]:

@@ -179,8 +179,10 @@ class Trainer:
         self.scaler.update()
         record = self.optimizer.last_record
         wait = record.wait if record else 0.0
+        in_backward = wait if record and begun <= record.begun < ready else 0.0  # an exchange ends its backward; gossip's a step
         journeys = self.optimizer.last_journeys
-        self.tracer.mark("wait", ready + wait)
+        if not in_backward:
+            self.tracer.mark("wait", ready + wait)
         self.tracer.mark("update")
         self.log.step(
             number=self.position.step + 1,
@@ -190,7 +192,9 @@ class Trainer:
             loss=loss * step.samples,
             right=right,
             rate=rate,
-            times=Times(input_seconds, ready - begun, wait, time.perf_counter() - ready - wait),
+            times=Times(
+                input_seconds, ready - begun - in_backward, wait, time.perf_counter() - ready - (wait - in_backward)
+            ),
             travelling=max(way.ended for way in journeys) - min(way.left for way in journeys) if journeys else 0.0,
         )
         self.tracer.end_step(journeys)
@@ -203,8 +207,14 @@ class Trainer:
             outputs, early = (outputs[0], outputs[1:]) if isinstance(outputs, tuple) else (outputs, ())
             loss = self.loss(outputs, y) + sum(AUXILIARY * self.loss(head, y) for head in early)
         self.tracer.mark("forward")
+        begun = time.perf_counter()
         self.scaler.scale(loss * share).backward()
-        self.tracer.mark("backward")
+        record = self.optimizer.last_record
+        if record and record.begun >= begun:  # it ended with the exchange of gradients
+            self.tracer.mark("backward", record.begun)
+            self.tracer.mark("wait")
+        else:
+            self.tracer.mark("backward")
         return loss.detach() * share, (outputs.detach().argmax(1) == y).sum()
 
     def in_precision(self) -> Any:

@@ -1,0 +1,22 @@
+"""What autograd's engine tells about the backward that runs now. The two calls are torch's own, used by its DDP and FSDP as well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+
+def backward_number() -> int:
+    """A number of the backward that runs in this thread; one inside another has a number of its own."""
+    return torch._C._current_graph_task_id()
+
+
+def when_backward_ends(call: Callable[[], None]) -> None:
+    """Call it at the end of the running backward, before `backward()` returns; an exception of it leaves `backward()`."""
+    torch.autograd.Variable._execution_engine.queue_callback(call)  # type: ignore[attr-defined]
+
+
+def is_inner_backward() -> bool:
+    """Asked in such a call: whether another backward waits for this one, as reentrant checkpointing makes it do."""
+    return torch._C._current_autograd_node() is not None

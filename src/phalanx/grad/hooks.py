@@ -1,0 +1,78 @@
+"""Hooks on parameters: called before a gradient is added to one, and when its gradient is complete for the running backward."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+# who hooks a parameter. Two that do must not send during backward: the gradient of one is memory that the other reads
+_watchers: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+
+class Hooks:
+    """Calls `before(id of the parameter)` and `after(parameter)`, both methods of one object, as long as that object lives."""
+
+    def __init__(self, before: Callable[[int], None], after: Callable[[torch.nn.Parameter], None]) -> None:
+        # a parameter outlives its optimizer, and must not keep it
+        self._before, self._after = weakref.WeakMethod(before), weakref.WeakMethod(after)
+        self._hooks: dict[torch.nn.Parameter, list[Any]] = {}
+        self._handles: list[Any] = []
+        self.alone = True  # nobody else hooks these parameters
+        self.superseded: set[torch.nn.Parameter] = set()  # those that somebody younger hooks, or hooked: creation has an order
+        # that is the same on all ranks, the garbage collector has not
+        weakref.finalize(self, _remove, self._handles)
+
+    def on(self, params: Sequence[torch.nn.Parameter], *, among: Sequence[torch.nn.Parameter]) -> None:
+        """Hook these as well, and keep only hooks of what is `among` all."""
+        for p in self._hooks.keys() - set(among):
+            _remove(self._hooks.pop(p))
+            _watchers[p].discard(self)
+            self.superseded.discard(p)
+        for p in params:
+            if not p.is_leaf:  # differentiable optimizers have such; their gradients are set by hand
+                continue
+            if p not in self._hooks:
+                self._hooks[p] = [
+                    p.register_hook(_calling_before(self._before, id(p))),
+                    p.register_post_accumulate_grad_hook(_calling_after(self._after)),
+                ]
+                self._handles.extend(self._hooks[p])
+                self._supersede_others(p)
+
+    def _supersede_others(self, p: torch.nn.Parameter) -> None:
+        watchers = _watchers.setdefault(p, weakref.WeakSet())
+        for other in list(watchers):
+            self.alone = other.alone = False
+            other.superseded.add(p)
+        watchers.add(self)
+
+    def look_for_others(self) -> None:
+        """Others that hooked the same parameters may have gone."""
+        self.alone = self.alone or all(len(_watchers[p]) == 1 for p in self._hooks)
+
+
+def _remove(handles: list[Any]) -> None:
+    for handle in handles:
+        handle.remove()
+
+
+def _calling_before(method: Any, key: int) -> Callable[[torch.Tensor], None]:
+    def before(_: torch.Tensor) -> None:
+        call = method()
+        if call is not None:
+            call(key)
+
+    return before
+
+
+def _calling_after(method: Any) -> Callable[[Any], None]:
+    def after(p: Any) -> None:
+        call = method()
+        if call is not None:
+            call(p)
+
+    return after

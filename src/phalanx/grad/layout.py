@@ -1,0 +1,72 @@
+"""Which gradients travel together, and where: agreed by all ranks once, from what the first backward showed, then fixed.
+
+The order is the one in which gradients came on rank 0; what rank 0 has not seen comes last, from the back of the network. Only
+ranks whose parameters are equal get so far: they are compared here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from phalanx.comm.communicator import Communicator
+from phalanx.grad.allreduce import AllReduce
+from phalanx.grad.arena import Arena
+from phalanx.grad.groups import even, growing
+from phalanx.grad.measure import measure_bucket
+from phalanx.grad.replicas import check_replicas
+from phalanx.grad.travel import Group
+from phalanx.grad.wire import carries
+
+Kind = tuple[torch.dtype, torch.device, torch.Size, tuple[int, ...]]
+
+
+def kind_of(p: torch.Tensor) -> Kind:
+    """All of a parameter on which its gradient's place depends."""
+    return p.dtype, p.device, p.shape, p.stride()
+
+
+def agree_on_groups(
+    params: Sequence[torch.nn.Parameter],
+    names: Sequence[str],
+    seen: Mapping[torch.nn.Parameter, int],
+    comm: Communicator,
+    sync: AllReduce,
+    *,
+    wire: torch.dtype | None,
+    bucket_bytes: int | None,
+    delayed: bool,
+) -> list[Group]:
+    """The groups of the parameters that are trained now, in the order in which they leave. Called by all ranks.
+
+    `seen` has the pieces in which each gradient came to this rank in its last backward, in the order in which they came. One that
+    comes in several pieces keeps its group at home until the end of backward, on all ranks.
+    """
+    options: list[Any] = [repr(replace(sync, record=False)), delayed, str(wire), bucket_bytes]
+    check_replicas(params, names, options, comm)
+    number = {p: i for i, p in enumerate(params)}
+    order = [number[p] for p in dict.fromkeys([*seen, *reversed(params)]) if p in number and p.requires_grad]
+    several = [number[p] for p, pieces in seen.items() if pieces > 1 and p in number]
+    device = params[order[0]].device if order else torch.device("cpu")
+    order, bucket = comm.bcast_obj((order, bucket_bytes or measure_bucket(comm, device)))
+    late = {i for own in comm.allgather_obj(several) for i in own}
+    alike: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    for i in order:
+        alike.setdefault((params[i].dtype, params[i].device), []).append(i)
+    made: list[tuple[int, Group]] = []
+    for members in alike.values():
+        own = [params[i] for i in members]
+        sizes = [p.numel() * p.element_size() for p in own]
+        runs = growing(len(own), sync.growing) if sync.growing is not None else even(sizes, bucket)
+        arena = Arena(own, runs, multiple=comm.multiple, allocate=comm.buffer)
+        for run, flat in zip(runs, arena.groups):
+            travels = comm.buffer(flat.numel(), flat.dtype, flat.device) if delayed else flat
+            narrow = comm.buffer(flat.numel(), wire, flat.device) if wire and carries(flat) else None
+            early = not any(members[i] in late for i in run)
+            group = Group(arena, flat, [own[i] for i in run], travels, narrow, early, missing=len(run))
+            made.append((order.index(members[run[-1]]), group))
+    made.sort(key=lambda item: item[0])  # by when the last gradient came; equal on all ranks
+    return [group for _, group in made]
