@@ -317,13 +317,15 @@ def test_backwards_that_are_not_equally_many_on_all_ranks_are_an_error():
         own = copy.deepcopy(SMALL)
         opt = create_multi_node_optimizer(sgd(own), comm, bucket_bytes=200, sync=AllReduce(overlap=True))
         plain_step(own, opt, comm, 0)
-        with pytest.raises(phalanx.CommunicationError) as caught:
+        try:
             for t in (1, 2):
                 opt.zero_grad()
                 for _ in range(2 if comm.rank == 0 else 1):
                     loss_of(own, comm, t).backward()
                 opt.step()
-        return str(caught.value)
+        except phalanx.CommunicationError as error:
+            return str(error)
+        return "nothing"
 
     words = phalanx.run_local(2, train, timeout=3)
     assert "gradients of step 2, backward 2" in words[0]

@@ -578,15 +578,18 @@ def test_gradients_dropped_by_one_rank_alone_are_an_error():
         own = copy.deepcopy(SMALL)
         opt = create_multi_node_optimizer(sgd(own), comm, **EAGER)
         plain_step(own, opt, comm, 0)
-        with pytest.raises(phalanx.CommunicationError, match="gradients of step"):
+        try:
             for t in (1, 2):
                 opt.zero_grad()
                 loss_of(own, comm, t).backward()
                 if comm.rank == 1:
                     opt.zero_grad()
                 opt.step()
+        except phalanx.CommunicationError as error:
+            return str(error)
+        return "nothing"
 
-    phalanx.run_local(3, train, timeout=3)
+    assert all("gradients of step" in words for words in phalanx.run_local(3, train, timeout=3))
 
 
 def double(p):

@@ -145,7 +145,8 @@ def memory_shared_by_torch(play, t):
 def another_optimizer(play, t):
     """Of torch alone, on the same parameters, on rank 0: the replicas differ from then on, as they would anyhow."""
     if t == WHEN and play.comm.rank == 0:
-        play.gradients(t)
+        with play.opt.no_sync():
+            play.gradients(t)
         torch.optim.SGD(play.params[:2], lr=0.1).step()
 
 
@@ -212,7 +213,7 @@ def scaler(play, t):
 
     def step():
         for p in play.params:
-            p.grad.mul_(play.saved.get_scale() * (float("inf") if t == WHEN and play.comm.rank == 1 else 1.0))
+            p.grad.mul_(play.saved.get_scale() * (float("inf") if t == WHEN else 1.0))
         play.saved.scale(torch.ones(()))
         play.saved.step(play.opt)
         play.saved.update()

@@ -481,7 +481,7 @@ class Averager:
         """Let what is under way arrive, and agree on groups for the parameters that are trained now."""
         if self.delayed:
             self._carrier.arrive_all(self._groups)
-        elif self._groups:
+        elif self._groups and self._in_backward_now:
             self._complete(at_step=at_step)  # on some ranks more groups have left than on others: now all have
         self._groups, self._home = [], {}
         self._marked.clear()

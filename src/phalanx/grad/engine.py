@@ -1,4 +1,4 @@
-"""What autograd's engine tells about the backward that runs now. The two calls are torch's own, used by its DDP and FSDP as well."""
+"""What autograd's engine tells about the backward that runs now: torch's own calls, used by its DDP and FSDP as well."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def backward_number() -> int:
 
 def when_backward_ends(call: Callable[[], None]) -> None:
     """Call it at the end of the running backward, before `backward()` returns; an exception of it leaves `backward()`."""
-    torch.autograd.Variable._execution_engine.queue_callback(call)  # type: ignore[attr-defined]
+    torch.autograd.Variable._execution_engine.queue_callback(call)
 
 
 def is_inner_backward() -> bool:

@@ -25,8 +25,8 @@ Kind = tuple[torch.dtype, torch.device, torch.Size, tuple[int, ...]]
 
 
 def kind_of(p: torch.Tensor) -> Kind:
-    """All of a parameter on which its gradient's place depends."""
-    return p.dtype, p.device, p.shape, p.stride()
+    """All of a parameter on which its gradient's place depends; the stride of a dimension of size 1 means nothing."""
+    return p.dtype, p.device, p.shape, tuple(step if size != 1 else 0 for size, step in zip(p.shape, p.stride()))
 
 
 def agree_on_groups(

@@ -192,9 +192,7 @@ class Trainer:
             loss=loss * step.samples,
             right=right,
             rate=rate,
-            times=Times(
-                input_seconds, ready - begun - in_backward, wait, time.perf_counter() - ready - (wait - in_backward)
-            ),
+            times=Times(input_seconds, ready - begun - in_backward, wait, time.perf_counter() - ready - (wait - in_backward)),
             travelling=max(way.ended for way in journeys) - min(way.left for way in journeys) if journeys else 0.0,
         )
         self.tracer.end_step(journeys)
