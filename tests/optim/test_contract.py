@@ -116,8 +116,8 @@ CASES = {
         {"momentum": 0.9},
         {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
         {"momentum": 0.9, "dampening": 0.5},
-    ]
-    + [{"momentum": 0.9, "fused": True}],
+        {"momentum": 0.9, "fused": True},
+    ],
     torch.optim.Adam: [*FLAGS, {"amsgrad": True}, {"fused": True}],
     torch.optim.AdamW: [*FLAGS, {"amsgrad": True}, {"fused": True}],
     torch.optim.NAdam: [*FLAGS, {"momentum_decay": 6e-3, "decoupled_weight_decay": True, "weight_decay": 0.1}],
@@ -229,7 +229,7 @@ def test_sparse_adam_goes_with_nothing_that_wants_dense_gradients(comm, options)
         create_multi_node_optimizer(inner, comm, **options)
 
 
-# ---- torch's tools --------------------------------------------------------------------------------------------------------------
+# ---- torch's tools ------------------------------------------------------------------------------------------------------------
 
 
 def test_distributed_checkpoint_state_dicts_come_back_as_they_were():

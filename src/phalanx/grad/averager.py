@@ -325,7 +325,7 @@ class Averager:
             group.early, group.surprised = group.early and not any(surprised), False
 
     def _hand_out(self) -> None:
-        """Make the means the gradients. One with a graph keeps it: its value becomes the mean, its derivative stays this rank's."""
+        """Make the means the gradients. One with a graph keeps it: its value becomes the mean, its derivative stays its own."""
         self._graphs.clear()
         for group in self._groups:
             for p in group.params:
