@@ -137,7 +137,7 @@ def test_as_many_ranks_as_talk_at_a_time(more):
 def wrong_with_small_limits(comm, part, limit):
     """Messages of at most `limit` bytes, and as little scratch kept: both limits are too large to be tried as they are."""
     from phalanx.comm import reductions
-    from phalanx.comm.transports import torch as transport
+    import phalanx.comm.transports.torch as transport
 
     whole, kept = transport.PIECE, reductions.KEEP
     transport.PIECE = reductions.KEEP = limit

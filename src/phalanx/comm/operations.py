@@ -51,6 +51,7 @@ class Operations:
         self._closed = False
         self._debug = os.environ.get("PHALANX_DEBUG", "") not in ("", "0")
         self._team: HostTeam | None = None  # shared memory with the ranks of this host
+        self._leave: Callable[[], Any] | None = None  # gives it up
         self._loans: Loans | None = None
 
     # ---- who ---------------------------------------------------------------------------------------------------------------
@@ -191,14 +192,16 @@ class Operations:
         if self._closed:
             return
         self._closed = True
-        if self._parent is not None and self._team is not None:
-            self._team.close()
+        if self._parent is not None and self._leave is not None:
+            self._leave()
         if self._parent is None:
             self._issuer.stop()
             if self._watch is not None:
                 release(self._watch)
                 self._watch.stop()
             self._transport.close()
+            if self._leave is not None:
+                self._leave()
 
     def _is_closed(self) -> bool:
         return self._closed or (self._parent is not None and self._parent._is_closed())

@@ -57,11 +57,11 @@ class Reductions(Operations):
         if self._direct is not None and self._issuer.idle and not self._debug and _is_simple(x, op) and not self._is_closed():
             # in this thread, at the speed of memory: a thread's wake-up takes longer than all ranks' sum of a few KiB
             self._number += 1
-            number, team, dtype, shape = self._number, self._direct, x.dtype, x.shape
-            key = (dtype, shape, op, label)
+            number, team, comm, ranks = self._number, self._direct, self._name, self._ranks
+            key = (x.dtype, x.shape, op, label)
 
-            def describe() -> Operation:  # keeps no tensor alive
-                return Operation(self._name, number, _name_of(*key), self._members(), lambda: None, Lane())
+            def describe() -> Operation:  # keeps no tensor and no communicator alive
+                return Operation(comm, number, _name_of(*key), dict(enumerate(ranks)), lambda: None, Lane())
 
             if key != self._named[0]:  # a shape is compared faster than hashed
                 self._named = key, _digest_of(*key)

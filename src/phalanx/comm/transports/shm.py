@@ -143,6 +143,8 @@ class Store(Protocol):
     def set(self, key: str, value: str) -> None: ...
     def get(self, key: str) -> bytes: ...
     def wait(self, keys: list[str], timeout: datetime.timedelta) -> None: ...
+    def add(self, key: str, amount: int) -> int: ...
+    def delete_key(self, key: str) -> bool: ...
 
 
 class HostTeam:
@@ -158,6 +160,7 @@ class HostTeam:
     def join(store: Store, rank: int, size: int, *, timeout: float, name: str) -> HostTeam | None:
         """Meet the others. None, on all ranks, if they cannot share memory; rank 0 logs the reason."""
         team, reason, pids = _meet(store, rank, size, timeout, f"shm/{name}")
+        _forget_meeting(store, rank, size, team, f"shm/{name}")
         if team is None:
             if rank == 0 and SWITCHED_OFF not in reason:  # who did it knows
                 log.warning("phalanx: %s: ranks of one host talk through torch.distributed, because %s", name, reason)
@@ -430,6 +433,22 @@ def _meet(store: Store, rank: int, size: int, timeout: float, name: str) -> tupl
         reasons.append(next(f"rank {r} cannot: {answer}" for r, answer in enumerate(answers) if answer))
         del team  # and with it the segment, the descriptor and the name
     return None, "; ".join(reasons), []
+
+
+def _forget_meeting(store: Store, rank: int, size: int, team: Any, name: str) -> None:
+    """Take out of the store what the ranks told each other, after all have read it."""
+    phases = ["hello", *(f"{phase}{method}" for method in METHODS for phase in ("path", "mapped"))]
+    if team is None:  # the last to come does it for all
+        if store.add(f"{name}/left", 1) < size:
+            return
+        store.delete_key(f"{name}/left")
+        ranks: Sequence[int] = range(size)
+    elif team.barrier():
+        return  # a rank died: it will be noticed
+    else:
+        ranks = [rank]
+    for key in (f"{name}/{phase}/{r}" for phase in phases for r in ranks):
+        store.delete_key(key)
 
 
 def _enter(rank: int, size: int, path: str | None, method: int, timeout: float) -> tuple[Any, str]:
