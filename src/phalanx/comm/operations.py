@@ -100,10 +100,12 @@ class Operations:
         landing: Callable[[], None] | None = None,
         *,
         may_fail: bool = False,
+        compare: bool = False,
     ) -> Pending:
         """Number the operation and queue it. A `pair` (source, dest, tag) has an order of its own and no number.
 
-        With `landing`, `work` only begins it; `landing` waits for its end, in a thread of its own.
+        With `landing`, `work` only begins it; `landing` waits for its end, in a thread of its own. `compare`: it begins with
+        messages, which ranks that call something else would wait for; where all share memory they compare what they call first.
         """
         if self._is_closed():
             raise RuntimeError(f"{name}: this communicator is closed")
@@ -122,7 +124,10 @@ class Operations:
                     self._agree(name, number)
                 if self._team is None:
                     return work(tag)
-                self._team.set_topic(digest_of(name), number, lambda: name)
+                if pair is None:
+                    self._team.set_topic(digest_of(name), number, lambda: name)
+                    if compare and self.inter_size == 1:
+                        self._on_team(self._team.barrier)
                 return self._on_team(lambda: work(tag))
 
         def land() -> None:
@@ -145,17 +150,8 @@ class Operations:
 
     def _agree(self, name: str, number: int) -> None:
         """Under PHALANX_DEBUG: all ranks tell what they are about to do, and all raise when they differ."""
-        others = self._others()
-        mine = torch.tensor(list(name.encode()[:DEBUG_TEXT].ljust(DEBUG_TEXT)), dtype=torch.uint8)
-        said = {peer: torch.empty_like(mine) for peer in others}
-        tag = tag_of(self._name, number, "agree")
-        for first in range(1, self.size, WINDOW):
-            distances = range(first, min(first + WINDOW, self.size))
-            to = {(self.rank + k) % self.size: mine for k in distances}
-            self._exchange(to, {peer: said[peer] for k in distances for peer in [(self.rank - k) % self.size]}, tag)
         calls: dict[str, list[int]] = {}
-        for rank in range(self.size):
-            text = name if rank == self.rank else bytes(said[rank].tolist()).decode(errors="replace").rstrip()
+        for rank, text in enumerate(self._tell(name, tag_of(self._name, number, "agree"))):
             calls.setdefault(text, []).append(rank)
         if len(calls) > 1:
             usual = max(calls.values(), key=len)  # the first of several equally large parties counts as the usual one
@@ -164,6 +160,16 @@ class Operations:
                 f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}: {text}" for text, ranks in calls.items()
             )
             raise CommunicationError(f"ranks disagree on operation number {number}: {told}", operation=name, missing=odd)
+
+    def _tell(self, text: str, tag: int) -> list[str]:
+        """The texts of all ranks, DEBUG_TEXT bytes of each at most."""
+        mine = torch.tensor(list(text.encode()[:DEBUG_TEXT].ljust(DEBUG_TEXT)), dtype=torch.uint8)
+        said = {rank: mine if rank == self.rank else torch.empty_like(mine) for rank in range(self.size)}
+        for first in range(1, self.size, WINDOW):
+            distances = range(first, min(first + WINDOW, self.size))
+            to = {(self.rank + k) % self.size: mine for k in distances}
+            self._exchange(to, {peer: said[peer] for k in distances for peer in [(self.rank - k) % self.size]}, tag)
+        return [bytes(said[rank].tolist()).decode(errors="replace").rstrip() for rank in range(self.size)]
 
     def _members(self) -> dict[int, int]:
         """Rank here -> rank in the world."""

@@ -80,7 +80,8 @@ class Reductions(Operations):
             self._reduce(x.detach(), op, schedule, tag)
             return x
 
-        return self._start(_name_of(x.dtype, x.shape, op, label), work, [x])
+        compare = not x.is_cpu or x.dtype not in TYPES or self._direct is None  # otherwise shared memory does it anyway
+        return self._start(_name_of(x.dtype, x.shape, op, label), work, [x], compare=compare)
 
     def _schedule_for(self, x: torch.Tensor) -> Schedule:
         if x.is_cuda and self._transport.library:
@@ -106,7 +107,7 @@ class Reductions(Operations):
             self._run(schedule, x.detach().view(-1), "sum", tag)
             return x
 
-        return self._start(f"run({schedule.name}, {text_of(x)})", work, [x]).wait()
+        return self._start(f"run({schedule.name}, {text_of(x)})", work, [x], compare=True).wait()
 
     def reduce_scatter(self, x: torch.Tensor, op: ReduceOp = "sum") -> torch.Tensor:
         """Reduce `x`, cut along dim 0 into `size` parts, and return this rank's part; `x` itself is not changed."""
@@ -119,7 +120,8 @@ class Reductions(Operations):
             self._reduce(whole, op, self._scattering, tag)
             return whole.chunk(self.size)[self.rank].clone() if whole.numel() else whole[: x.shape[0] // self.size]
 
-        return self._start(f"reduce_scatter({text_of(x)}, {op})", work, [x]).wait()
+        compare = not x.is_cpu or x.dtype not in TYPES
+        return self._start(f"reduce_scatter({text_of(x)}, {op})", work, [x], compare=compare).wait()
 
     def barrier(self) -> None:
         """Return when all ranks have called it."""

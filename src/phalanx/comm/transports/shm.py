@@ -249,6 +249,17 @@ class HostTeam:
             raise self._error(status, _text("broadcast", x))
         return x
 
+    def tell(self, text: str) -> list[str]:
+        """The texts of all ranks, TOPIC bytes of each at most."""
+        said = torch.zeros(self.size, TOPIC, dtype=torch.uint8)
+        words = text.encode()[:TOPIC]
+        said[self.rank, : len(words)] = torch.tensor(list(words), dtype=torch.uint8)
+        status = self._team.all_gather(said.data_ptr(), said.numel(), TYPES[said.dtype])
+        if status:
+            author, dead, late, _, _ = self._team.failure()
+            raise SharedMemoryError("tell()", author=author, dead=dead, late=late)
+        return [bytes(row.tolist()).rstrip(b"\0").decode(errors="replace") for row in said]
+
     def barrier(self) -> None:
         """Return when all ranks have called it."""
         status = self._team.barrier()
@@ -327,7 +338,7 @@ class HostTeam:
         if status == REFUSED:
             return Refused(f"{call}: {refusal}", author=author)
         if status == DISAGREE:
-            return _disagreement(call, author, calls, self._tell_topics(call))
+            return _disagreement(call, author, calls, self._tell_topics())
         told = "" if author == self.rank else f" (noticed by rank {author})"
         if status == DEAD:
             _sweep([self._pids[r] for r in dead])
@@ -337,17 +348,15 @@ class HostTeam:
         why = "a signal handler raised" if status == INTERRUPTED else "abort() was called"
         return Aborted(f"{call}: {why} on rank {author}", author=author, late=() if author == self.rank else (author,))
 
-    def _tell_topics(self, call: str) -> list[str]:
+    def _tell_topics(self) -> list[str]:
         """What each rank is about, after a disagreement: all ranks learned of it in the same operation, so all come here."""
         if self._topic is None:
             return []
-        said = torch.zeros(self.size, TOPIC, dtype=torch.uint8)
-        words = self._topic().encode()[:TOPIC]
-        said[self.rank, : len(words)] = torch.tensor(list(words), dtype=torch.uint8)
         self._team.set_topic(0, 0)
-        if self._team.all_gather(said.data_ptr(), said.numel(), TYPES[said.dtype]):
+        try:
+            return self.tell(self._topic())
+        except SharedMemoryError:
             return []  # a rank died meanwhile: the disagreement is told without words
-        return [bytes(row.tolist()).rstrip(b"\0").decode(errors="replace") for row in said]
 
 
 def _address(x: torch.Tensor) -> int:
