@@ -195,7 +195,7 @@ class Operations:
 
     def close(self) -> None:
         """End the communicator; what was queued is finished first. A split one leaves its parent open. Idempotent."""
-        if self._closed:
+        if self._closed or self._issuer.is_parents:  # a forked child leaves its parent's alone
             return
         self._closed = True
         if self._parent is not None and self._leave is not None:
