@@ -37,6 +37,14 @@ def in_a_child(work, end=os._exit):
     return words, os.waitstatus_to_exitcode(status)
 
 
+def error_of(verb):
+    try:
+        verb()
+    except RuntimeError as error:
+        return str(error)
+    return "no error"
+
+
 def use_in_a_child(comm):
     n, r = comm.size, comm.rank
     child = comm.split(0)
@@ -61,17 +69,7 @@ def use_in_a_child(comm):
         pending.wait,
     ]
 
-    def try_all():
-        said = []
-        for verb in verbs:
-            try:
-                verb()
-                said.append("no error")
-            except RuntimeError as error:
-                said.append(str(error))
-        return "\n".join(said)
-
-    words, status = in_a_child(try_all)
+    words, status = in_a_child(lambda: "\n".join(error_of(verb) for verb in verbs))
     equal(comm.all_reduce(torch.full((2,), float(r))), torch.full((2,), float(sum(range(n)))))
     assert status == 0
     for line in words.splitlines():

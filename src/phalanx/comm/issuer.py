@@ -114,8 +114,8 @@ class Issuer:
         """Raise in a forked child: it has the parent's connections and memory, but is not the rank that the others know."""
         if os.getpid() != self._process:
             raise RuntimeError(
-                f"{name}: this communicator belongs to process {self._process}, and this is process {os.getpid()}, forked from it: "
-                "create a communicator after the fork, or start processes with spawn or forkserver"
+                f"{name}: this communicator belongs to process {self._process}, and this is process {os.getpid()}, a fork of it:"
+                " create a communicator after the fork, or start processes with spawn or forkserver"
             )
 
     @property
