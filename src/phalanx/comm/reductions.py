@@ -204,12 +204,13 @@ class Reductions(Operations):
 
     def buffer(self, numel: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> torch.Tensor:
         """A flat tensor in the memory that this communicator reduces fastest, not initialised. All ranks call it together."""
-        team, loans = self._team, self._loans
-        if team is None or loans is None or numel == 0 or dtype not in TYPES or torch.device(device).type != "cpu":
+        if not self._shared or numel == 0 or dtype not in TYPES or torch.device(device).type != "cpu":
             return torch.empty(numel, dtype=dtype, device=device)
-        nbytes = numel * dtype.itemsize
+        nbytes, team, loans = numel * dtype.itemsize, self._team, self._loans
 
         def work(tag: int) -> torch.Tensor:
+            if team is None or loans is None:  # alone on its host; an operation all the same, because all ranks must count alike
+                return torch.empty(numel, dtype=dtype)
             try:
                 return loans.give(lambda: team.allocate(nbytes)).view(dtype)
             except Refused:  # on all ranks of the host alike: their memory limit, most likely
