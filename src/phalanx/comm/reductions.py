@@ -36,7 +36,7 @@ class Reductions(Operations):
         self._named: tuple[object, int] = (None, 0)  # the last all-reduce in the calling thread, and the digest of its name
         self._forms: dict[tuple[int, torch.dtype, str], Form] = {}
         self._verified: dict[int, Schedule] = {}
-        self._room: dict[tuple[torch.dtype, torch.device, int], torch.Tensor] = {}
+        self._room: dict[tuple[torch.device, int], torch.Tensor] = {}  # bytes: one room for all dtypes
         self._schedule = algorithm or for_world(self._hosts, shared=shared, library=self._transport.library)
         smaller = for_less(self._hosts, shared=shared)
         self._small = smaller[0][1]
@@ -189,13 +189,14 @@ class Reductions(Operations):
 
     def _scratch(self, count: int, like: torch.Tensor, lane: int) -> torch.Tensor:
         """Room for `count` elements next to a piece of the user's buffer; only the issuing thread asks."""
-        key = (like.dtype, like.device, lane)
-        room = self._room.get(key)
-        if room is None or room.numel() < count:
-            room = torch.empty(count, dtype=like.dtype, device=like.device)
-            if room.nbytes <= KEEP:
-                self._room[key] = room
-        return room
+        nbytes = count * like.element_size()
+        room = self._room.get((like.device, lane))
+        if room is None or room.nbytes < nbytes:
+            with torch.inference_mode(False):  # what is made under it could not be written to without it
+                room = torch.empty(nbytes, dtype=torch.uint8, device=like.device)
+            if nbytes <= KEEP:
+                self._room[like.device, lane] = room
+        return room[:nbytes].view(like.dtype)
 
     @property
     def multiple(self) -> int:
