@@ -41,7 +41,7 @@ DTYPES = (
     torch.float32,
     torch.float64,
 )
-WARM = 0.3  # of the time: caches fill, allocators grow
+WARM = 0.5  # of the time: scratch grows to the largest message, allocators to what they need
 GROWTH = 1.05  # of resident memory after the warm-up
 
 
@@ -175,6 +175,7 @@ def soak(seconds: float, seed: int) -> int:
             spent = int(comm.bcast_obj(time.monotonic() - begun) * 1000) / 1000
             for name, at in (("begin", 0.0), ("warm", WARM * seconds), ("end", seconds)):
                 if spent >= at and name not in marks:
+                    comm.buffer(1)  # the one before it is given back only now
                     comm.barrier()
                     marks[name] = belongings()
                     comm.barrier()
