@@ -95,6 +95,10 @@ bool usable(TeamObject* self) {
         PyErr_SetString(PyExc_RuntimeError, "this rank has left the team");
         return false;
     }
+    if (self->team->forked()) {
+        PyErr_SetString(PyExc_RuntimeError, "this team belongs to the process that this one was forked from");
+        return false;
+    }
     if (self->busy.exchange(true)) {
         PyErr_SetString(PyExc_RuntimeError, "another thread is in a call of this team: one at a time, in one order on all ranks");
         return false;

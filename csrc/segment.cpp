@@ -83,7 +83,7 @@ std::shared_ptr<Segment> Segment::anonymous(std::size_t bytes) {
 }
 
 void Segment::forget_path() {
-    if (named_) unlink(path_.c_str());
+    if (named_ && getpid() == process_) unlink(path_.c_str());
     if (fd_ >= 0) close(fd_);
     named_ = false;
     fd_ = -1;

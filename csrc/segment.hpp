@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <unistd.h>
 
 namespace phalanx {
 
@@ -47,6 +48,7 @@ class Segment {
     int fd_;  // open only at the creator, and only until the path is forgotten
     std::string path_;
     bool named_;
+    int process_ = getpid();  // a forked child removes no name
 };
 
 std::size_t round_to_pages(std::size_t bytes);

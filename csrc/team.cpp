@@ -57,6 +57,7 @@ void Team::meet() {
 }
 
 void Team::leave() {
+    if (forked()) return;  // the copy of a forked child: the rank itself is still there
     members_[rank_].left.store(1);
     arenas_.clear();
 }

@@ -15,6 +15,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <unistd.h>
 #include <vector>
 
 #include "lars.hpp"
@@ -79,6 +80,9 @@ class Team {
     Team(std::shared_ptr<Segment> control, int rank, int size);
     void meet();
     void leave();
+
+    // Whether this process is a child of the one that entered: it must not speak in its parent's name.
+    bool forked() const { return getpid() != process_; }
 
     int rank() const { return rank_; }
     int size() const { return size_; }
@@ -187,6 +191,7 @@ class Team {
     std::atomic<bool> aborted_{false};
     Watchman watchman_;
 
+    pid_t process_ = getpid();
     std::uint64_t topic_ = 0;
     Generation next_ = slots;  // use 0 of each slot is the zeros it starts with
     Generation oldest_ = slots;

@@ -1,4 +1,4 @@
-"""How a rank runs the cells of the grid, and the oracle: every rank computes what all ranks contribute, and combines it naively."""
+"""How a rank runs the cells of the grid; and the oracle: every rank knows what all ranks contribute, and adds it up naively."""
 
 from __future__ import annotations
 
@@ -30,22 +30,25 @@ def is_right(comm: Any, cell: Cell) -> bool:
 # ---- the numbers ---------------------------------------------------------------------------------------------------------------
 
 
-@functools.lru_cache(maxsize=4)
-def _places(count: int) -> torch.Tensor:
-    i = torch.arange(count, dtype=torch.int32)
-    return i + i // 127  # no power of two is a period of it: what ends in the wrong place is seen
+@functools.lru_cache(maxsize=24)
+def _pattern(shift: int, length: int, *, truths: bool) -> torch.Tensor:
+    i = torch.arange(length, dtype=torch.int32)
+    x = (i + i // 127 + shift) % 11  # no power of two is a period of it: what ends in the wrong place is seen
+    return (x % 4 == shift % 4).to(torch.int16) if truths else x.to(torch.int16)
 
 
 def numbers(cell: Cell, rank: int, count: int | None = None) -> torch.Tensor:
-    """What `rank` contributes, as int32: 0 to 10, different at every place and on every rank; truths for bool."""
-    x = (_places(cell.count if count is None else count) + 3 * rank) % 11
-    return (x % 4 == rank % 4).to(torch.int32) if cell.dtype == "bool" else x
+    """What `rank` contributes, as int16: 0 to 10, different at every place and on every rank; truths for bool."""
+    count = cell.count if count is None else count
+    length = 1 << max(22, count.bit_length())  # one pattern for all sizes but the largest
+    return _pattern(3 * rank % 11, length, truths=cell.dtype == "bool")[:count]
 
 
 def tensor(cell: Cell, rank: int, count: int | None = None, times: int = 1) -> torch.Tensor:
     return (numbers(cell, rank, count) * times).to(_dtype(cell))
 
 
+@functools.lru_cache(maxsize=2)  # ranks that are threads ask for the same
 def reduced(cell: Cell, size: int, count: int | None = None) -> torch.Tensor:
     """The oracle of reductions; a mean is of `size` times the numbers."""
     whole = [numbers(cell, rank, count) for rank in range(size)]

@@ -1,8 +1,12 @@
 """Tensors whose shape the receiver does not know: bcast, gather, allgather, scatter, alltoall, send and recv."""
 
+import os
+
 import pytest
 import torch
 from tests.world.test_reductions import COMPLEX, FLOATS, INTEGERS, equal
+
+import phalanx
 
 DTYPES = [torch.bool, *INTEGERS, *FLOATS, *COMPLEX]
 LARGE = 20_001  # float32s: more than a broadcast sends along a tree
@@ -79,6 +83,7 @@ def test_an_expanded_tensor_can_be_sent_but_not_filled(world):
 
 def bcast_to_wrong(comm):
     last = comm.size - 1
+    everywhere = comm.shares_memory or "PHALANX_DEBUG" in os.environ
     for sent in (torch.arange(6.0), torch.arange(float(LARGE))):
         for offered in (torch.zeros(7), torch.zeros(2, 3), torch.zeros(6, dtype=torch.float64), torch.tensor(0.0)):
             if comm.rank == last and last > 0:
@@ -86,13 +91,22 @@ def bcast_to_wrong(comm):
                 with pytest.raises(ValueError, match=f"rank {comm.rank} offered"):
                     comm.bcast(offered)
                 equal(offered, before)
+            elif comm.size > 1 and everywhere:
+                with pytest.raises(phalanx.CommunicationError, match=f"rank {last} offered") as caught:
+                    comm.bcast(sent if comm.rank == 0 else None)
+                assert caught.value.missing == (last,)
             else:
                 equal(comm.bcast(sent if comm.rank == 0 else None), sent)
             equal(comm.all_reduce(torch.ones(2)), torch.full((2,), float(comm.size)))
 
 
-def test_a_receiver_of_another_shape_raises_there_and_only_there(world):
+def test_a_receiver_of_another_shape_is_named(world):
     world.run(bcast_to_wrong)
+
+
+@pytest.mark.parametrize("env", [{"PHALANX_NATIVE": "0"}, {"PHALANX_NATIVE": "0", "PHALANX_DEBUG": "1"}, {"PHALANX_DEBUG": "1"}])
+def test_so_it_is_without_shared_memory_and_on_all_ranks_when_debugging(pools, env):
+    pools.of(3, **env).run(bcast_to_wrong)
 
 
 # ---- gather, allgather, scatter, alltoall -----------------------------------------------------------------------------------

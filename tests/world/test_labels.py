@@ -25,6 +25,16 @@ def disagree(comm, what, odd):
             lambda: comm.all_reduce_async(torch.ones(LARGE), label="gradients of step 4").wait(),
         ),
         "scattered dims": (lambda: comm.reduce_scatter(torch.ones(n, 2)), lambda: comm.reduce_scatter(torch.ones(2 * n))),
+        "root": (lambda: comm.bcast(torch.ones(5), 0), lambda: comm.bcast(torch.ones(5), 1)),
+        "gathering root": (lambda: comm.gather(torch.ones(5), 0), lambda: comm.gather(torch.ones(5), 1)),
+        "gather": (lambda: comm.allgather(torch.ones(5)), lambda: comm.gather(torch.ones(5), 1)),
+        "scatter": (lambda: comm.alltoall([torch.ones(5)] * n), lambda: comm.scatter([torch.ones(5)] * n, comm.rank)),
+        "object": (lambda: comm.bcast_obj(1, 0), lambda: comm.bcast_obj(1, 1)),
+        "schedule": (lambda: comm.run(phalanx.ring(n), torch.ones(5)), lambda: comm.run(phalanx.tree(n), torch.ones(5))),
+        "complex": (
+            lambda: comm.all_reduce(torch.ones(2, 3, dtype=torch.complex64)),
+            lambda: comm.all_reduce(torch.ones(6, dtype=torch.complex64)),
+        ),
         "verb": (lambda: comm.all_reduce(torch.ones(2 * n)), lambda: comm.reduce_scatter(torch.ones(2 * n))),
     }[what]
     with pytest.raises(phalanx.CommunicationError, match="disagree") as caught:
@@ -34,7 +44,13 @@ def disagree(comm, what, odd):
     return str(caught.value).partition(": ")[2], caught.value.missing
 
 
-@pytest.mark.parametrize("what", ["dims", "large dims", "truths", "label", "async label", "scattered dims", "verb"])
+WHAT = [
+    "dims", "large dims", "truths", "label", "async label", "scattered dims", "root", "gathering root", "gather", "scatter",
+    "object", "schedule", "complex", "verb",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("what", WHAT)
 def test_ranks_that_mean_different_things_are_told_so(pools, what):
     for odd in (0, 2):
         answers = pools.of(3).run(disagree, what, odd)

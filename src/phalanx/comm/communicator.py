@@ -7,6 +7,8 @@ runs a schedule; the others are a few messages each. The verbs are in layers, on
 
 from __future__ import annotations
 
+import os
+import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
@@ -68,6 +70,9 @@ class Communicator(Objects):
             self._loans = Loans(team)
             if self._watch is not None:
                 self._watch.interrupts.append(team.abort)
+            # of this rank alone, at `close` or when the communicator is dropped: the others may still be at work with theirs
+            self._leave = weakref.finalize(self, _leave_team, team, self._watch, os.getpid())
+            self._leave.atexit = False  # at exit the order of things is close()'s affair
         return works
 
     def split(self, color: int, key: int = 0) -> Communicator:
@@ -128,6 +133,14 @@ class Communicator(Objects):
         # after an exception the sockets stay open until the exit hook has told the others the reason
         if kind is None:
             self.close()
+
+
+def _leave_team(team: HostTeam, watch: Watch | None, process: int) -> None:
+    if os.getpid() != process:
+        return  # a forked child has dropped its copy
+    if watch is not None and team.abort in watch.interrupts:
+        watch.interrupts.remove(team.abort)
+    team.close()
 
 
 def prepare(transport: Transport, ranks: Sequence[int], schedule: Schedule) -> None:

@@ -30,7 +30,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from phalanx.comm.processes import look_up
 
@@ -152,6 +152,13 @@ class Store(Protocol):
     def multi_set(self, keys: list[str], values: list[str]) -> None: ...
     def multi_get(self, keys: list[str]) -> list[bytes]: ...
     def add(self, key: str, amount: int) -> int: ...
+    def delete_key(self, key: str) -> bool: ...
+
+
+def clear(store: Any) -> None:
+    """Remove all keys of a store with a prefix, where torch can list them."""
+    for key in store.list_keys() if hasattr(store, "list_keys") else ():
+        store.delete_key(key)
 
 
 class Watch:
@@ -220,6 +227,17 @@ class Watch:
             self._store.multi_set([f"{key}/{self.rank}" for key in ("alarm", "again", "ended")], ["stop"] * 3)
             self._thread.join(0.5)
             self._store.set(f"gone/{self.rank}", "")
+        if not self._thread.is_alive():
+            self._ear = self._store  # the second connection is closed, here and where the store is
+
+    def is_over(self) -> bool:
+        """After `stop`: whether nobody needs what the store has of this communicator; then the first rank removes it."""
+        with contextlib.suppress(Exception):  # a store that is gone needs nothing
+            if self.rank == 0 and os.getpid() == self._process and not self._unreachable():
+                if not self._store.check([f"gone/{rank}" for rank in range(self.world)]):
+                    return False
+                clear(self._store)
+        return True
 
     def linger(self) -> None:
         """The store ends with this process: stay until no other rank needs it, for the timeout at most, after a failure less."""
@@ -376,6 +394,7 @@ def guard(watch: Watch) -> None:
     if not _held:
         atexit.register(_leave)
     _install_hook()
+    _held[:] = [old for old in _held if old in _watches or not old.is_over()]
     _watches.append(watch)
     _held.append(watch)
 

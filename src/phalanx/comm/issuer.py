@@ -7,6 +7,7 @@ end of it.
 
 from __future__ import annotations
 
+import os
 import queue
 import re
 import threading
@@ -89,11 +90,13 @@ class Issuer:
         self._last: str | Callable[[], Operation] = ""
         self._idle_since = time.monotonic()
         self._broken: CommunicationError | None = None
+        self._process = os.getpid()
         if watch is not None:
             watch.start(self.state, self.stop)
 
     def submit(self, operation: Operation) -> Pending:
         """Queue it behind everything submitted earlier."""
+        self.check_process(operation.name)
         if self._broken is not None:
             raise CommunicationError(
                 f"{operation.name} cannot start: an earlier communication failed ({self._broken})",
@@ -107,6 +110,19 @@ class Issuer:
         self._queue.put(operation)
         return Pending(operation, self)
 
+    def check_process(self, name: str) -> None:
+        """Raise in a forked child: it has the parent's connections and memory, but is not the rank that the others know."""
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                f"{name}: this communicator belongs to process {self._process}, and this is process {os.getpid()}, a fork of it:"
+                " create a communicator after the fork, or start processes with spawn or forkserver"
+            )
+
+    @property
+    def is_parents(self) -> bool:
+        """Whether this process was forked from the one that communicates."""
+        return os.getpid() != self._process
+
     @property
     def idle(self) -> bool:
         """Whether nothing is under way and nothing has failed: the calling thread may communicate itself."""
@@ -114,6 +130,8 @@ class Issuer:
 
     def directly(self, work: Callable[[], Any], describe: Callable[[], Operation]) -> Any:
         """Do `work` in the calling thread, while this is `idle`; its failure is explained as any other's."""
+        if os.getpid() != self._process:
+            self.check_process(describe().name)
         self._doing = describe
         try:
             result = work()
@@ -144,6 +162,7 @@ class Issuer:
 
     def finish(self, operation: Operation) -> None:
         """Wait until the operation is over; raise if it failed, or as soon as it is known that it cannot succeed."""
+        self.check_process(operation.name)
         if operation.landing is not None and not operation.finished.is_set():
             # patience begins here: the peers may have computed for as long as this rank has before it came to wait
             operation.alive = time.monotonic()
@@ -161,6 +180,7 @@ class Issuer:
 
     def settle(self, operation: Operation, seconds: float) -> BaseException | None:
         """Wait for an operation that may fail; TimeoutError if it takes longer than `seconds`. An alarm is raised here, too."""
+        self.check_process(operation.name)
         until = time.monotonic() + seconds
         self._awaited = operation
         try:

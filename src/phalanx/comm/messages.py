@@ -12,13 +12,20 @@ import torch
 
 from phalanx.comm.arguments import check_in_place, check_list, check_peer, check_rank, check_tensor, text_of
 from phalanx.comm.envelope import HEADER, announced, describes, header_of, is_plain, plain
+from phalanx.comm.failure import CommunicationError
 from phalanx.comm.issuer import Pending
 from phalanx.comm.operations import WINDOW, tag_of
 from phalanx.comm.reductions import Reductions
 from phalanx.comm.transports import Message
+from phalanx.comm.transports.shm import TYPES
 from phalanx.schedule import Schedule, binomial, scatter_gather
 
 BCAST_TREE = 64 << 10  # bytes up to which a broadcast sends the whole along a tree rather than parts
+
+
+def _misfit(ranks: Sequence[int], offers: Sequence[str], root: int, sent: str) -> str:
+    told = "; ".join(f"rank {rank} offered {offer} to fill" for rank, offer in zip(ranks, offers))
+    return f"bcast: root {root} sent {sent}, but {told}"
 
 
 class Messages(Reductions):
@@ -37,26 +44,50 @@ class Messages(Reductions):
             check_in_place(x)
 
         def work(tag: int) -> torch.Tensor:
-            tree = self._broadcasting(binomial, root)
             header = header_of(x) if self.rank == root and x is not None else torch.empty(HEADER, dtype=torch.int64)
-            self._run(tree, header, "sum", tag)
+            self._spread(header, root, tag)
+            self._check_offers(x, header, root, tag)
             out = x.detach() if x is not None and describes(header, x) else announced(header)
             flat = plain(out if self._transport.can_carry(out) else out.cpu()).view(-1)
-            self._run(
-                tree if flat.nbytes <= BCAST_TREE or self.size == 2 else self._broadcasting(scatter_gather, root),
-                flat.view(torch.uint8),
-                "sum",
-                tag,
-            )
+            self._spread(flat.view(torch.uint8), root, tag)
             if self.rank != root and flat.data_ptr() != out.data_ptr():
                 out.copy_(flat.view(out.shape))
             if x is None:
                 return out
             if not describes(header, x):  # only now: the others were waiting for this rank's part
-                raise ValueError(f"bcast: rank {self.rank} offered {text_of(x)} to fill, but root {root} sent {text_of(out)}")
+                raise ValueError(_misfit([self.rank], [text_of(x)], root, text_of(out)))
             return x
 
         return self._start(f"bcast(root {root})", work, [] if x is None else [x]).wait()
+
+    def _spread(self, flat: torch.Tensor, root: int, tag: int) -> None:
+        """A flat buffer of `root` to all, in place."""
+        if self._team is not None and self.inter_size == 1 and flat.is_cpu and flat.dtype in TYPES:
+            self._team.broadcast(flat, root)
+        elif flat.nbytes <= BCAST_TREE or self.size == 2:
+            self._run(self._broadcasting(binomial, root), flat, "sum", tag)
+        else:
+            self._run(self._broadcasting(scatter_gather, root), flat, "sum", tag)
+
+    def _check_offers(self, x: torch.Tensor | None, header: torch.Tensor, root: int, tag: int) -> None:
+        """Raise on all ranks if one offered a tensor that the root's does not fit, where it costs little to ask, or to debug."""
+        fits = x is None or describes(header, x)
+        offer = "" if fits or x is None else text_of(x)
+        if self._team is not None and self.inter_size == 1:
+            if self._team.all_reduce(torch.tensor([fits], dtype=torch.uint8), "min").item():
+                return
+            offers = self._team.tell(offer)
+        elif self._debug and self.size > 1:
+            offers = self._tell(offer, tag)
+        else:
+            return
+        odd = [rank for rank in range(self.size) if offers[rank]]
+        if not odd:
+            return
+        words = _misfit(odd, [offers[rank] for rank in odd], root, text_of(announced(header)))
+        if not fits:
+            raise ValueError(words)
+        raise CommunicationError(words, operation=f"bcast(root {root})", missing=odd)
 
     def gather(self, x: torch.Tensor, root: int = 0) -> list[torch.Tensor] | None:
         """The tensors of all ranks as a list at `root`, None elsewhere. Shapes may differ."""
@@ -70,14 +101,14 @@ class Messages(Reductions):
                 return None
             return self._in_order(x, self._swap({}, others, tag))
 
-        return self._start(f"gather(root {root})", work, [x]).wait()
+        return self._start(f"gather(root {root})", work, [x], compare=True).wait()
 
     def allgather(self, x: torch.Tensor) -> list[torch.Tensor]:
         """The tensors of all ranks as a list, on all ranks. Shapes may differ."""
         check_tensor(x)
         others = self._others()
         return self._start(
-            "allgather()", lambda tag: self._in_order(x, self._swap(dict.fromkeys(others, x), others, tag)), [x]
+            "allgather()", lambda tag: self._in_order(x, self._swap(dict.fromkeys(others, x), others, tag)), [x], compare=True
         ).wait()
 
     def scatter(self, xs: Sequence[torch.Tensor] | None, root: int = 0) -> torch.Tensor:
@@ -94,15 +125,17 @@ class Messages(Reductions):
             self._swap({i: xs[i] for i in self._others()}, [], tag)
             return xs[root].detach().clone()
 
-        return self._start(f"scatter(root {root})", work, xs or []).wait()
+        return self._start(f"scatter(root {root})", work, xs or [], compare=True).wait()
 
     def alltoall(self, xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Rank i sends xs[j] to rank j and gets a list whose element j came from rank j. Shapes may differ."""
         check_list(xs, "alltoall", "every rank passes", self.size)
         others = self._others()
-        return self._start(
-            "alltoall()", lambda tag: self._in_order(xs[self.rank], self._swap({i: xs[i] for i in others}, others, tag)), xs
-        ).wait()
+
+        def work(tag: int) -> list[torch.Tensor]:
+            return self._in_order(xs[self.rank], self._swap({i: xs[i] for i in others}, others, tag))
+
+        return self._start("alltoall()", work, xs, compare=True).wait()
 
     def send(self, x: torch.Tensor, dest: int, tag: int = 0) -> None:
         """Send `x`; returns when `dest` has begun to receive it. Messages of one pair and tag arrive in order."""

@@ -51,6 +51,7 @@ class Operations:
         self._closed = False
         self._debug = os.environ.get("PHALANX_DEBUG", "") not in ("", "0")
         self._team: HostTeam | None = None  # shared memory with the ranks of this host
+        self._leave: Callable[[], Any] | None = None  # gives it up
         self._loans: Loans | None = None
 
     # ---- who ---------------------------------------------------------------------------------------------------------------
@@ -99,10 +100,12 @@ class Operations:
         landing: Callable[[], None] | None = None,
         *,
         may_fail: bool = False,
+        compare: bool = False,
     ) -> Pending:
         """Number the operation and queue it. A `pair` (source, dest, tag) has an order of its own and no number.
 
-        With `landing`, `work` only begins it; `landing` waits for its end, in a thread of its own.
+        With `landing`, `work` only begins it; `landing` waits for its end, in a thread of its own. `compare`: it begins with
+        messages, which ranks that call something else would wait for; where all share memory they compare what they call first.
         """
         if self._is_closed():
             raise RuntimeError(f"{name}: this communicator is closed")
@@ -121,7 +124,10 @@ class Operations:
                     self._agree(name, number)
                 if self._team is None:
                     return work(tag)
-                self._team.set_topic(digest_of(name), number, lambda: name)
+                if pair is None:
+                    self._team.set_topic(digest_of(name), number, lambda: name)
+                    if compare and self.inter_size == 1:
+                        self._on_team(self._team.barrier)
                 return self._on_team(lambda: work(tag))
 
         def land() -> None:
@@ -144,17 +150,8 @@ class Operations:
 
     def _agree(self, name: str, number: int) -> None:
         """Under PHALANX_DEBUG: all ranks tell what they are about to do, and all raise when they differ."""
-        others = self._others()
-        mine = torch.tensor(list(name.encode()[:DEBUG_TEXT].ljust(DEBUG_TEXT)), dtype=torch.uint8)
-        said = {peer: torch.empty_like(mine) for peer in others}
-        tag = tag_of(self._name, number, "agree")
-        for first in range(1, self.size, WINDOW):
-            distances = range(first, min(first + WINDOW, self.size))
-            to = {(self.rank + k) % self.size: mine for k in distances}
-            self._exchange(to, {peer: said[peer] for k in distances for peer in [(self.rank - k) % self.size]}, tag)
         calls: dict[str, list[int]] = {}
-        for rank in range(self.size):
-            text = name if rank == self.rank else bytes(said[rank].tolist()).decode(errors="replace").rstrip()
+        for rank, text in enumerate(self._tell(name, tag_of(self._name, number, "agree"))):
             calls.setdefault(text, []).append(rank)
         if len(calls) > 1:
             usual = max(calls.values(), key=len)  # the first of several equally large parties counts as the usual one
@@ -163,6 +160,16 @@ class Operations:
                 f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}: {text}" for text, ranks in calls.items()
             )
             raise CommunicationError(f"ranks disagree on operation number {number}: {told}", operation=name, missing=odd)
+
+    def _tell(self, text: str, tag: int) -> list[str]:
+        """The texts of all ranks, DEBUG_TEXT bytes of each at most."""
+        mine = torch.tensor(list(text.encode()[:DEBUG_TEXT].ljust(DEBUG_TEXT)), dtype=torch.uint8)
+        said = {rank: mine if rank == self.rank else torch.empty_like(mine) for rank in range(self.size)}
+        for first in range(1, self.size, WINDOW):
+            distances = range(first, min(first + WINDOW, self.size))
+            to = {(self.rank + k) % self.size: mine for k in distances}
+            self._exchange(to, {peer: said[peer] for k in distances for peer in [(self.rank - k) % self.size]}, tag)
+        return [bytes(said[rank].tolist()).decode(errors="replace").rstrip() for rank in range(self.size)]
 
     def _members(self) -> dict[int, int]:
         """Rank here -> rank in the world."""
@@ -188,17 +195,19 @@ class Operations:
 
     def close(self) -> None:
         """End the communicator; what was queued is finished first. A split one leaves its parent open. Idempotent."""
-        if self._closed:
+        if self._closed or self._issuer.is_parents:  # a forked child leaves its parent's alone
             return
         self._closed = True
-        if self._parent is not None and self._team is not None:
-            self._team.close()
+        if self._parent is not None and self._leave is not None:
+            self._leave()
         if self._parent is None:
             self._issuer.stop()
             if self._watch is not None:
                 release(self._watch)
                 self._watch.stop()
             self._transport.close()
+            if self._leave is not None:
+                self._leave()
 
     def _is_closed(self) -> bool:
         return self._closed or (self._parent is not None and self._parent._is_closed())

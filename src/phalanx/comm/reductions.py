@@ -36,7 +36,7 @@ class Reductions(Operations):
         self._named: tuple[object, int] = (None, 0)  # the last all-reduce in the calling thread, and the digest of its name
         self._forms: dict[tuple[int, torch.dtype, str], Form] = {}
         self._verified: dict[int, Schedule] = {}
-        self._room: dict[tuple[torch.dtype, torch.device, int], torch.Tensor] = {}
+        self._room: dict[tuple[torch.device, int], torch.Tensor] = {}  # bytes: one room for all dtypes
         self._schedule = algorithm or for_world(self._hosts, shared=shared, library=self._transport.library)
         smaller = for_less(self._hosts, shared=shared)
         self._small = smaller[0][1]
@@ -57,11 +57,11 @@ class Reductions(Operations):
         if self._direct is not None and self._issuer.idle and not self._debug and _is_simple(x, op) and not self._is_closed():
             # in this thread, at the speed of memory: a thread's wake-up takes longer than all ranks' sum of a few KiB
             self._number += 1
-            number, team, dtype, shape = self._number, self._direct, x.dtype, x.shape
-            key = (dtype, shape, op, label)
+            number, team, comm, ranks = self._number, self._direct, self._name, self._ranks
+            key = (x.dtype, x.shape, op, label)
 
-            def describe() -> Operation:  # keeps no tensor alive
-                return Operation(self._name, number, _name_of(*key), self._members(), lambda: None, Lane())
+            def describe() -> Operation:  # keeps no tensor and no communicator alive
+                return Operation(comm, number, _name_of(*key), dict(enumerate(ranks)), lambda: None, Lane())
 
             if key != self._named[0]:  # a shape is compared faster than hashed
                 self._named = key, _digest_of(*key)
@@ -80,7 +80,8 @@ class Reductions(Operations):
             self._reduce(x.detach(), op, schedule, tag)
             return x
 
-        return self._start(_name_of(x.dtype, x.shape, op, label), work, [x])
+        compare = not x.is_cpu or x.dtype not in TYPES or self._direct is None  # otherwise shared memory does it anyway
+        return self._start(_name_of(x.dtype, x.shape, op, label), work, [x], compare=compare)
 
     def _schedule_for(self, x: torch.Tensor) -> Schedule:
         if x.is_cuda and self._transport.library:
@@ -106,7 +107,7 @@ class Reductions(Operations):
             self._run(schedule, x.detach().view(-1), "sum", tag)
             return x
 
-        return self._start(f"run({schedule.name}, {text_of(x)})", work, [x]).wait()
+        return self._start(f"run({schedule.name}, {text_of(x)})", work, [x], compare=True).wait()
 
     def reduce_scatter(self, x: torch.Tensor, op: ReduceOp = "sum") -> torch.Tensor:
         """Reduce `x`, cut along dim 0 into `size` parts, and return this rank's part; `x` itself is not changed."""
@@ -119,7 +120,8 @@ class Reductions(Operations):
             self._reduce(whole, op, self._scattering, tag)
             return whole.chunk(self.size)[self.rank].clone() if whole.numel() else whole[: x.shape[0] // self.size]
 
-        return self._start(f"reduce_scatter({text_of(x)}, {op})", work, [x]).wait()
+        compare = not x.is_cpu or x.dtype not in TYPES
+        return self._start(f"reduce_scatter({text_of(x)}, {op})", work, [x], compare=compare).wait()
 
     def barrier(self) -> None:
         """Return when all ranks have called it."""
@@ -187,13 +189,14 @@ class Reductions(Operations):
 
     def _scratch(self, count: int, like: torch.Tensor, lane: int) -> torch.Tensor:
         """Room for `count` elements next to a piece of the user's buffer; only the issuing thread asks."""
-        key = (like.dtype, like.device, lane)
-        room = self._room.get(key)
-        if room is None or room.numel() < count:
-            room = torch.empty(count, dtype=like.dtype, device=like.device)
-            if room.nbytes <= KEEP:
-                self._room[key] = room
-        return room
+        nbytes = count * like.element_size()
+        room = self._room.get((like.device, lane))
+        if room is None or room.nbytes < nbytes:
+            with torch.inference_mode(False):  # what is made under it could not be written to without it
+                room = torch.empty(nbytes, dtype=torch.uint8, device=like.device)
+            if nbytes <= KEEP:
+                self._room[like.device, lane] = room
+        return room[:nbytes].view(like.dtype)
 
     @property
     def multiple(self) -> int:
@@ -202,12 +205,13 @@ class Reductions(Operations):
 
     def buffer(self, numel: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> torch.Tensor:
         """A flat tensor in the memory that this communicator reduces fastest, not initialised. All ranks call it together."""
-        team, loans = self._team, self._loans
-        if team is None or loans is None or numel == 0 or dtype not in TYPES or torch.device(device).type != "cpu":
+        if not self._shared or numel == 0 or dtype not in TYPES or torch.device(device).type != "cpu":
             return torch.empty(numel, dtype=dtype, device=device)
-        nbytes = numel * dtype.itemsize
+        nbytes, team, loans = numel * dtype.itemsize, self._team, self._loans
 
         def work(tag: int) -> torch.Tensor:
+            if team is None or loans is None:  # alone on its host; an operation all the same, because all ranks must count alike
+                return torch.empty(numel, dtype=dtype)
             try:
                 return loans.give(lambda: team.allocate(nbytes)).view(dtype)
             except Refused:  # on all ranks of the host alike: their memory limit, most likely

@@ -143,6 +143,8 @@ class Store(Protocol):
     def set(self, key: str, value: str) -> None: ...
     def get(self, key: str) -> bytes: ...
     def wait(self, keys: list[str], timeout: datetime.timedelta) -> None: ...
+    def add(self, key: str, amount: int) -> int: ...
+    def delete_key(self, key: str) -> bool: ...
 
 
 class HostTeam:
@@ -158,6 +160,7 @@ class HostTeam:
     def join(store: Store, rank: int, size: int, *, timeout: float, name: str) -> HostTeam | None:
         """Meet the others. None, on all ranks, if they cannot share memory; rank 0 logs the reason."""
         team, reason, pids = _meet(store, rank, size, timeout, f"shm/{name}")
+        _forget_meeting(store, rank, size, team, f"shm/{name}")
         if team is None:
             if rank == 0 and SWITCHED_OFF not in reason:  # who did it knows
                 log.warning("phalanx: %s: ranks of one host talk through torch.distributed, because %s", name, reason)
@@ -246,6 +249,17 @@ class HostTeam:
             raise self._error(status, _text("broadcast", x))
         return x
 
+    def tell(self, text: str) -> list[str]:
+        """The texts of all ranks, TOPIC bytes of each at most."""
+        said = torch.zeros(self.size, TOPIC, dtype=torch.uint8)
+        words = text.encode()[:TOPIC]
+        said[self.rank, : len(words)] = torch.tensor(list(words), dtype=torch.uint8)
+        status = self._team.all_gather(said.data_ptr(), said.numel(), TYPES[said.dtype])
+        if status:
+            author, dead, late, _, _ = self._team.failure()
+            raise SharedMemoryError("tell()", author=author, dead=dead, late=late)
+        return [bytes(row.tolist()).rstrip(b"\0").decode(errors="replace") for row in said]
+
     def barrier(self) -> None:
         """Return when all ranks have called it."""
         status = self._team.barrier()
@@ -324,7 +338,7 @@ class HostTeam:
         if status == REFUSED:
             return Refused(f"{call}: {refusal}", author=author)
         if status == DISAGREE:
-            return _disagreement(call, author, calls, self._tell_topics(call))
+            return _disagreement(call, author, calls, self._tell_topics())
         told = "" if author == self.rank else f" (noticed by rank {author})"
         if status == DEAD:
             _sweep([self._pids[r] for r in dead])
@@ -334,17 +348,15 @@ class HostTeam:
         why = "a signal handler raised" if status == INTERRUPTED else "abort() was called"
         return Aborted(f"{call}: {why} on rank {author}", author=author, late=() if author == self.rank else (author,))
 
-    def _tell_topics(self, call: str) -> list[str]:
+    def _tell_topics(self) -> list[str]:
         """What each rank is about, after a disagreement: all ranks learned of it in the same operation, so all come here."""
         if self._topic is None:
             return []
-        said = torch.zeros(self.size, TOPIC, dtype=torch.uint8)
-        words = self._topic().encode()[:TOPIC]
-        said[self.rank, : len(words)] = torch.tensor(list(words), dtype=torch.uint8)
         self._team.set_topic(0, 0)
-        if self._team.all_gather(said.data_ptr(), said.numel(), TYPES[said.dtype]):
+        try:
+            return self.tell(self._topic())
+        except SharedMemoryError:
             return []  # a rank died meanwhile: the disagreement is told without words
-        return [bytes(row.tolist()).rstrip(b"\0").decode(errors="replace") for row in said]
 
 
 def _address(x: torch.Tensor) -> int:
@@ -430,6 +442,22 @@ def _meet(store: Store, rank: int, size: int, timeout: float, name: str) -> tupl
         reasons.append(next(f"rank {r} cannot: {answer}" for r, answer in enumerate(answers) if answer))
         del team  # and with it the segment, the descriptor and the name
     return None, "; ".join(reasons), []
+
+
+def _forget_meeting(store: Store, rank: int, size: int, team: Any, name: str) -> None:
+    """Take out of the store what the ranks told each other, after all have read it."""
+    phases = ["hello", *(f"{phase}{method}" for method in METHODS for phase in ("path", "mapped"))]
+    if team is None:  # the last to come does it for all
+        if store.add(f"{name}/left", 1) < size:
+            return
+        store.delete_key(f"{name}/left")
+        ranks: Sequence[int] = range(size)
+    elif team.barrier():
+        return  # a rank died: it will be noticed
+    else:
+        ranks = [rank]
+    for key in (f"{name}/{phase}/{r}" for phase in phases for r in ranks):
+        store.delete_key(key)
 
 
 def _enter(rank: int, size: int, path: str | None, method: int, timeout: float) -> tuple[Any, str]:

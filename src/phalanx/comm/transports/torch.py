@@ -8,6 +8,7 @@ to compare them.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import itertools
 import os
@@ -21,7 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from phalanx.comm.failure import FOR_EVER, CommunicationError, Store
+from phalanx.comm.failure import FOR_EVER, CommunicationError, Store, clear
 from phalanx.comm.launch import Launch, Note, meeting_point_through_mpi4py
 from phalanx.comm.transports import Message
 from phalanx.schedule import Collective, Schedule
@@ -179,11 +180,23 @@ class TorchTransport:
 
     def close(self) -> None:
         global _lent
+        own = [*self._groups.values(), *([self._cpu_group] if self._cpu_group is not None else [])]
+        self._groups, self._cpu_group = {}, None
+        last = self._borrows and _lent == 1
         if self._borrows:
             self._borrows = False
             _lent -= 1
-            if _lent == 0 and dist.is_initialized():
-                dist.destroy_process_group()
+        if not dist.is_initialized():
+            return
+        if last:
+            if self.rank == 0:  # all have met long ago
+                with contextlib.suppress(RuntimeError):  # an elastic job's store may be gone
+                    clear(self.store)
+            dist.destroy_process_group()
+            return
+        for group in own:
+            if group is not dist.group.WORLD and group is not dist.GroupMember.NON_GROUP_MEMBER:
+                dist.destroy_process_group(group)
 
 
 def _forced_form() -> bool | None:
