@@ -1,0 +1,40 @@
+"""The global generators while a data set of the user's makes its samples: for each sample a function of seed, epoch and index.
+
+A data set may draw from torch's, NumPy's or Python's own generator. All three are seeded before each sample, so that it is the
+same in every run, on any number of ranks and in any worker process. Afterwards they are as they were: training draws from them,
+too.
+
+Threads share these generators. So this is for the thread that trains, which does not train meanwhile, and for worker processes.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy
+import torch
+
+_one_at_a_time = threading.RLock()  # ranks may be threads of one process; a data set may read from a loader
+
+
+@contextmanager
+def borrowed() -> Iterator[None]:
+    """Whatever is drawn or seeded inside leaves no trace."""
+    with _one_at_a_time:
+        states = torch.default_generator.get_state(), numpy.random.get_state(), random.getstate()
+        try:
+            yield
+        finally:
+            torch.default_generator.set_state(states[0])
+            numpy.random.set_state(states[1])
+            random.setstate(states[2])
+
+
+def seed_all(bits: int) -> None:
+    """Seed the three of them with 64 bits. Those of accelerators are left alone: samples are made on the host."""
+    torch.default_generator.manual_seed(bits)
+    numpy.random.seed(bits >> 32)
+    random.seed(bits)
