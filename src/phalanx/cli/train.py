@@ -102,7 +102,8 @@ def run(args: argparse.Namespace) -> int:
     resume = ["--resume"] if args.resume else []
     planned = ["--plan", str(args.plan)] if args.plan else []
     settings = [word for setting in args.settings for word in ("--set", setting)]
-    return start_ranks(ranks, ["-m", "phalanx", "train", args.recipe, "--out", str(out), *resume, *planned, *settings])
+    command = ["train", args.recipe, "--ranks", str(ranks), "--out", str(out), *resume, *planned, *settings]
+    return start_ranks(ranks, ["-m", "phalanx", *command])  # the report shows it: it has to work when typed
 
 
 def resolve(recipe: str, settings: list[str], planned: dict[str, str] | None = None) -> RunConfig:

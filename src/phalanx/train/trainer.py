@@ -193,6 +193,7 @@ class Trainer:
             rate=rate,
             times=Times(input_seconds, ready - begun, wait, time.perf_counter() - ready - wait),
             travelling=max(way.ended for way in journeys) - min(way.left for way in journeys) if journeys else 0.0,
+            groups=len(journeys),
         )
         self.tracer.end_step(journeys)
 
