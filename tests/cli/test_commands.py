@@ -1,13 +1,16 @@
-"""Command lines in README, docs and examples: torchrun's own parser takes them, and hosts that must meet can."""
+"""Command lines in README, docs and examples: the parsers of torchrun and phalanx take them, and hosts that must meet can."""
 
 from __future__ import annotations
 
+import argparse
 import re
 import shlex
 from pathlib import Path
 
 import pytest
 from torch.distributed.run import get_args_parser
+
+from phalanx.cli.main import VERBS
 
 ROOT = Path(__file__).parents[2]
 FILES = [
@@ -51,3 +54,42 @@ def test_the_judge_can_say_no() -> None:
     assert not meets("--nnodes 2 --rdzv-backend c10d train.py")
     assert not meets("--nnodes 2 --master-addr host0 train.py")
     assert meets("--nnodes 2 --node-rank 1 --master-addr host0 --master-port 1 train.py")
+
+
+# ---- phalanx -------------------------------------------------------------------------------------------------------------------
+
+
+def own_commands(text: str) -> list[str]:
+    """Every `phalanx VERB ...` of a line of code or in backticks, without what comes after it."""
+    joined = re.sub(r"\\+\n\s*", "", text)
+    verbs = "|".join(path for verb in VERBS for path in [verb.__name__.rpartition(".")[2].replace("_", "-")])
+    found = re.findall(rf"(?:^(?:    |\$ )+|^|`|\s-m(?: --)? )phalanx ((?:{verbs})\b[^`\n#|>]*)", joined, re.MULTILINE)
+    whole = [re.split(r"\s{3,}", own.strip())[0] for own in found if "..." not in own]
+    return [own for own in whole if " " in own and "--help" not in own]  # a verb alone is its name
+
+
+def parse(command: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="phalanx", exit_on_error=False)
+    verbs = parser.add_subparsers(required=True)
+    for verb in VERBS:
+        verb.add_to(verbs)
+    return parser.parse_args(shlex.split(command))
+
+
+OWN = [
+    pytest.param(own, id=f"{path.relative_to(ROOT)}: {own}")
+    for path in FILES
+    if path.suffix in (".md", ".sh", ".sbatch", ".yaml")
+    for own in own_commands(path.read_text())
+]
+
+
+@pytest.mark.parametrize("command", OWN)
+def test_a_phalanx_command_is_one(command: str) -> None:
+    parse(command)
+
+
+def test_the_other_judge_can_say_no() -> None:
+    assert len(OWN) >= 20
+    with pytest.raises((SystemExit, argparse.ArgumentError)):
+        parse("train --epochs 3")
