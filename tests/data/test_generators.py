@@ -74,3 +74,16 @@ def test_threads_that_are_asked_for_leave_the_generators_alone():
     with Loader(Drawing(24), batch=12, workers=1) as loader:
         list(loader)
     assert torch.default_generator.initial_seed() == before
+
+
+def test_ranks_that_are_threads_do_not_seed_each_other():
+    """One may still be drawing the weights of its model while another reads its first batch."""
+    before = torch.default_generator.initial_seed()
+
+    def read(comm):
+        with Loader(Drawing(24), comm, batch=12) as loader:
+            for _ in loader:
+                assert torch.default_generator.initial_seed() == before
+
+    phalanx.run_local(2, read)
+    assert torch.default_generator.initial_seed() == before

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
+from phalanx.data import generators
 from phalanx.data.draws import Draws
 from phalanx.data.generators import borrowed, seed_all
 from phalanx.data.image import BadSample
@@ -70,7 +71,7 @@ class Maker:
                 reading(int(indices[0]))
             data = self.source.take(indices) if isinstance(self.source, Takes) else _rows(self.source, indices)
             return Made(self._transformed(data, wanted, indices), len(indices))
-        with borrowed() if self.seeds and self.decode is None else nullcontext():
+        with borrowed() if self._seeding() else nullcontext():
             made = self._one_by_one(wanted, indices, reading)
             return made if made.samples else Made(self._empty(wanted, reading), 0, made.skipped)
 
@@ -91,7 +92,7 @@ class Maker:
     def _one_by_one(self, wanted: MicroBatch, indices: Indices, reading: Callable[[int], None]) -> Made:
         samples, kept, skipped = [], [], []
         draws = self._draws(wanted, indices) if self.decode else None
-        seeds = self._draws(wanted, indices).words(SEEDS).tolist() if self.seeds and not self.decode else None
+        seeds = self._draws(wanted, indices).words(SEEDS).tolist() if self._seeding() else None
         for row, index in enumerate(indices.tolist()):
             reading(index)
             if seeds is not None:
@@ -142,6 +143,9 @@ class Maker:
 
     def _draws(self, wanted: MicroBatch, indices: Indices) -> Draws:
         return Draws(wanted.seed, wanted.epoch, indices)
+
+    def _seeding(self) -> bool:
+        return self.seeds and self.decode is None and generators.are_ours()
 
     def _names(self, indices: Indices) -> str:
         return ", ".join(self.name(i) for i in indices[:8].tolist()) + (", ..." if len(indices) > 8 else "")

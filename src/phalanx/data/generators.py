@@ -4,7 +4,8 @@ A data set may draw from torch's, NumPy's or Python's own generator. All three a
 same in every run, on any number of ranks and in any worker process. Afterwards they are as they were: training draws from them,
 too.
 
-Threads share these generators. So this is for the thread that trains, which does not train meanwhile, and for worker processes.
+Threads share these generators. So this is for the main thread of a process: the one that trains, which does not train meanwhile,
+or that of a worker. Ranks that are threads of one process would seed each other's: there nothing is seeded.
 """
 
 from __future__ import annotations
@@ -17,20 +18,22 @@ from contextlib import contextmanager
 import numpy
 import torch
 
-_one_at_a_time = threading.RLock()  # ranks may be threads of one process; a data set may read from a loader
+
+def are_ours() -> bool:
+    """Whether this thread may seed the generators of the process."""
+    return threading.current_thread() is threading.main_thread()
 
 
 @contextmanager
 def borrowed() -> Iterator[None]:
     """Whatever is drawn or seeded inside leaves no trace."""
-    with _one_at_a_time:
-        states = torch.default_generator.get_state(), numpy.random.get_state(), random.getstate()
-        try:
-            yield
-        finally:
-            torch.default_generator.set_state(states[0])
-            numpy.random.set_state(states[1])
-            random.setstate(states[2])
+    states = torch.default_generator.get_state(), numpy.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(states[0])
+        numpy.random.set_state(states[1])
+        random.setstate(states[2])
 
 
 def seed_all(bits: int) -> None:
