@@ -1,8 +1,8 @@
 """ResNet-50 on ImageNet's folders on any number of ranks. `diff` it with imagenet_before.py to see what that took.
 
     torchrun --standalone --nproc-per-node 2 examples/imagenet.py            a few random images: to see that it runs
-    torchrun --nnodes 8 --nproc-per-node 4 --rdzv-endpoint host0:29400 examples/imagenet.py --out /shared/run
-        --data imagefolder:/data/imagenet --epochs 90 --batch 1024 --pixels 224
+    torchrun --nnodes 8 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint host0:29400 examples/imagenet.py \\
+        --data imagefolder:/data/imagenet --epochs 90 --batch 1024 --pixels 224 --out /shared/run            on every host
 
 `phalanx train imagenet-resnet50` is the same with a progress line, a report and all options; this is for scripts of one's own.
 """

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import threading
 import time
 from dataclasses import dataclass
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -106,3 +108,15 @@ def noise(x: Tensor, draws: Draws) -> Tensor:
     """A transform with a random number per sample, in channels-last memory where there are channels."""
     x = x.to(torch.float64) + torch.from_numpy(draws.uniform(3)).reshape(-1, *[1] * (x.dim() - 1))
     return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+
+
+@dataclass(frozen=True)
+class Drawing(Numbers):
+    """A data set with random transforms of its own, from all three global generators. `pause`: some samples take longer."""
+
+    pause: float = 0.0
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        time.sleep(self.pause * (i % 3))
+        drawn = [torch.rand(()).item(), float(numpy.random.rand()), random.random(), torch.randn(2).sum().item()]
+        return torch.tensor([float(i), *drawn], dtype=torch.float64), i

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import sysconfig
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -47,3 +50,42 @@ def test_without_a_compiler_the_build_succeeds(tmp_path):
     )  # fmt: skip
     assert "_native" in built.stdout + built.stderr  # setuptools says what it leaves out
     assert not list(tmp_path.rglob("*.so"))
+
+
+@pytest.fixture
+def stale_tree(tmp_path):
+    """What a build reads, and what an earlier one has left: a core, in `build/` and in place, and a module since deleted."""
+    tree = tmp_path / "tree"
+    ignore = shutil.ignore_patterns("__pycache__", "*.so", "*.egg-info")
+    for name in ("src", "csrc"):
+        shutil.copytree(ROOT / name, tree / name, ignore=ignore)
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tree / name)
+    core = f"_native{sysconfig.get_config_var('EXT_SUFFIX')}"
+    built = tree / "build" / f"lib.{sysconfig.get_platform()}-{sys.implementation.cache_tag}" / "phalanx"
+    built.mkdir(parents=True)
+    for stale in (built / core, built / "deleted.py", tree / "src" / "phalanx" / core):
+        stale.write_text("of an earlier version")
+    return tree
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the core is for Linux")
+def test_without_a_compiler_a_wheel_has_no_core_of_an_earlier_build(stale_tree, tmp_path):
+    command = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "--no-index", "-w", str(tmp_path), "."]
+    env = os.environ | {"CC": "/bin/false", "CXX": "/bin/false"}
+    made = subprocess.run(command, cwd=stale_tree, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert made.returncode == 0, made.stdout + made.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "phalanx/__init__.py" in names
+    assert [name for name in names if "_native" in name] == ["phalanx/_native.pyi"]
+    assert "phalanx/deleted.py" not in names
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the core is for Linux")
+def test_without_a_compiler_a_core_in_place_goes(stale_tree):
+    """As an editable install has it."""
+    env = os.environ | {"CC": "/bin/false", "CXX": "/bin/false"}
+    command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
+    subprocess.run(command, cwd=stale_tree, env=env, capture_output=True, timeout=120, check=True)
+    assert not list(stale_tree.rglob("*.so"))

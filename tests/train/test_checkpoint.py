@@ -18,7 +18,8 @@ from phalanx.train.manifest import write_bytes
 
 
 def names(directory):
-    return sorted(os.listdir(directory))
+    """All but the lock, which is there while a Checkpointer that saves is open."""
+    return sorted(set(os.listdir(directory)) - {".lock"})
 
 
 def save_steps(directory, comm, steps, **options):

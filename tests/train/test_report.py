@@ -9,7 +9,7 @@ import shutil
 import subprocess
 from html import unescape
 from html.parser import HTMLParser
-from itertools import pairwise
+from itertools import combinations, pairwise
 from random import Random
 from xml.etree import ElementTree
 
@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.recipes.digits import config as digits
-from phalanx.schedule import Move, halving_doubling, lower, ring, to_text, torus, tree
+from phalanx.schedule import Move, halving_doubling, hierarchical, lower, ring, to_text, torus, tree
 from phalanx.train.report import ReportError, build, write_report
 from phalanx.train.report.pictures import draw_schedule, draw_timeline
 from phalanx.train.report.plots import MOST, Scale, Series, decades, plot_bars, plot_lines, plot_stack, thin, ticks
@@ -278,7 +278,7 @@ class Tags(HTMLParser):
         if tag in self.open:
             assert self.open.pop() == tag
         else:
-            assert tag in ("circle", "rect")
+            assert tag in ("circle", "rect", "line")
 
     def handle_data(self, data):
         if self.open and self.open[-1] not in ("style", "script"):
@@ -341,12 +341,6 @@ def test_stragglers_are_listed_once_with_the_worst():
     assert "Stragglers" not in Tags(build([run()])).text
 
 
-def test_the_spread_of_replicas_is_drawn_where_there_is_one():
-    assert "spread of the replicas" not in plots(build([run()]))
-    rows = [row | {"spread": 0.1 / row["step"]} if row["kind"] == "interval" else row for row in ROWS]
-    assert len(series(plots(build([run(rows=rows)]))["spread of the replicas"])["spread"][0]) == 12
-
-
 def test_nothing_in_a_run_becomes_a_tag_a_script_or_an_attribute():
     evil = "\"'><script>alert(1)</script><img src=x onerror=alert(2)>&amp;"
     environment = dict.fromkeys(ENVIRONMENT, evil) | {
@@ -396,6 +390,30 @@ def test_every_message_of_a_schedule_is_an_arrow_between_its_ranks(schedule):
     )
     moves = [op for op in lower(schedule).ops() if isinstance(op, Move)]
     assert arrows == sorted((rows[f"rank {op.src}"], rows[f"rank {op.dst}"]) for op in moves)
+
+
+@pytest.mark.parametrize("schedule", [torus(2, 2), torus(2, 3), torus(4, 4), hierarchical(2, 3)], ids=lambda s: s.name)
+def test_groups_of_one_step_are_told_apart(schedule):
+    """No line of a group passes through a rank of another one at the same place."""
+    picture = ElementTree.fromstring(re.search(r"<svg.*?</svg>", draw_schedule(schedule), re.DOTALL).group())
+    width = float(picture.get("viewBox").split()[2])
+    drawn = []
+    for g in picture.findall("g"):
+        dots = [(float(dot.get("cx")), float(dot.get("cy"))) for dot in g.findall("circle")]
+        drawn.append((dots[0][0], min(y for _, y in dots), max(y for _, y in dots)))
+        assert len({x for x, _ in dots}) == 1
+        assert 58 < dots[0][0] < width - 5
+    assert len(drawn) == len(list(schedule.ops()))
+    for (x, low, high), (other, least, most) in combinations(drawn, 2):
+        assert abs(x - other) >= 10 or high < least or most < low
+
+
+def test_zeros_lie_at_the_bottom_of_their_axis():
+    for most in (None, 1.0):
+        svg = plots(plot_lines([Series("s", (1.0, 2.0), (0.0, 0.0))], title="t", x="x", zero=True, most=most, unit="percent"))[
+            "t"
+        ]
+        assert (svg.get("data-y0"), svg.get("data-y1")) == ("0", "1")
 
 
 def test_schedules_of_large_worlds_and_of_one_rank():

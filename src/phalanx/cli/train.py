@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,6 +69,7 @@ def recipe_names() -> list[str]:
 def run(args: argparse.Namespace) -> int:
     """Train on the ranks of a launcher; without one, check what can be checked and start some."""
     from phalanx.train.config import ConfigError
+    from phalanx.train.lock import DirectoryInUseError
     from phalanx.train.planned import read_plan
 
     try:
@@ -90,6 +92,9 @@ def run(args: argparse.Namespace) -> int:
         out = prepare_directory(args.out, config, resume=args.resume)
         if ranks == 1:
             return train_here(config, out, plan, resume=args.resume)
+    except DirectoryInUseError as error:
+        print(f"phalanx: {error}", file=sys.stderr)
+        return 1
     except (ConfigError, UsageError, ScheduleError) as error:
         if launch.rank != 0:  # one line for all of them
             return 2
@@ -97,7 +102,8 @@ def run(args: argparse.Namespace) -> int:
     resume = ["--resume"] if args.resume else []
     planned = ["--plan", str(args.plan)] if args.plan else []
     settings = [word for setting in args.settings for word in ("--set", setting)]
-    return start_ranks(ranks, ["-m", "phalanx", "train", args.recipe, "--out", str(out), *resume, *planned, *settings])
+    command = ["train", args.recipe, "--ranks", str(ranks), "--out", str(out), *resume, *planned, *settings]
+    return start_ranks(ranks, ["-m", "phalanx", *command])  # the report shows it: it has to work when typed
 
 
 def resolve(recipe: str, settings: list[str], planned: dict[str, str] | None = None) -> RunConfig:
@@ -183,30 +189,55 @@ def prepare_directory(out: Path | None, config: RunConfig, *, resume: bool) -> P
     """Make the directory of a run, a new one by default; to resume, find the one that holds an earlier start of the same run.
 
     An `out` that holds no run yet gets one in either case: a job that is requeued has one command line for all its starts.
+    DirectoryInUseError if another job has it.
     """
     from phalanx.train.config import plain
+    from phalanx.train.lock import DirectoryLock
+    from phalanx.train.manifest import find_places
 
-    named = (RUNS / (f"{config.name}-{i}" if i > 1 else config.name) for i in itertools.count(1))
-    taken = list(itertools.takewhile(Path.exists, named))
-    if resume and out is None and not taken:
-        raise UsageError(f"nothing to resume: there is no {RUNS / config.name}; with --out DIR a run begins where there is none")
-    newest = max(taken, key=lambda path: path.stat().st_mtime) if resume and taken else None
-    out = out or newest or RUNS / (f"{config.name}-{len(taken) + 1}" if taken else config.name)
     try:
-        if resume and (out / "config.json").exists():
-            check_same_run(out, config)
-            return out
-        if (out / "checkpoints").is_dir() and any((out / "checkpoints").iterdir()):
-            raise UsageError(
-                f"{out} has checkpoints, but no config.json that says of which run: --out names another directory"
-                if resume
-                else f"{out} has checkpoints of an earlier run: --resume continues it, --out names another directory"
-            )
+        if out is None:
+            out = newest_run(config.name) if resume else new_run(config.name)
         out.mkdir(parents=True, exist_ok=True)
-        write_json(out / "config.json", plain(config))
+        with DirectoryLock(out):
+            if resume and (out / "config.json").exists():
+                check_same_run(out, config)
+                return out
+            if (out / "checkpoints").is_dir() and find_places(out / "checkpoints"):
+                raise UsageError(
+                    f"{out} has checkpoints, but no config.json that says of which run: --out names another directory"
+                    if resume
+                    else f"{out} has checkpoints of an earlier run: --resume continues it, --out names another directory"
+                )
+            write_json(out / "config.json", plain(config))
     except OSError as error:
-        raise UsageError(f"--out {out}: {error.strerror or error}") from None
+        raise UsageError(f"--out {out or RUNS}: {error.strerror or error}") from None
     return out
+
+
+def new_run(name: str) -> Path:
+    """Make the first directory of this name that does not exist yet: two jobs that start at the same time get one each."""
+    RUNS.mkdir(parents=True, exist_ok=True)
+    for path in numbered(name):
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        return path
+    raise AssertionError("numbers do not end")
+
+
+def newest_run(name: str) -> Path:
+    """The directory of this name that changed last."""
+    taken = list(itertools.takewhile(Path.exists, numbered(name)))
+    if not taken:
+        raise UsageError(f"nothing to resume: there is no {RUNS / name}; with --out DIR a run begins where there is none")
+    return max(taken, key=lambda path: path.stat().st_mtime)
+
+
+def numbered(name: str) -> Iterator[Path]:
+    """runs/NAME, runs/NAME-2, runs/NAME-3, ..."""
+    return (RUNS / (f"{name}-{i}" if i > 1 else name) for i in itertools.count(1))
 
 
 def check_same_run(out: Path, config: RunConfig) -> None:
@@ -242,6 +273,7 @@ def train_here(config: RunConfig, out: Path | None, plan: PlannedRun | None, *, 
     from phalanx.comm.create import create_communicator
     from phalanx.data import BadSample, SampleError, SourceError
     from phalanx.train.config import ConfigError
+    from phalanx.train.lock import DirectoryInUseError, one_job
     from phalanx.train.manifest import CheckpointError
     from phalanx.train.planned import FILE
     from phalanx.train.trainer import train
@@ -255,12 +287,17 @@ def train_here(config: RunConfig, out: Path | None, plan: PlannedRun | None, *, 
     try:
         with create_communicator(find_algorithm(config, launch.world), timeout=config.comm.timeout) as comm:
             out = agree_on_directory(out, config, comm, resume=resume)
-            if plan and comm.rank == 0:
-                write_json(out / FILE, plan.content)
-            result = train(config, comm, out=out, resume=resume)
+            with one_job(out, comm):  # as train() does: the plan is a record of the run, too
+                if plan and comm.rank == 0:
+                    write_json(out / FILE, plan.content)
+                result = train(config, comm, out=out, resume=resume)
         return 128 + signal.SIGTERM if result.why == "stopped" else 0
     except ConfigError:
         raise
+    except DirectoryInUseError as error:
+        if launch.rank == 0:  # all ranks have it
+            print(f"phalanx: {error}", file=sys.stderr)
+        return 1
     except (SourceError, SampleError, BadSample, CheckpointError) as error:
         print(f"phalanx: rank {launch.rank}: {error}", file=sys.stderr)
         return 1
@@ -268,13 +305,19 @@ def train_here(config: RunConfig, out: Path | None, plan: PlannedRun | None, *, 
 
 def agree_on_directory(out: Path | None, config: RunConfig, comm: Communicator, *, resume: bool) -> Path:
     """Rank 0 prepares it: a second one would find it there already."""
-    path, problem = "", ""
+    from phalanx.train.lock import DirectoryInUseError
+
+    path, problem, in_use = "", "", ""
     if comm.rank == 0:
         try:
             path = str(prepare_directory(out, config, resume=resume))
         except UsageError as error:
             problem = str(error)
-    path, problem = comm.bcast_obj((path, problem))
+        except DirectoryInUseError as error:
+            in_use = str(error)
+    path, problem, in_use = comm.bcast_obj((path, problem, in_use))
     if problem:
         raise UsageError(problem)
+    if in_use:
+        raise DirectoryInUseError(in_use)
     return Path(path)

@@ -6,6 +6,7 @@ Everything here is a pure function of the wanted, so it does not matter which th
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,7 +15,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
+from phalanx.data import generators
 from phalanx.data.draws import Draws
+from phalanx.data.generators import borrowed, seed_all
 from phalanx.data.image import BadSample
 from phalanx.data.order import Indices, epoch_order
 from phalanx.data.route import MicroBatch
@@ -25,6 +28,7 @@ from phalanx.data.transforms import Transform
 OnBad = Literal["error", "skip"]
 Decode = Callable[[bytes, Draws], Tensor]
 
+SEEDS = (1 << 32) - 1  # the stream of Draws that seeds global generators; transforms count theirs from 0
 EXAMPLES_TRIED = 100  # samples that are tried in order to know the shape of a batch in which all are bad
 
 
@@ -47,13 +51,17 @@ def ignore(index: int) -> None:
 
 @dataclass(frozen=True)
 class Maker:
-    """Makes micro-batches of `source`; picklable where source, decode and transform are."""
+    """Makes micro-batches of `source`; picklable where source, decode and transform are.
+
+    `seeds`: the global generators are seeded for each sample of a user's data set. Not for threads, see generators.py.
+    """
 
     source: Any
     shuffle: bool
     decode: Decode | None = None
     transform: Transform | None = None
     on_bad: OnBad = "error"
+    seeds: bool = False
 
     def __call__(self, wanted: MicroBatch, reading: Callable[[int], None] = ignore) -> Made:
         """The micro-batch of `wanted`; calls `reading(index)` before it touches a sample."""
@@ -63,8 +71,9 @@ class Maker:
                 reading(int(indices[0]))
             data = self.source.take(indices) if isinstance(self.source, Takes) else _rows(self.source, indices)
             return Made(self._transformed(data, wanted, indices), len(indices))
-        made = self._one_by_one(wanted, indices, reading)
-        return made if made.samples else Made(self._empty(wanted, reading), 0, made.skipped)
+        with borrowed() if self._seeding() else nullcontext():
+            made = self._one_by_one(wanted, indices, reading)
+            return made if made.samples else Made(self._empty(wanted, reading), 0, made.skipped)
 
     @property
     def takes_at_once(self) -> bool:
@@ -83,8 +92,11 @@ class Maker:
     def _one_by_one(self, wanted: MicroBatch, indices: Indices, reading: Callable[[int], None]) -> Made:
         samples, kept, skipped = [], [], []
         draws = self._draws(wanted, indices) if self.decode else None
+        seeds = self._draws(wanted, indices).words(SEEDS).tolist() if self._seeding() else None
         for row, index in enumerate(indices.tolist()):
             reading(index)
+            if seeds is not None:
+                seed_all(seeds[row])
             try:
                 samples.append(self._sample(index, draws[row] if draws is not None else None))
                 kept.append(row)
@@ -131,6 +143,9 @@ class Maker:
 
     def _draws(self, wanted: MicroBatch, indices: Indices) -> Draws:
         return Draws(wanted.seed, wanted.epoch, indices)
+
+    def _seeding(self) -> bool:
+        return self.seeds and self.decode is None and generators.are_ours()
 
     def _names(self, indices: Indices) -> str:
         return ", ".join(self.name(i) for i in indices[:8].tolist()) + (", ..." if len(indices) > 8 else "")

@@ -60,6 +60,10 @@ class Draws:
         upper = self._bits(stream, 1)[:, 0] >> _32
         return ((upper * limits.astype(np.uint64)) >> _32).astype(np.int64)  # favours none by more than high / 2**32
 
+    def words(self, stream: int) -> np.ndarray:
+        """64 bits per row, as unsigned numbers: to seed another generator with."""
+        return self._bits(stream, 1)[:, 0]
+
     def _numbers(self, stream: int, count: int) -> np.ndarray:
         if self._whole is None:
             return (self._bits(stream, count) >> _11) * 2.0**-53  # all that a double can tell apart

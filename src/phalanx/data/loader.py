@@ -14,7 +14,7 @@ from __future__ import annotations
 import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, get_args
 
@@ -90,6 +90,7 @@ class Loader:
         self._pool: Pool | None = None  # started by the first iteration
         self._queue: _Queue | None = None
         self._turn = 0  # which iteration is the present one
+        self._under_way: int | None = None  # the epoch that is iterated over; at its last step the position is in the next one
         self._closed = False
         self._skipped: deque[tuple[str, str]] = deque(maxlen=REMEMBERED)
         self._skipped_count = 0
@@ -123,8 +124,12 @@ class Loader:
                 yield Step(wanted.epoch, wanted.index, len(wanted.step), micro, samples)
 
     def __len__(self) -> int:
-        """How many micro-batches the next `for` over this loader has."""
-        return self._route.micro_count(self._position)
+        """How many micro-batches the epoch has, from its beginning: the same from its first micro-batch to its last.
+
+        Of the epoch that is being iterated over, else of the next `for`; resumed in mid-epoch, that `for` has fewer left.
+        """
+        epoch = self._position.epoch if self._under_way is None else self._under_way
+        return self._route.micro_count(Position(self._position.seed, epoch))
 
     def steps_per_epoch(self, epoch: int) -> int:
         """How many steps `epoch` has, from its beginning."""
@@ -141,6 +146,7 @@ class Loader:
         """Go on from `position`; it may have been saved on another number of ranks, or with another batch."""
         self._position = self._route.reach(position)
         self._turn += 1
+        self._under_way = None
 
     def rewind(self) -> None:
         """Go back to the beginning of the present epoch: for evaluation, whatever happened before."""
@@ -193,16 +199,21 @@ class Loader:
         queue = self._queue_from(self._position)
         self._turn += 1
         turn, epoch = self._turn, self._position.epoch
-        while self._position.epoch == epoch:
-            try:
-                wanted, made = queue.get()
-            except BaseException:
-                self._forget_queue()  # a new iteration begins again at the last completed step
-                raise
-            self._note(wanted, made)
-            yield wanted, made
-            if self._turn != turn:
-                raise RuntimeError("this iteration is over: the loader was closed, moved, or is iterated over elsewhere")
+        self._under_way = epoch
+        try:
+            while self._position.epoch == epoch:
+                try:
+                    wanted, made = queue.get()
+                except BaseException:
+                    self._forget_queue()  # a new iteration begins again at the last completed step
+                    raise
+                self._note(wanted, made)
+                yield wanted, made
+                if self._turn != turn:
+                    raise RuntimeError("this iteration is over: the loader was closed, moved, or is iterated over elsewhere")
+        finally:
+            if self._turn == turn:
+                self._under_way = None
 
     def _queue_from(self, position: Position) -> _Queue:
         if self._closed:
@@ -221,10 +232,12 @@ class Loader:
 
     def _start(self) -> Pool:
         if self._workers == 0:
-            return Caller(self._maker, self._pin)
+            return Caller(replace(self._maker, seeds=True), self._pin)
+        if self._kind == "process":
+            return Workers(RemoteWork(replace(self._maker, seeds=True), pin=self._pin), self._workers)
         # data in memory: one indexing operation per batch, for which more threads would only queue
         count = 1 if self._maker.takes_at_once else self._workers
-        return Workers((LocalWork if self._kind == "thread" else RemoteWork)(self._maker, pin=self._pin), count)
+        return Workers(LocalWork(self._maker, pin=self._pin), count)
 
     def _note(self, wanted: MicroBatch, made: Made) -> None:
         if wanted.ends_step:

@@ -31,10 +31,13 @@ MOST_WORKERS = 8  # by default: beyond it threads queue for the interpreter lock
 def default_workers(maker: Maker, comm: Ranked, kind: Kind) -> int:
     """The cores of this host that the ranks on it leave free, shared among them; at least one, at most MOST_WORKERS.
 
-    One for what a single worker does best: data in memory, and data sets of the user's, which need not stand several threads.
+    One for data in memory. None for data sets of the user's, unless in processes: they may draw from generators that threads
+    share, and need not stand several threads.
     """
-    if maker.takes_at_once or (kind == "thread" and not isinstance(maker.source, Encoded)):
+    if maker.takes_at_once:
         return 1
+    if kind == "thread" and not isinstance(maker.source, Encoded):
+        return 0
     ranks_here = getattr(comm, "intra_size", 1)
     return min(MOST_WORKERS, max(1, len(os.sched_getaffinity(0)) // ranks_here - 1))
 

@@ -14,6 +14,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +22,7 @@ from typing import Any, TypeVar
 
 from phalanx.comm.communicator import Communicator
 from phalanx.train.entries import Saved, capture, compare_plain, differences, fill, kind_of, some, state_of
+from phalanx.train.lock import DirectoryLock
 from phalanx.train.manifest import CheckpointError, DamagedError, Place, clean, find_places, make_probe
 from phalanx.train.random_state import RandomState
 from phalanx.train.replicas import compare, find_owners, own_tensors, tabulate
@@ -54,8 +56,9 @@ class Checkpointer:
         self._directory, self._comm, self._keep = Path(directory).absolute(), comm, keep
         self._background, self._copies = Background(), HostCopies()
         self._newest: int | None = None  # the step last saved or loaded; steps go up
-        self._continues = False  # whether this run goes on from what was in the directory before it
-        self._cleaned = False
+        self._loaded = False
+        self._known: frozenset[Place] = frozenset()  # what this one has found or saved; on rank 0
+        self._lock: DirectoryLock | None = None  # from the first save on; on rank 0
         self._rejected: frozenset[Place] = frozenset()
         self._closed = False
         self._check_shared()
@@ -88,8 +91,15 @@ class Checkpointer:
             rejected=self._rejected,
         )
         copies = self._copies.take(own)
-        self._newest, self._continues = step, True
-        self._background.start(lambda: write(job, copies))
+        self._newest = step
+        self._known |= {job.place}
+        lock = DirectoryLock(self._directory) if self._lock else None  # of its own: a write may outlast this Checkpointer
+
+        def work() -> None:
+            with lock or nullcontext():
+                write(job, copies)
+
+        self._background.start(work)
 
     def wait(self) -> None:
         """Wait until this rank's part of the last save is on the disk (rank 0: all of it), and raise the error it ended with."""
@@ -106,15 +116,14 @@ class Checkpointer:
     def _prepare(self, step: int) -> tuple[str, tuple[int, int]]:
         """On rank 0: make the directory of a new checkpoint."""
         try:
+            new = self._lock is None or not self._lock.stands()
+            if new:  # not earlier: to load beside a job that runs needs no lock, and deletes nothing
+                self._lock = DirectoryLock(self._directory)
             places = find_places(self._directory)
-            if places and not self._continues:
-                raise CheckpointError(
-                    f"{self._directory} holds checkpoints of an earlier run, up to step {places[0].step}: load() first to "
-                    "continue it, or use another directory"
-                )
-            if not self._cleaned:  # not earlier: whoever only loads, beside a job that runs, deletes nothing
+            self._check_history(places)
+            self._known = frozenset(places)
+            if new:
                 clean(self._directory)
-                self._cleaned = True
             attempts = [place.attempt for place in places if place.step == step]
             place = Place(step, max(attempts, default=0) + 1)
             staging = place.temporary()
@@ -124,6 +133,21 @@ class Checkpointer:
         except OSError as error:
             raise CheckpointError(f"cannot write in {self._directory}: {explain(error)}") from None
         return staging, (place.step, place.attempt)
+
+    def _check_history(self, places: list[Place]) -> None:
+        """Raise if another run has saved here what this one knows nothing of: their checkpoints would be mixed."""
+        strange = max((place for place in places if place not in self._known), default=None)
+        if strange is None:
+            return
+        if not self._loaded and not self._known:
+            raise CheckpointError(
+                f"{self._directory} holds checkpoints of an earlier run, up to step {strange.step}: load() first to "
+                "continue it, or use another directory"
+            )
+        raise CheckpointError(
+            f"{self._directory / strange.name} was saved by another job or Checkpointer since this one last looked: "
+            "load() to continue from there, or use another directory"
+        )
 
     # ---- load ----------------------------------------------------------------------------------------------------------------
 
@@ -137,11 +161,12 @@ class Checkpointer:
         self._together(lambda: _named(state), self._finish_together())
         places = [Place(*place) for place in self._from_rank_0(self._find)]
         damages: list[str] = []
+        known = frozenset(places)
         for place in places:
             reading, damage = self._read(place, state)
             if reading is not None:
                 self._fill(reading, place, state)
-                self._newest, self._continues = place.step, True
+                self._newest, self._known, self._loaded = place.step, known, True
                 return place.step
             damages.append(damage)
             self._rejected |= {place}
@@ -149,7 +174,7 @@ class Checkpointer:
                 warnings.warn(f"damaged checkpoint, falling back to an older one: {damage}", RuntimeWarning, stacklevel=2)
         if damages:
             raise CheckpointError(f"every checkpoint in {self._directory} is damaged:{some(damages)}")
-        self._continues = True
+        self._known, self._loaded = known, True
         return None
 
     def _find(self) -> list[tuple[int, int]]:
@@ -218,7 +243,10 @@ class Checkpointer:
         """Wait for the write under way, and raise the error it ended with. Idempotent; not a collective call."""
         if not self._closed:
             self._closed = True
-            self.wait()
+            try:
+                self.wait()
+            finally:
+                self._unlock()
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -229,6 +257,11 @@ class Checkpointer:
         else:
             self._closed = True
             self._background.finish(LAST_WORDS)
+            self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
 
     # ---- ranks that agree ------------------------------------------------------------------------------------------------------
 

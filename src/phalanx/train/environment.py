@@ -6,20 +6,28 @@ import datetime
 import os
 import platform
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
 
 import phalanx
 from phalanx.comm.communicator import Communicator
-from phalanx.schedule import to_text
+from phalanx.comm.launch import LaunchError, discover
+from phalanx.comm.start import AGENT
+from phalanx.grad.gossiper import level_of
+from phalanx.schedule import Schedule, gossip, gossip_period, to_text
+from phalanx.train.update import CommConfig
+
+DRAWN = 64  # ranks of a schedule that is worth its text
 
 
-def describe_environment(comm: Communicator) -> dict[str, Any]:
+def describe_environment(comm: Communicator, config: CommConfig) -> dict[str, Any]:
     """Plain data; the schedule as text, so that a report can draw it."""
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "command": sys.argv,
+        "command": command(sys.argv),
+        "launcher": launcher(),
         "versions": {
             "phalanx": phalanx.__version__,
             "torch": torch.__version__,
@@ -31,5 +39,43 @@ def describe_environment(comm: Communicator) -> dict[str, Any]:
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
         "ranks": comm.size,
         "hosts": comm.inter_size,
-        "schedule": {"name": comm.schedule.name, "text": to_text(comm.schedule) if comm.size <= 64 else None},
+        "schedule": describe_schedule(comm, config),
     }
+
+
+def launcher() -> str:
+    """Who started the ranks."""
+    if AGENT in os.environ:
+        return "phalanx"
+    try:
+        return discover().how
+    except LaunchError:
+        return "its own process group"
+
+
+def command(argv: list[str]) -> list[str]:
+    """The command of this process as one would type it; of ranks that a launcher started, without the launcher."""
+    program, *rest = argv or [""]
+    path = Path(program)
+    if path.name == "__main__.py":
+        return ["python", "-m", path.parent.name, *rest]
+    return ["python", program, *rest] if path.suffix == ".py" else [path.name, *rest]
+
+
+def describe_schedule(comm: Communicator, config: CommConfig) -> dict[str, Any]:
+    """What carries gradients, or mixes replicas: its name, who takes part, and its text where it is not too large."""
+    gossips = config.sync == "gossip"
+    schedule = first_rounds(comm, config) if gossips else comm.schedule
+    seats = level_of(comm, config.gossip) if gossips else "rank"
+    return {"name": schedule.name, "seats": seats, "text": to_text(schedule) if schedule.world <= DRAWN else None}
+
+
+def first_rounds(comm: Communicator, config: CommConfig) -> Schedule:
+    """The rounds of gossip after which everybody has heard of everybody; then partners rotate, or it begins again."""
+    sync = config.gossip
+    level = level_of(comm, sync)
+    seats = comm.size if level == "rank" else comm.inter_size
+    rounds = [gossip(seats, i, sync.topology, sync.seed, rotate=sync.rotate) for i in range(gossip_period(seats))]
+    after = "then they rotate" if sync.rotate else "then these again"
+    name = f"gossip of {seats} {level}s, {sync.topology}: partners of the first {len(rounds)} steps, {after}"
+    return Schedule(name, seats, 1, tuple(step for own in rounds for step in own.steps), goal="mixing")

@@ -62,7 +62,7 @@ class Log:
         if self.out is not None and self._speaks:
             self._rows = Rows(self.out / "metrics.jsonl", keep_to_step=step if self._resume else None)
             write_json(self.out / "config.json", plain(self.config))
-            write_json(self.out / "environment.json", describe_environment(self.comm))
+            write_json(self.out / "environment.json", describe_environment(self.comm, self.config.comm))
             if self.config.tensorboard:
                 self._board = TensorBoard(self.out / "tensorboard", step=step)
         if self._mllog is not None:
@@ -89,17 +89,18 @@ class Log:
         rate: float,
         times: Times,
         travelling: float,
+        groups: int,
     ) -> None:
         """Note one step of this rank; `loss` is a sum over its samples. Nothing is communicated or, on a GPU, waited for.
 
-        `travelling`: seconds from the first group's leaving to the last one's end.
+        `travelling`: seconds from the first group's leaving to the last one's end; `groups`: how many travelled.
         """
         sums = torch.stack([loss.double(), right.double(), torch.full_like(loss, samples, dtype=torch.float64)])
         self._sums = sums + self._sums.to(sums.device)
         self._times, self._steps = self._times + times, self._steps + 1
         self._travelling += travelling
         self._waited += min(times.wait, travelling)
-        self._latest = {"step": number, "epoch": epoch, "rate": rate, "batch": batch}
+        self._latest = {"step": number, "epoch": epoch, "rate": rate, "batch": batch, "groups": groups}
 
     def interval(self) -> float:
         """Make means over all ranks of what was noted since the last interval, write and show them. All ranks call it.

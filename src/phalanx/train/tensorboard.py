@@ -17,9 +17,8 @@ SCALARS = {
         "speed/images per second": "images_per_second",
         "speed/waiting": "wait_share",
         "speed/overlapped": "overlapped_share",
-        "train/spread": "spread",
     },
-    "evaluation": {"test/top-1": "top1", "test/top-5": "top5", "test/loss": "loss"},
+    "evaluation": {"test/top-1": "top1", "test/top-5": "top5", "test/loss": "loss", "test/spread": "spread"},
 }
 
 

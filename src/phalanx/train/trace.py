@@ -22,10 +22,12 @@ from phalanx.grad.travel import Journey
 from phalanx.train.config import RunConfig
 from phalanx.train.rows import write_json
 
+TRAVELS = ("all-reduce", "exchange")  # what travels between ranks: a group of gradients, or with gossip a replica
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something that took time on a rank, in seconds. `kind` is "step", "phase" (part of one) or "all-reduce"."""
+    """Something that took time on a rank, in seconds. `kind` is "step", "phase" (part of one), or one of TRAVELS."""
 
     kind: str
     name: str
@@ -46,6 +48,7 @@ class Tracer:
 
     def __init__(self, config: RunConfig, comm: Communicator, out: Path | None) -> None:
         self._comm, self._out = comm, out
+        self._gossips = config.comm.sync == "gossip"
         self._epoch = min(1, config.epochs - 1)
         self._wanted = config.trace_steps if out is not None else 0
         self._left = 0  # steps to come
@@ -75,7 +78,8 @@ class Tracer:
             return
         self._spans.append(Span("step", f"step {self._number}", self._begun, self._mark, self._number))
         for number, way in enumerate(sorted(journeys, key=lambda way: way.left)):
-            self._spans.append(Span("all-reduce", f"group {number}", way.left, way.ended, self._number, way.bytes))
+            kind, name = ("exchange", "exchange") if self._gossips else ("all-reduce", f"group {number}")
+            self._spans.append(Span(kind, name, way.left, way.ended, self._number, way.bytes))
         self._left -= 1
         if self._left == 0:
             told = gather(self._spans, self._comm)
@@ -103,18 +107,19 @@ def _shifted(span: Span, seconds: float) -> Span:
 
 
 def to_chrome(ranks: Sequence[Sequence[Span]]) -> dict[str, Any]:
-    """Chrome's trace format: processes are ranks, thread 0 trains, and all-reduces have a thread for each that is under way."""
+    """Chrome's trace format: processes are ranks, thread 0 trains, and what travels has a thread for each that is under way."""
     first = min((span.begun for own in ranks for span in own), default=0.0)
     events: list[dict[str, Any]] = []
     for rank, own in enumerate(ranks):
-        lanes = place_on_lanes([span for span in own if span.kind == "all-reduce"])
-        named = ["training", *(f"all-reduce {lane}" for lane in range(1 + max(lanes.values(), default=-1)))]
+        lanes = place_on_lanes([span for span in own if span.kind in TRAVELS])
+        what = next((span.kind for span in lanes), "")
+        named = ["training", *(f"{what} {lane}" for lane in range(1 + max(lanes.values(), default=-1)))]
         events.append({"name": "process_name", "ph": "M", "pid": rank, "tid": 0, "args": {"name": f"rank {rank}"}})
         events += [
             {"name": "thread_name", "ph": "M", "pid": rank, "tid": i, "args": {"name": name}} for i, name in enumerate(named)
         ]
         for span in sorted(own, key=lambda span: (span.begun, -span.ended)):  # a step before its first phase
-            more = {"bytes": span.bytes} if span.kind == "all-reduce" else {}
+            more = {"bytes": span.bytes} if span.kind in TRAVELS else {}
             event = {"name": span.name, "cat": span.kind, "ph": "X", "pid": rank, "tid": 1 + lanes[span] if span in lanes else 0}
             begun, ended = (round((at - first) * 1e6, 3) for at in (span.begun, span.ended))
             events.append(event | {"ts": begun, "dur": round(ended - begun, 3), "args": {"step": span.step} | more})

@@ -30,6 +30,7 @@ from phalanx.train.checkpoint import Checkpointer, RandomState
 from phalanx.train.config import RunConfig, identity, plain
 from phalanx.train.course import Course
 from phalanx.train.evaluate import create_multi_node_evaluator
+from phalanx.train.lock import one_job
 from phalanx.train.log import Log
 from phalanx.train.sigterm import StopRequest
 from phalanx.train.stragglers import Times
@@ -194,6 +195,7 @@ class Trainer:
             rate=rate,
             times=Times(input_seconds, ready - begun - in_backward, wait, time.perf_counter() - ready - (wait - in_backward)),
             travelling=max(way.ended for way in journeys) - min(way.left for way in journeys) if journeys else 0.0,
+            groups=len(journeys),
         )
         self.tracer.end_step(journeys)
 
@@ -267,8 +269,11 @@ class Trainer:
 
 
 def train(config: RunConfig, comm: Communicator, *, out: Path | None = None, resume: bool = False, show: bool = True) -> Result:
-    """Train as `config` says on the ranks of `comm`. Records and checkpoints go to `out`, and `resume` continues them."""
-    with Log(config, comm, out, resume=resume, show=show) as log:
+    """Train as `config` says on the ranks of `comm`. Records and checkpoints go to `out`, and `resume` continues them.
+
+    DirectoryInUseError on all ranks if another job has `out`.
+    """
+    with one_job(out, comm) if out is not None else nullcontext(), Log(config, comm, out, resume=resume, show=show) as log:
         trainer = assemble(config, comm, log)
         with trainer.loader, trainer.test:
             if out is None:

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from phalanx.schedule import ScheduleError, from_text
 from phalanx.train.report.page import Figure
-from phalanx.train.report.pictures import PHASES, draw_schedule, draw_timeline, name_calls
-from phalanx.train.report.plots import Series, plot_bars, plot_lines, plot_stack, spans_decades
+from phalanx.train.report.pictures import PHASES, draw_schedule, draw_timeline, name_calls, name_travels
+from phalanx.train.report.plots import Number, Series, plot_bars, plot_lines, plot_stack, spans_decades
 from phalanx.train.report.run import Run, typical, value_of
 
 PARTS = {"compute": 0, "input": 1, "wait": 3, "update": 2}  # of a step, and their colours
@@ -39,6 +39,11 @@ def _legend(series: Sequence[Series], runs: Sequence[Run]) -> Sequence[Series]:
     return series if len(series) > 1 else ()
 
 
+def _resumed(runs: Sequence[Run], x: str, per: float = 1.0) -> list[tuple[float, str]]:
+    """Where one run was resumed. Of several it is not drawn: the lines would not say whose they are."""
+    return [(at / per, told) for at, told in runs[0].resumed_at(x)] if len(runs) == 1 else []
+
+
 def learning(runs: Sequence[Run]) -> Iterator[Figure]:
     """Loss and accuracy over epochs and over time, learning rate and batch size over steps, for gossip the spread."""
     unit, per = _time_axis(runs)
@@ -47,30 +52,33 @@ def learning(runs: Sequence[Run]) -> Iterator[Figure]:
         loss = lines(runs, "interval", "loss", x, name="training", colour=0, style="faint" if many else "solid", per=size)
         loss += lines(runs, "evaluation", "loss", x, name="test", colour=1, per=size)
         log = spans_decades(loss)
-        drawn = plot_lines(loss, title=f"loss over {axis}", x=axis, log=log)
+        drawn = plot_lines(loss, title=f"loss over {axis}", x=axis, log=log, events=_resumed(runs, x, size))
         note = " · ".join(["bold: test, faint: training"] * many + ["log scale"] * log)
         yield Figure(f"Loss over {axis}", drawn, _legend(loss, runs), note)
         right = lines(runs, "interval", "accuracy", x, name="training", colour=0, style="faint", per=size)
         right += lines(runs, "evaluation", "top1", x, name="test top-1", colour=1, per=size)
         right += lines(runs, "evaluation", "top5", x, name="test top-5", colour=2, style="dashed", per=size)
-        drawn = plot_lines(right, title=f"accuracy over {axis}", x=axis, unit="percent", most=1.0)
+        resumed = _resumed(runs, x, size)
+        drawn = plot_lines(right, title=f"accuracy over {axis}", x=axis, unit="percent", most=1.0, events=resumed)
         strokes = "bold: test top-1, dotted: top-5, faint: training" if many else ""
         yield Figure(f"Accuracy over {axis}", drawn, _legend(right, runs), strokes)
     rate = lines(runs, "interval", "rate", "step", name="" if many else "learning rate")
-    yield Figure("Learning rate", plot_lines(rate, title="learning rate over steps", x="steps", zero=True), _legend(rate, runs))
+    drawn = plot_lines(rate, title="learning rate over steps", x="steps", zero=True, events=_resumed(runs, "step"))
+    yield Figure("Learning rate", drawn, _legend(rate, runs))
     batch = lines(runs, "interval", "batch", "step", name="" if many else "samples", colour=4, style="steps")
     drawn = plot_lines(batch, title="batch size over steps", x="steps", zero=True)
     yield Figure("Batch size", drawn, _legend(batch, runs), "samples per step, all ranks")
-    spread = lines(runs, "interval", "spread", "epoch", name="" if many else "spread", colour=5)
+    spread = lines(runs, "evaluation", "spread", "epoch", name="" if many else "spread", colour=5)
     if spread:
         drawn = plot_lines(spread, title="spread of the replicas", x="epochs", log=spans_decades(spread))
-        yield Figure("Spread of the replicas", drawn, _legend(spread, runs), "distance of the ranks' weights from their mean")
+        note = "distance of the ranks' weights from their mean"
+        yield Figure("Spread of the replicas", drawn, _legend(spread, runs), note)
 
 
 def speed(runs: Sequence[Run]) -> Iterator[Figure]:
     """Throughput, and where a step's time goes: over the epochs of one run, in the mean of several."""
     made = lines(runs, "interval", "images_per_second", "epoch", name="" if len(runs) > 1 else "images/s")
-    drawn = plot_lines(made, title="throughput over epochs", x="epochs", zero=True)
+    drawn = plot_lines(made, title="throughput over epochs", x="epochs", zero=True, events=_resumed(runs, "epoch"))
     yield Figure("Throughput", drawn, _legend(made, runs), "images per second, all ranks")
     if len(runs) == 1:
         rows = [row for row in runs[0].of("interval") if value_of(row, "epoch") is not None]
@@ -90,35 +98,52 @@ def communication(runs: Sequence[Run]) -> Iterator[Figure]:
     """Waiting, overlap, a few steps in detail, and the schedule."""
     many = len(runs) > 1
     share = lines(runs, "interval", "wait_share", "epoch", name="" if many else "waiting", colour=3)
-    overlapped = lines(runs, "interval", "overlapped_share", "epoch", name="" if many else "hidden", colour=4)
     drawn = plot_lines(share, title="share of a step spent waiting", x="epochs", unit="percent", zero=True, most=1.0)
     yield Figure("Waiting for communication", drawn, _legend(share, runs), "share of a step, mean over ranks")
-    if overlapped:
-        drawn = plot_lines(overlapped, title="overlap with backward", x="epochs", unit="percent", zero=True, most=1.0)
-        yield Figure("Overlap", drawn, _legend(overlapped, runs), "share of communication hidden behind backward")
+    yield from _overlap(runs)
     for run in runs:
         after = f" · {run.name}" if many else ""
         drawn = draw_timeline(run.trace) if run.trace is not None else ""
         if drawn:
-            legend = [Series(name, (), (), colour) for name, colour in {**PHASES, "all-reduce": 5}.items()]
+            legend = [Series(name, (), (), colour) for name, colour in {**PHASES, **name_travels(run.trace or {})}.items()]
             yield Figure(f"A few steps{after}", drawn, legend, note="from trace.json, which ui.perfetto.dev opens", wide=True)
     yield from _schedules(runs)
 
 
+def _overlap(runs: Sequence[Run]) -> Iterator[Figure]:
+    """The share of communication that computation hides, where there was something to hide."""
+    recorded = lines(runs, "interval", "overlapped_share", "epoch", name="" if len(runs) > 1 else "hidden", colour=4)
+    single = {i for i, run in enumerate(runs) if not run.gossips and _groups(run) == 1}
+    overlapped = [own for own in recorded if (own.colour if len(runs) > 1 else 0) not in single]  # several have their number's
+    if overlapped:
+        behind = "the next forward and backward" if all(run.gossips for run in runs) else "backward"
+        drawn = plot_lines(overlapped, title="overlap with backward", x="epochs", unit="percent", zero=True, most=1.0)
+        yield Figure("Overlap", drawn, _legend(overlapped, runs), f"share of communication hidden behind {behind}")
+    elif recorded:
+        told = "The gradients travel in one group, which is complete when backward ends: there is nothing to overlap."
+        yield Figure("Overlap", "<span></span>", note=told)
+
+
+def _groups(run: Run) -> Number:
+    """In how many groups gradients travelled at most; None where the rows do not say."""
+    return max((value for row in run.of("interval") if (value := value_of(row, "groups")) is not None), default=None)
+
+
 def _schedules(runs: Sequence[Run]) -> Iterator[Figure]:
     """Each schedule once, whoever ran it."""
-    drawn: dict[str, list[str]] = {}
+    drawn: dict[tuple[str, str], list[str]] = {}
     for run in runs:
         told = run.environment.get("schedule")
-        text = told.get("text") if isinstance(told, dict) else None
+        text, seats = (told.get("text"), told.get("seats", "rank")) if isinstance(told, dict) else (None, "")
         if isinstance(text, str):
-            drawn.setdefault(text, []).append(run.name)
-    for text, names in drawn.items():
+            drawn.setdefault((text, str(seats)), []).append(run.name)
+    for (text, seats), names in drawn.items():
         try:
             schedule = from_text(text)
         except ScheduleError:
             continue  # written by another version; the environment's table has its name
         after = f" · {', '.join(names)}" if len(drawn) > 1 else ""
         legend = [Series(name, (), (), colour) for name, colour in name_calls(schedule)]
-        note = "ranks down, steps across"
-        yield Figure(f"Schedule{after}", draw_schedule(schedule), legend if schedule.world > 1 else [], note=note, wide=True)
+        note = f"{seats}s down, steps across"
+        picture = draw_schedule(schedule, seats)
+        yield Figure(f"Schedule{after}", picture, legend if schedule.world > 1 else [], note=note, wide=True)

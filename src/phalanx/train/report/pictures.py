@@ -11,29 +11,33 @@ from phalanx.schedule.describe import describe
 from phalanx.train.report.plots import ticks
 
 RANKS, STEPS = 16, 40  # of a schedule that is drawn; a larger one is shown as text, with its middle left out
+APART = 14  # pixels between groups that stand side by side in one step
 LANES = 8  # ranks of a timeline
+TRAVELS = {"all-reduce": 5, "exchange": 5}  # what is on the wire, and its colour
 PHASES = {"input": 1, "forward": 0, "backward": 4, "wait": 3, "update": 2}  # and their colours
 
 
 # ---- a schedule --------------------------------------------------------------------------------------------------------------
 
 
-def draw_schedule(schedule: Schedule) -> str:
-    """As it is called and, where it calls a library, as the messages of that call."""
+def draw_schedule(schedule: Schedule, seats: str = "rank") -> str:
+    """As it is called and, where it calls a library, as the messages of that call. `seats`: what its rows are, ranks or hosts."""
     if schedule.world == 1:
-        return '<p class="quiet">One rank has nobody to communicate with.</p>'
+        return f'<p class="quiet">One {escape(seats)} has nobody to communicate with.</p>'
     if schedule.world > RANKS:
         return f"<pre>{escape(show(schedule, width=110))}</pre>"
-    drawn = [_picture(schedule, schedule.name)]
+    drawn = [_picture(schedule, schedule.name, seats)]
     if not schedule.lowered and len((messages := lower(schedule)).steps) <= STEPS:
-        drawn.append(_picture(messages, f"{schedule.name}, as messages"))
+        drawn.append(_picture(messages, f"{schedule.name}, as messages", seats))
     return f'<div class="pair">{"".join(drawn)}</div>'
 
 
-def _picture(s: Schedule, title: str) -> str:
+def _picture(s: Schedule, title: str, seats: str) -> str:
     if len(s.steps) > STEPS:
         return f"<pre>{escape(show(s, width=110))}</pre>"
-    row, column, left, top = 26, 64, 58, 34
+    beside = [_side_by_side([op.group for op in step.ops if isinstance(op, Collective)]) for step in s.steps]
+    row, left, top = 26, 58, 34
+    column = max(64, 40 + APART * max((len(set(places.values())) for places in beside), default=0))
     width, height = left + column * len(s.steps) + 14, top + row * s.world + 2
 
     def y(rank: int) -> float:
@@ -42,8 +46,9 @@ def _picture(s: Schedule, title: str) -> str:
     body = []
     for rank in range(s.world):
         body.append(f'<line class="grid" x1="{left}" x2="{width - 8}" y1="{y(rank)}" y2="{y(rank)}"/>')
-        body.append(f'<text class="end" x="{left - 10}" y="{y(rank) + 4}">rank {rank}</text>')
+        body.append(f'<text class="end" x="{left - 10}" y="{y(rank) + 4}">{escape(seats)} {rank}</text>')
     for number, step in enumerate(s.steps):
+        lanes = len(set(beside[number].values()))
         x = left + column * number
         body.append(f'<text class="middle" x="{x + column / 2}" y="14">{number + 1}<title>{escape(step.label)}</title></text>')
         if number:
@@ -54,12 +59,24 @@ def _picture(s: Schedule, title: str) -> str:
                 colour = 0 if op.reduce else 2
                 body.append(_arrow(x + 12, y(op.src), x + column - 12, y(op.dst), colour, told))
             elif isinstance(op, Collective):
-                body.append(_call(x + column / 2, [y(rank) for rank in op.group], op.kind, told))
+                aside = APART * (beside[number][op.group] - (lanes - 1) / 2)
+                body.append(_call(x + column / 2 + aside, [y(rank) for rank in op.group], op.kind, told))
             else:
                 body += [f'<circle class="op c3" cx="{x + column / 2}" cy="{y(rank)}" r="4">{told}</circle>' for rank in op.ranks]
     size = f'viewBox="0 0 {width} {height}" style="width:{width}px"'
     picture = f'<svg class="picture" {size} role="img" aria-label="{escape(title)}">{"".join(body)}</svg>'
     return f'<div class="wide"><p class="quiet">{escape(title)}</p>{picture}</div>'
+
+
+def _side_by_side(groups: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], int]:
+    """A place for each group, from left to right: groups whose lines would lie on each other get different ones."""
+    below: list[int] = []  # the lowest rank that each place has reached
+    places: dict[tuple[int, ...], int] = {}
+    for group in sorted(set(groups), key=min):
+        place = next((i for i, rank in enumerate(below) if rank < min(group)), len(below))
+        below[place : place + 1] = [max(group)]
+        places[group] = place
+    return places
 
 
 def _arrow(x0: float, y0: float, x1: float, y1: float, colour: int, told: str) -> str:
@@ -84,9 +101,15 @@ def name_calls(schedule: Schedule) -> list[tuple[str, int]]:
     """The legend of a picture: what its colours mean."""
     kinds = {op.kind for op in schedule.ops() if isinstance(op, Collective)}
     adds, takes = {"reduce_scatter", "reduce"} & kinds, {"all_gather", "broadcast"} & kinds
+    moves = [op for op in lower(schedule).ops() if isinstance(op, Move)] if schedule.world <= RANKS else []
     named = [("all-reduce", 5)] if "all_reduce" in kinds else []
-    named += [(" / ".join([*sorted(k.replace("_", "-") for k in adds), "send and add"]), 0)]
-    return [*named, (" / ".join([*sorted(k.replace("_", "-") for k in takes), "send a copy"]), 2)]
+    if schedule.goal == "mixing":
+        named += [("halve", 3)]
+    if adds or any(op.reduce for op in moves) or not moves:
+        named += [(" / ".join([*sorted(k.replace("_", "-") for k in adds), "send and add"]), 0)]
+    if takes or any(not op.reduce for op in moves) or not moves:
+        named += [(" / ".join([*sorted(k.replace("_", "-") for k in takes), "send a copy"]), 2)]
+    return named
 
 
 # ---- a timeline --------------------------------------------------------------------------------------------------------------
@@ -94,7 +117,7 @@ def name_calls(schedule: Schedule) -> list[tuple[str, int]]:
 
 def draw_timeline(trace: Mapping[str, Any]) -> str:
     """The steps of `trace.json` on the first ranks: above what the training thread does, below what is on the wire."""
-    spans = [e for e in trace.get("traceEvents", []) if e.get("ph") == "X" and e.get("cat") in ("phase", "all-reduce")]
+    spans = [e for e in trace.get("traceEvents", []) if e.get("ph") == "X" and e.get("cat") in ("phase", *TRAVELS)]
     ranks = sorted({e["pid"] for e in spans})
     if not spans:
         return ""
@@ -117,6 +140,12 @@ def draw_timeline(trace: Mapping[str, Any]) -> str:
     size = f'viewBox="0 0 {width} {height}"'
     picture = f'<svg class="picture timeline" {size} role="img" aria-label="timeline">{"".join(body)}</svg>'
     return f'<div class="wide">{picture}</div>{more}'
+
+
+def name_travels(trace: Mapping[str, Any]) -> dict[str, int]:
+    """The legend of what is on the wire."""
+    there = {e.get("cat") for e in trace.get("traceEvents", [])}
+    return {name: colour for name, colour in TRAVELS.items() if name in there}
 
 
 def _lane(spans: Iterable[Mapping[str, Any]], left: float, y: float, begin: float, scale: float) -> Iterable[str]:

@@ -139,19 +139,29 @@ def plot_lines(
     log: bool = False,
     zero: bool = False,
     most: float | None = None,
+    events: Sequence[tuple[float, str]] = (),
 ) -> str:
-    """Lines over one axis `x`. `zero`: the y axis begins there; `most`: it ends there; `log`: by ratio."""
+    """Lines over one axis `x`. `zero`: the y axis begins there; `most`: it ends there; `log`: by ratio.
+
+    `events`: places where something happened, as vertical lines that tell what.
+    """
     lines = [thin(s) for s in series]
     ys = [y for s in lines for y in s.ys if y is not None and math.isfinite(y)]
     xs = [x for s in lines for x, y in zip(s.xs, s.ys) if is_number(y)]
     if not ys:
         return ""
-    marks = decades(min(ys), max(ys)) if log else ticks(min([*ys, 0.0] if zero else ys), max(ys))
+    if log:
+        marks = decades(min(ys), max(ys))
+    elif zero and not any(ys):
+        marks = ticks(0.0, 1.0 if most is None else most)  # nothing but zeros: they lie at the bottom
+    else:
+        marks = ticks(min([*ys, 0.0] if zero else ys), max(ys))
     if most is not None and not log:
         marks = [mark for mark in marks if mark <= most + 1e-9]
         marks = marks if len(marks) > 1 else [most - 1e-3 * (abs(most) or 1.0), most]
     across, along = _axes(xs, marks, log)
-    body = [_frame(across, along, marks, x, unit), *(_line(s, across, along) for s in lines)]
+    happened = [_event(across(at), told) for at, told in events if across.low <= at <= across.high]
+    body = [_frame(across, along, marks, x, unit), *happened, *(_line(s, across, along) for s in lines)]
     return _svg(title, x, unit, across, along, body)
 
 
@@ -231,6 +241,12 @@ def _frame(across: Scale, along: Scale, marks: Sequence[float], x: str, unit: st
     ]
     parts.append(f'<text class="middle name" x="{(LEFT + RIGHT) / 2}" y="{HEIGHT - 5}">{escape(x)}</text>')
     return "".join(parts)
+
+
+def _event(x: float, told: str) -> str:
+    """A wide line without colour lies over the thin one, so that the pointer finds what it tells."""
+    ends = f'x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{BOTTOM}"'
+    return f'<line class="event" {ends}/><line class="wide" {ends}><title>{escape(told)}</title></line>'
 
 
 def _line(s: Series, across: Scale, along: Scale) -> str:

@@ -47,6 +47,28 @@ class Run:
         return NO_END if self.end is None else WHY.get(str(self.end.get("why")), str(self.end.get("why")))
 
     @property
+    def gossips(self) -> bool:
+        """Whether replicas were mixed with partners instead of averaging gradients."""
+        comm = self.config.get("comm")
+        return isinstance(comm, dict) and comm.get("sync") == "gossip"
+
+    @property
+    def resumed(self) -> list[dict[str, Any]]:
+        """The rows of later starts, which went on from a checkpoint."""
+        return [row for row in self.of("start") if value_of(row, "step")]
+
+    def resumed_at(self, x: str) -> list[tuple[float, str]]:
+        """Where the run was resumed, by `x`: "step", "seconds" or "epoch"; and in words."""
+        found = []
+        for row in self.resumed:
+            step = value_of(row, "step") or 0.0
+            before = [own for own in self.of("interval") if (value_of(own, "step") or 0.0) <= step]
+            at = value_of(row, x) if x != "epoch" else value_of(before[-1], "epoch") if before else None
+            if at is not None:
+                found.append((at, f"resumed after step {step:.0f}"))
+        return found
+
+    @property
     def seconds(self) -> Number:
         """Of training and evaluation, as far as it is known."""
         told = [value for row in self.rows if is_number(value := value_of(row, "seconds"))]

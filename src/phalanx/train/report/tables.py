@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -33,11 +34,13 @@ def facts(run: Run) -> list[tuple[str, str, str]]:
     speed, epochs = typical(run, "images_per_second"), last(run, "interval", "epoch")
     top1, top5 = last(run, "evaluation", "top1"), last(run, "evaluation", "top5")
     steps = last(run, "interval", "step")
+    times = len(run.resumed)
+    resumed = f" · resumed{f' {times} times' if times > 1 else ''}" if times else ""
     most = best(run, "top1")
     better = f" · best {percent(most)}" if most is not None and most != top1 else ""
     return [
         ("Test accuracy", _told(top1, percent), f"top-5 {_told(top5, percent)}{better}"),
-        ("Time", _told(run.seconds, duration), f"{_told(epochs, number)} epochs · {_told(steps, _whole)} steps"),
+        ("Time", _told(run.seconds, duration), f"{_told(epochs, number)} epochs · {_told(steps, _whole)} steps{resumed}"),
         (
             "Images per second",
             _told(speed, _whole),
@@ -85,14 +88,26 @@ def environment(runs: Sequence[Run]) -> Table:
             "date": str(env.get("date", "–")),
             "host": f"{env.get('host', '–')}, {env.get('cores', '–')} cores, {env.get('device', '–')}",
             "ranks": f"{env.get('ranks', '–')} on {env.get('hosts', '–')} host(s)",
+            "starts": _starts(run),
             "schedule": str(schedule.get("name", "–")),
             "versions": ", ".join(f"{name} {version}" for name, version in versions.items()) or "–",
-            "command": " ".join(map(str, command)) if isinstance(command, list) else "–",
+            "command": shlex.join(map(str, command)) if isinstance(command, list) else "–",
+            "launcher": str(env.get("launcher", "–")),
         }
 
     all_told = [told(run) for run in runs]
     rows = [(name, *(own[name] for own in all_told)) for name in all_told[0]]
     return Table("Environment", ("", *(run.name for run in runs)), rows, head=len(runs) > 1, text=True)
+
+
+def _starts(run: Run) -> str:
+    """Each start of the run: from where, and on how many ranks."""
+    told = []
+    for row in run.of("start"):
+        step = value_of(row, "step") or 0.0
+        where = f"resumed after step {step:.0f}" if step else "from the beginning"
+        told.append(f"{where}, {row.get('ranks', '–')} rank(s)")
+    return "; ".join(told) or "–"
 
 
 def configuration(runs: Sequence[Run]) -> Iterator[Table]:
