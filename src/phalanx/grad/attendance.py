@@ -11,13 +11,14 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NoReturn
 
 import torch
 
 from phalanx.comm.communicator import Communicator
 from phalanx.comm.failure import CommunicationError
-from phalanx.grad.cargo import Cargo, Layout, lay_out
+from phalanx.grad.cargo import Cargo, lay_out
 from phalanx.grad.flight import Airport, Flight
 from phalanx.grad.gossip import Gossip
 from phalanx.grad.lookout import Lookout
@@ -45,7 +46,6 @@ class Attendance:
         self.steps = 0  # of the optimizer
         self.replica: Replica = list  # what somebody who was left behind takes over
         self._lookout: Lookout | None = None
-        self._layout: Layout | None = None  # of the replica
         self._left = comm  # those who answered the last roll call
         self._told: set[int] = set()
         self._doubt: set[int] = set()  # partners whose message did not come
@@ -56,12 +56,10 @@ class Attendance:
         self._waited = 0.0  # seconds since then that this rank stood still for others
 
     def open(self) -> None:
-        """All ranks call it before their first exchange, and again when their tensors have changed. Not where hosts gossip."""
+        """All ranks call it before their first exchange. Not where hosts gossip, nor on GPUs."""
         if self._lookout is None:
             self._lookout = Lookout(self._comm, self._airport)
             weakref.finalize(self, self._lookout.line.close)
-        self._layout = lay_out(self.replica(), None)
-        self._lookout.board.publish(digest=self._layout.digest)
 
     def start_from(self, round_: int) -> None:
         """Of a job that was resumed."""
@@ -155,11 +153,17 @@ class Attendance:
         wants, backs = self._lookout.board.take()
         for back in backs:
             self._lookout.welcome(back)
-        for rank, ticket in wants:
-            if rank not in self.roll.struck and self._layout is not None:
-                cargo = Cargo(self._layout, self._device())
-                cargo.pack(self.replica())
-                self._airport.give(cargo, rank, ticket)
+        for want in wants:
+            tensors = self.replica()
+            layout = lay_out(tensors, None)
+            if want.rank in self.roll.struck:
+                continue
+            if layout.digest != want.digest:
+                self._lookout.ask([want.rank], ask="unlike", ticket=want.ticket)
+                continue
+            cargo = Cargo(layout, tensors[0].device)
+            cargo.pack(tensors)
+            self._airport.give(cargo, want.rank, want.ticket)
 
     def _look_around(self, lookout: Lookout, asked: set[int], words: dict[int, Word], ended: frozenset[int]) -> bool:
         """Ask everybody else as well, and do as `decide` says; stand still while this rank is alone."""
@@ -194,7 +198,7 @@ class Attendance:
                 lookout.skip(silent, silent)
                 time.sleep(PAUSE)
                 asked, words, ended = set(), {}, frozenset()
-            elif isinstance(action, Return) and action.helpers and not self._adopt(lookout, action, words):
+            elif isinstance(action, Return) and action.helpers and not self._adopt(lookout, action):
                 asked, words, ended = set(), {}, frozenset()
                 if time.monotonic() > until:
                     self._stop(f"it is {action.behind} rounds behind, and no rank gave it its replica; {REMEDY}", action.helpers)
@@ -205,22 +209,21 @@ class Attendance:
                 lookout.skip(action.skips, silent)
                 return self._return(lookout, action, words) if isinstance(action, Return) else True
 
-    def _adopt(self, lookout: Lookout, action: Return, words: Mapping[int, Word]) -> bool:
+    def _adopt(self, lookout: Lookout, action: Return) -> bool:
         """Take over the replica of one of the helpers."""
-        assert self._layout is not None
-        alike = [rank for rank in action.helpers if words[rank].digest == self._layout.digest]
-        if not alike:
-            self._warn(
-                f"it is {action.behind} rounds behind, and its optimizer's state does not look like the others': it keeps it"
-            )
-            return True
-        for helper in alike[:2]:
+        tensors = self.replica()
+        layout = lay_out(tensors, None)
+        for helper in action.helpers[:2]:
             self._tickets += 1
-            heard, _ = lookout.ask([helper], ask="replica", ticket=self._tickets)
-            cargo = Cargo(self._layout, self._device())
-            if heard and self._airport.accept(cargo, helper, self._tickets, self._comm.patience):
-                cargo.unpack(self.replica())
+            heard, _ = lookout.ask([helper], ask="replica", ticket=self._tickets, digest=layout.digest)
+            cargo = Cargo(layout, tensors[0].device)
+            unlike = partial(lookout.board.unlike, self._tickets)
+            if heard and self._airport.accept(cargo, helper, self._tickets, self._comm.patience, unlike):
+                cargo.unpack(tensors)
                 self._tell_rejoined(action.behind, helper)
+                return True
+            if unlike():
+                self._warn(f"it is {action.behind} rounds behind, and keeps its replica: that of rank {helper} has another state")
                 return True
         return False
 
@@ -254,9 +257,6 @@ class Attendance:
 
     def _place(self) -> Place:
         return Place(self._me, self.round, self.roll)
-
-    def _device(self) -> torch.device:
-        return self.replica()[0].device
 
     # ---- all together ----------------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import itertools
 import time
 import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,7 @@ STUCK = 2  # messages given up with one peer, and still under way, after which i
 OWN_TAGS = 1 << 40  # below are the tags of others who exchange on this communicator
 CALLS = 1 << 39  # above the steps of all flights
 GIFTS = 1 << 38  # replicas for those who were left behind: above them as well
+SLICE = 0.05  # seconds between two looks at whether a gift may still come
 REMEMBERED = 8  # flights per peer: as many as can be unmatched, and more
 
 Kinds = tuple[Any, Any, Any]  # what parameters, optimizer state (None where it stays at home) and statistics look like
@@ -176,15 +177,17 @@ class Airport:
         tag = self._serial * OWN_TAGS + GIFTS + ticket
         self._errands.append((self._comm.exchange_async(out, peer, out[:0], peer, tag, may_fail=True), out))
 
-    def accept(self, cargo: Cargo, peer: int, ticket: int, seconds: float) -> bool:
-        """Whether the gift arrived in time."""
+    def accept(self, cargo: Cargo, peer: int, ticket: int, seconds: float, hopeless: Callable[[], bool]) -> bool:
+        """Whether the gift arrived in time. It is given up when it is `hopeless`."""
         into = cargo.words
         tag = self._serial * OWN_TAGS + GIFTS + ticket
         pending = self._comm.exchange_async(into[:0], peer, into, peer, tag, may_fail=True)
-        if pending.settle(seconds) is None:
-            return True
-        self._errands.append((pending, into))
-        return False
+        until = time.monotonic() + seconds
+        while isinstance(error := pending.settle(SLICE), TimeoutError):
+            if hopeless() or time.monotonic() > until:
+                self._errands.append((pending, into))
+                return False
+        return error is None
 
     def _note(self, peer: int, kind: str, step: int) -> None:
         self._flown.setdefault((peer, kind), deque(maxlen=REMEMBERED)).append(step)

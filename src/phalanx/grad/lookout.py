@@ -30,14 +30,24 @@ class Back:
     unmatched: Unmatched
 
 
+@dataclass(frozen=True, slots=True)
+class Want:
+    """Rank `rank` wants this one's replica, if it looks like its own."""
+
+    rank: int
+    ticket: int
+    digest: str
+
+
 class Board:
     """What the hotline's thread reads and writes. It knows no gossiper, so that an optimizer can be collected."""
 
     def __init__(self, rank: int, seats: int, airport: Airport) -> None:
         self._lock = threading.Lock()
         self._airport = airport
-        self._word = Word(0, 0, False, (), (0,) * seats, "")
-        self._wants: list[tuple[int, int]] = []
+        self._word = Word(0, 0, False, (), (0,) * seats)
+        self._wants: list[Want] = []
+        self._unlike: set[int] = set()  # tickets for which there is no replica of the wanted kind
         self._backs: list[Back] = []
         self.rank = rank
         self.busy = False  # something is wanted: the one thing that a step looks at
@@ -48,8 +58,11 @@ class Board:
             if question["ask"] == "where":
                 return said
             who = int(question["from"])
+            if question["ask"] == "unlike":
+                self._unlike.add(int(question["ticket"]))
+                return said
             if question["ask"] == "replica":
-                self._wants.append((who, int(question["ticket"])))
+                self._wants.append(Want(who, int(question["ticket"]), str(question["digest"])))
             else:
                 back = Back(who, int(question["round"]), Unmatched.of(question["unmatched"]))
                 self._backs.append(back)
@@ -61,8 +74,12 @@ class Board:
         with self._lock:
             self._word = replace(self._word, **changes)
 
-    def take(self) -> tuple[list[tuple[int, int]], list[Back]]:
-        """What others wanted since the last call: (rank, ticket) of those who want the replica, and who is back."""
+    def unlike(self, ticket: int) -> bool:
+        """Whether the rank that was asked for its replica has one that looks different."""
+        return ticket in self._unlike
+
+    def take(self) -> tuple[list[Want], list[Back]]:
+        """What others wanted since the last call: who wants the replica, and who is back."""
         with self._lock:
             wants, self._wants = self._wants, []
             backs, self._backs = self._backs, []

@@ -42,7 +42,6 @@ class Word:
     gathering: bool  # it waits for all in average_(), spread() or survivors()
     skips: tuple[int, ...]  # the ranks for which it does not wait now
     leaves: tuple[int, ...]  # its roll
-    digest: str  # of what its replica looks like
 
     @staticmethod
     def of(answer: Mapping[str, Any]) -> Word:
@@ -52,7 +51,6 @@ class Word:
             gathering=bool(answer["gathering"]),
             skips=tuple(map(int, answer["skips"])),
             leaves=tuple(map(int, answer["leaves"])),
-            digest=str(answer["digest"]),
         )
 
     def to_answer(self) -> dict[str, Any]:
@@ -62,7 +60,6 @@ class Word:
             "gathering": self.gathering,
             "skips": self.skips,
             "leaves": self.leaves,
-            "digest": self.digest,
         }
 
 
@@ -142,7 +139,7 @@ def decide(place: Place, words: Mapping[int, Word]) -> Action:
         return Hold(tuple(sorted(silent)))
     furthest = max([place.round, *(word.round for word in heard.values())])
     near = furthest - limit(place.size)
-    skips = silent | {rank for rank, word in heard.items() if word.gathering or word.round < near}
+    skips = (silent - set(place.roll.struck)) | {rank for rank, word in heard.items() if word.gathering or word.round < near}
     if place.round < near:
         helpers = sorted(
             (rank for rank, word in heard.items() if word.round >= near), key=lambda rank: (-heard[rank].round, rank)
