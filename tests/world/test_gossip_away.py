@@ -17,7 +17,7 @@ from tests.world.programs.gossip import DEFAULTS, STARTED, train
 import phalanx
 
 PROGRAM = Path(__file__).parent / "programs" / "gossip.py"
-DEADLINE = 170.0
+DEADLINE = 150.0
 needs_lab = pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("tc") is None,
     reason="only root may make network namespaces, with ip and tc",
@@ -41,10 +41,10 @@ def start(n, options):
 
 
 def test_one_that_is_stopped_and_one_that_sleeps_come_back():
-    """In one job: kill -STOP on rank 1 for 4 s after its 100th step, and 4 s of sleep on rank 2 after its 500th."""
-    steps = 1200
+    """In one job: kill -STOP on rank 1 for 4 s after its 100th step, and 4 s of sleep on rank 2 after its 300th."""
+    steps = 700
     usual = phalanx.run_local(4, lambda comm: train(comm, DEFAULTS | {"steps": steps, "nap": 0}), timeout=60)[0]["spread"]
-    ranks = start(4, {"steps": steps, "sleep": {"rank": 2, "at": 500, "seconds": 4}})
+    ranks = start(4, {"steps": steps, "sleep": {"rank": 2, "at": 300, "seconds": 4}})
     try:
         assert json.loads(ranks[1].stdout.readline()) == STARTED
         os.kill(ranks[1].pid, signal.SIGSTOP)
