@@ -46,10 +46,10 @@ class Hotline:
         self._places = [(host, port) for host, port, _ in told]
         self._token: str = told[0][2]
         self._wake, self._end = socket.socketpair()
-        thread = threading.Thread(
+        self._thread = threading.Thread(
             target=_serve, args=(self._listener, self._wake, self._token, answer), name="phalanx-hotline", daemon=True
         )
-        thread.start()
+        self._thread.start()
 
     def ask(self, questions: Mapping[int, Mapping[str, Any]], seconds: float) -> Answers:
         """Ask several ranks at once, each its question, and wait `seconds` for their answers at most."""
@@ -84,6 +84,8 @@ class Hotline:
         """Answer no more. Idempotent."""
         with contextlib.suppress(OSError):
             self._end.close()
+        if self._thread is not threading.current_thread():
+            self._thread.join(1.0)
 
 
 class _Call:

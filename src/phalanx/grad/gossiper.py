@@ -8,6 +8,7 @@ Without overlap exchange t lands in step t. The optimizer says what travels; her
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -73,8 +74,12 @@ class Gossiper:
         self._attendance.steps = value
 
     def offer(self, replica: Callable[[], list[torch.Tensor]]) -> None:
-        """What a rank that was left behind takes over from this one, or this one from another: all that makes a replica."""
-        self._attendance.replica = replica
+        """What a rank that was left behind takes over from this one, or this one from another: all that makes a replica.
+
+        A method of the owner of this gossiper, which it must not keep alive.
+        """
+        method = weakref.WeakMethod(replica)
+        self._attendance.replica = lambda: (method() or list)()
 
     # ---- one exchange --------------------------------------------------------------------------------------------------------
 
