@@ -15,6 +15,7 @@ from types import TracebackType
 from phalanx.comm.choose import for_world
 from phalanx.comm.failure import Watch
 from phalanx.comm.hosts import Hosts
+from phalanx.comm.hotline import Answer, Hotline
 from phalanx.comm.issuer import Issuer
 from phalanx.comm.loans import Loans
 from phalanx.comm.objects import Objects
@@ -125,6 +126,10 @@ class Communicator(Objects):
             None,
             parent=self,
         )
+
+    def hotline(self, answer: Answer) -> Hotline:
+        """A side line on which the ranks can ask each other, whatever their training threads do. All ranks call it."""
+        return Hotline("127.0.0.1" if self.inter_size == 1 else self._transport.address, answer, self.allgather_obj)
 
     def __enter__(self) -> Communicator:
         return self

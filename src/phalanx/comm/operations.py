@@ -209,6 +209,12 @@ class Operations:
             if self._leave is not None:
                 self._leave()
 
+    def part(self) -> None:
+        """Leave the job without ending it: an exception of this rank is not told to the others any more. Closes all."""
+        if self._parent is not None:
+            self._parent.part()
+        self.close()
+
     def _is_closed(self) -> bool:
         return self._closed or (self._parent is not None and self._parent._is_closed())
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import itertools
 import time
 import weakref
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +24,9 @@ from phalanx.grad.partners import Partners
 STUCK = 2  # messages given up with one peer, and still under way, after which it gets no new ones: their memory must not pile up
 OWN_TAGS = 1 << 40  # below are the tags of others who exchange on this communicator
 CALLS = 1 << 39  # above the steps of all flights
+GIFTS = 1 << 38  # replicas for those who were left behind: above them as well
+SLICE = 0.05  # seconds between two looks at whether a gift may still come
+REMEMBERED = 8  # flights per peer: as many as can be unmatched, and more
 
 Kinds = tuple[Any, Any, Any]  # what parameters, optimizer state (None where it stays at home) and statistics look like
 
@@ -47,6 +52,22 @@ class Flight:
     arrived: bool = False
     dead: set[int] = field(default_factory=set)  # peers whose connection is broken
     late: set[int] = field(default_factory=set)  # peers that were given up
+    jammed: set[int] = field(default_factory=set)  # peers that were not tried: too much is under way to or from them
+
+
+@dataclass(frozen=True, slots=True)
+class Unmatched:
+    """Messages of one rank to another, (step, bytes), that the other never asked for, and that it never sent."""
+
+    sends: tuple[tuple[int, int], ...] = ()
+    receives: tuple[tuple[int, int], ...] = ()
+
+    @staticmethod
+    def of(answer: Mapping[str, Any]) -> Unmatched:
+        return Unmatched(*(tuple((int(step), int(size)) for step, size in answer[name]) for name in ("sends", "receives")))
+
+    def to_answer(self) -> dict[str, Any]:
+        return {"sends": self.sends, "receives": self.receives}
 
 
 class Airport:
@@ -58,6 +79,9 @@ class Airport:
         self._calls = 0
         self._spare: list[Cargo] = []
         self._stuck: list[Flight] = []
+        self._open: list[Flight] = []  # all that were started and are not known to be over
+        self._flown: dict[tuple[int, str], deque[int]] = {}  # the last steps in which a peer was sent to, or received from
+        self._errands: list[tuple[Pending, torch.Tensor]] = []  # what matches the unmatched, and gifts; with their memory
 
     def call_tag(self) -> int:
         """The first of two tags for a roll call; calls are numbered alike on all ranks."""
@@ -79,12 +103,16 @@ class Airport:
             # NCCL wants both in one call, and cannot do without a rank
             flight.inbound = self._comm.exchange_async(out, dest, into, source, tag)
             return
-        if source is not None and not self._jammed(source):
+        flight.jammed = {peer for peer in (source, dest) if peer is not None and self._jammed(peer)}
+        if source is not None and source not in flight.jammed:
             flight.source = source
+            self._note(source, "receive", flight.step)
             flight.inbound = self._comm.exchange_async(nothing, source, into, source, tag, may_fail=True)
-        if dest is not None and not self._jammed(dest):
+        if dest is not None and dest not in flight.jammed:
             flight.dest = dest
+            self._note(dest, "send", flight.step)
             flight.outbound = self._comm.exchange_async(out, dest, nothing, dest, tag, may_fail=True)
+        self._open = [own for own in self._open if not _over(own)] + [flight]
 
     def land(self, flight: Flight, patience: float) -> None:
         """Wait for both, `patience` seconds in all, and write down what became of them."""
@@ -115,6 +143,57 @@ class Airport:
         if not flight.late:
             self._spare += [flight.sent, flight.received]
 
+    # ---- what was left over with a rank that was away --------------------------------------------------------------------------
+
+    def unmatched(self, peer: int, before: int) -> Unmatched:
+        """What is under way to and from `peer`, of steps before this one, and will never arrive. Any thread may ask."""
+        flights = [flight for flight in list(self._open) if flight.step < before]
+        size = {flight.step: flight.sent.words.nbytes for flight in flights}
+        waiting = lambda pending: pending is not None and not pending.done()  # noqa: E731
+        return Unmatched(
+            tuple((own.step, size[own.step]) for own in flights if own.dest == peer and waiting(own.outbound)),
+            tuple((own.step, size[own.step]) for own in flights if own.source == peer and waiting(own.inbound)),
+        )
+
+    def match(self, peer: int, unmatched: Unmatched) -> None:
+        """Take what `peer` sent in vain, and send it zeros for what it waits for in vain: its memory is free again then.
+
+        Zeros have no step, so nobody takes them for a message. What was sent or asked for on this side is matched already.
+        """
+        self._errands = [(pending, x) for pending, x in self._errands if not pending.done()]
+        for kind, wanted in (("receive", unmatched.sends), ("send", unmatched.receives)):
+            for step, nbytes in wanted:
+                if step in self._flown.get((peer, kind), ()):
+                    continue
+                self._note(peer, kind, step)
+                x = torch.zeros(nbytes, dtype=torch.uint8)
+                out, into = (x[:0], x) if kind == "receive" else (x, x[:0])
+                tag = self._serial * OWN_TAGS + step
+                self._errands.append((self._comm.exchange_async(out, peer, into, peer, tag, may_fail=True), x))
+
+    def give(self, cargo: Cargo, peer: int, ticket: int) -> None:
+        """Send a replica to a rank that was left behind; nobody waits for its end."""
+        out = cargo.words
+        tag = self._serial * OWN_TAGS + GIFTS + ticket
+        self._errands.append((self._comm.exchange_async(out, peer, out[:0], peer, tag, may_fail=True), out))
+
+    def accept(self, cargo: Cargo, peer: int, ticket: int, seconds: float, hopeless: Callable[[], bool]) -> bool:
+        """Whether the gift arrived in time. It is given up when it is `hopeless`."""
+        into = cargo.words
+        tag = self._serial * OWN_TAGS + GIFTS + ticket
+        pending = self._comm.exchange_async(into[:0], peer, into, peer, tag, may_fail=True)
+        until = time.monotonic() + seconds
+        while isinstance(error := pending.settle(SLICE), TimeoutError):
+            if hopeless() or time.monotonic() > until:
+                self._errands.append((pending, into))
+                return False
+        return error is None
+
+    def _note(self, peer: int, kind: str, step: int) -> None:
+        self._flown.setdefault((peer, kind), deque(maxlen=REMEMBERED)).append(step)
+
+    # ---- memory ----------------------------------------------------------------------------------------------------------------
+
     def _settled(self, flight: Flight, pending: Pending, peer: int, seconds: float) -> bool:
         error = pending.settle(seconds)
         if isinstance(error, TimeoutError):
@@ -129,6 +208,10 @@ class Airport:
     def _reclaim(self) -> None:
         """Memory of what was given up and has arrived, or failed, meanwhile."""
         for flight in list(self._stuck):
-            if all(pending is None or pending.done() for pending in (flight.inbound, flight.outbound)):
+            if _over(flight):
                 self._stuck.remove(flight)
                 self._spare += [flight.sent, flight.received]
+
+
+def _over(flight: Flight) -> bool:
+    return all(pending is None or pending.done() for pending in (flight.inbound, flight.outbound))

@@ -8,32 +8,24 @@ Without overlap exchange t lands in step t. The optimizer says what travels; her
 
 from __future__ import annotations
 
-import math
-import statistics
-import time
-import warnings
-from collections import deque
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from phalanx.comm.communicator import Communicator
+from phalanx.grad.attendance import Attendance
 from phalanx.grad.averager import StepRecord
 from phalanx.grad.cargo import WORD, Cargo, Layout, average_together, drift, halves, lay_out
 from phalanx.grad.flight import Airport, Flight, Kinds
 from phalanx.grad.gossip import Gossip
-from phalanx.grad.partners import Partners, check_topology, gossip_period, partners
+from phalanx.grad.partners import Partners, check_topology
 from phalanx.grad.replicas import ReplicaError, odd
-from phalanx.grad.roll import Roll
-from phalanx.grad.rollcall import roll_call
 from phalanx.grad.spread import spread
 from phalanx.grad.travel import Journey
 
-LEAST_PATIENCE = 1.0  # seconds to wait for a partner where steps are short: processes are put off for longer than a step
-PATIENCE = 4.0  # in usual steps
-FIRST_PATIENCE = 60.0  # seconds, before it is known what a usual step is
-ROLL = torch.int32
+NOTE = torch.int32  # of the roll, and of the step before it: one more, so that zeros are no message
 
 
 def level_of(comm: Communicator, sync: Gossip) -> str:
@@ -48,10 +40,8 @@ class Gossiper:
         self._comm, self._home, self._sync, self._wire = comm, home, sync, wire
         self._seats, self._me = (comm.size, comm.rank) if home is None else (comm.inter_size, comm.inter_rank)
         check_topology(sync, self._seats, "ranks" if home is None else "hosts")
-        self._roll = Roll.of(self._seats)
-        self._told: set[int] = set()
-        self._left = comm  # those who answered the last roll call
         self._airport = Airport(comm)
+        self._attendance = Attendance(comm, sync, self._airport, self._seats, self._me)
         # the ranks of every host, of which as many carry a part of the message as the smallest host has
         self._crews = [[rank] for rank in range(comm.size)] if home is None else _crews(comm)
         self._carriers = min(map(len, self._crews))
@@ -62,14 +52,34 @@ class Gossiper:
         self._agreed = False
         self._flight: Flight | None = None
         self._restored: dict[str, torch.Tensor] | None = None
-        self.round = 0  # of the next exchange
         self.record: StepRecord | None = None
         self.journeys: list[Journey] = []
-        self._times: deque[float] = deque(maxlen=32)
-        self._last = 0.0  # when the last exchange began
-        self._waited = 0.0  # seconds since then that this rank stood still for others
-        self._away: float | None = None  # since when this rank may have been slower than the others would wait
-        self._heard = 0  # exchanges that arrived since then
+
+    @property
+    def round(self) -> int:  # the paper's word
+        """Of the next exchange."""
+        return self._attendance.round
+
+    @round.setter  # noqa: A003
+    def round(self, value: int) -> None:
+        self._attendance.start_from(value)
+
+    @property
+    def steps(self) -> int:
+        """What the optimizer counts. It sets it before an exchange; afterwards it is more where this rank was left behind."""
+        return self._attendance.steps
+
+    @steps.setter
+    def steps(self, value: int) -> None:
+        self._attendance.steps = value
+
+    def offer(self, replica: Callable[[], list[torch.Tensor]]) -> None:
+        """What a rank that was left behind takes over from this one, or this one from another: all that makes a replica.
+
+        A method of the owner of this gossiper, which it must not keep alive.
+        """
+        method = weakref.WeakMethod(replica)
+        self._attendance.replica = lambda: (method() or list)()
 
     # ---- one exchange --------------------------------------------------------------------------------------------------------
 
@@ -80,6 +90,7 @@ class Gossiper:
             self._mean_at_home(averaged)
             return
         self._agree(drifting, optional, averaged)
+        self._attendance.begin_step()
         if self._sync.overlap:
             self.settle(drifting, optional, averaged)
         self._mean_at_home(averaged)
@@ -94,6 +105,7 @@ class Gossiper:
         if self._seats == 1:
             return
         self._agree(gradients, 0, averaged)
+        self._attendance.begin_step()
         previous = self._land() if self._sync.overlap else None
         self._begin(gradients, averaged)
         flight = previous if self._sync.overlap else self._land()
@@ -122,19 +134,25 @@ class Gossiper:
         self._airport.release(flight)
 
     def _begin(self, drifting: Sequence[torch.Tensor], averaged: Sequence[torch.Tensor]) -> None:
-        self._note_time()
-        who = partners(self._me, self._seats_now(), self.round, self._sync)
-        self.round += 1
+        attendance = self._attendance
+        if attendance.catch_up():
+            self._depart(attendance.partners(), drifting, averaged)
+            attendance.round += 1
+        attendance.end_step()
+
+    def _depart(self, who: Partners, drifting: Sequence[torch.Tensor], averaged: Sequence[torch.Tensor]) -> None:
         if who.dest is None or who.source is None or self._layout is None:
             return
-        roll = [torch.tensor(self._roll.leaves, dtype=ROLL)] if self._trailer else []
-        tensors = [*drifting[: self._count], *averaged, *roll]
+        note = [torch.tensor([self.round + 1, *self._attendance.roll.leaves], dtype=NOTE)] if self._trailer else []
+        tensors = [*drifting[: self._count], *averaged, *note]
         device = tensors[0].device
         sent, received = self._airport.cargo(self._layout, device), self._airport.cargo(self._layout, device)
         sent.pack(tensors)
-        flight = self._flight = Flight(self.round - 1, who, sent, received, self._travelling)
-        mine = 0 if self._home is None else self._home.rank
-        if mine < self._carriers:
+        flight = self._flight = Flight(self.round, who, sent, received, self._travelling)
+        if self._home is None:
+            dest, source = map(self._attendance.waits_for, (who.dest, who.source))
+            self._airport.start(flight, slice(None), dest, source)
+        elif (mine := self._home.rank) < self._carriers:
             length = len(sent.words) // self._carriers
             part = slice(mine * length, (mine + 1) * length)
             self._airport.start(flight, part, self._crews[who.dest][mine], self._crews[who.source][mine])
@@ -144,18 +162,17 @@ class Gossiper:
         flight, self._flight = self._flight, None
         if flight is None:
             return self._take_restored()
-        self._airport.land(flight, self.patience)
-        self._waited += flight.waited
+        self._airport.land(flight, self._attendance.patience)
         nbytes = flight.sent.words.nbytes // self._carriers
         self.journeys.append(Journey(flight.left, flight.ended, nbytes))
         self.record = StepRecord(flight.waited, flight.ended - flight.left, nbytes if self._sync.overlap else 0, nbytes)
         if self._home is not None:
             self._gather_at_home(flight)
             return flight
-        self._look_for(flight)
+        step, *roll = flight.received.views[-1].tolist() if flight.arrived else [0]
+        flight.arrived = step == flight.step + 1  # zeros come from a rank that was away, and only clear the way
+        self._attendance.landed(flight, roll)
         if flight.arrived:
-            self._roll = self._roll.merge(flight.received.views[-1].tolist())
-            self._tell()
             return flight
         self._airport.release(flight)
         return None
@@ -181,7 +198,7 @@ class Gossiper:
         kinds = _kinds(drifting, optional, averaged)
         if kinds == self._kinds and self._agreed:
             return
-        roll = [torch.empty(self._seats, dtype=ROLL)] if self._trailer else []
+        roll = [torch.empty(1 + self._seats, dtype=NOTE)] if self._trailer else []
         always = drifting[: len(drifting) - optional]
         layouts = [lay_out([*x, *averaged, *roll], self._wire, parts=self._carriers) for x in (drifting, always)]
         told = self._comm.allgather_obj([layout.digest for layout in layouts])
@@ -190,6 +207,8 @@ class Gossiper:
         self._kinds, self._agreed = kinds, not odd([own[0] for own in told])
         self._layout = layouts[0 if self._agreed else 1] if drifting or averaged else None
         self._count = len(drifting if self._agreed else always)
+        if self._home is None and self._layout is not None and drifting[0].device.type == "cpu":  # NCCL cannot do without a rank
+            self._attendance.open()
 
     @property
     def _travelling(self) -> Kinds:
@@ -200,82 +219,32 @@ class Gossiper:
 
     @property
     def _trailer(self) -> int:
-        """Tensors at the end of a message that are ours: the roll, unless hosts gossip, whose ranks need each other anyway."""
+        """Tensors at the end of a message that are ours: step and roll, unless hosts gossip: their ranks need each other."""
         return 1 if self._home is None else 0
-
-    # ---- partners that are late or gone ----------------------------------------------------------------------------------------
-
-    @property
-    def patience(self) -> float:
-        """Seconds to wait for a partner."""
-        if self._sync.patience is not None:
-            return self._sync.patience
-        return max(LEAST_PATIENCE, PATIENCE * statistics.median(self._times)) if self._times else FIRST_PATIENCE
-
-    @property
-    def missing(self) -> tuple[int, ...]:
-        """Ranks that are known to be dead."""
-        return self._roll.struck if self._home is None else ()
-
-    def _seats_now(self) -> list[int]:
-        seats = self._roll.seats(self.round)
-        if self._me not in seats:
-            raise RuntimeError(
-                f"rank {self._comm.rank}: the others found its connection broken and go on without it; start the job again from "
-                "a checkpoint to have it back"
-            )
-        return seats
-
-    def _note_time(self) -> None:
-        now = time.monotonic()
-        if self._last:
-            took = now - self._last - self._waited  # who only waited for others was not away
-            if self._times and took > self.patience and self._away is None:
-                self._away, self._heard = self._last, 0
-            self._times.append(took)
-        self._last, self._waited = now, 0.0
-
-    def _look_for(self, flight: Flight) -> None:
-        """What a lost message means: a death is told, a rank that was away itself goes where the others must be by now."""
-        for peer in flight.dead:
-            self._roll = self._roll.strike(peer, flight.step)
-        self._tell()
-        if self._away is None:
-            return
-        self._heard += flight.arrived
-        if flight.source in flight.late:
-            # too far rather than not far enough: who waits is caught up with
-            self.round += math.ceil((time.monotonic() - self._away) / statistics.median(self._times))
-            self._away = None
-        elif self._heard > 2 * gossip_period(self._seats) + 4:
-            self._away = None  # the others were away as well
-
-    def _tell(self) -> None:
-        new = [seat for seat in self._roll.struck if seat not in self._told]
-        self._told.update(new)
-        if new:
-            ranks = "rank" if len(new) == 1 else "ranks"
-            warnings.warn(
-                f"rank {self._comm.rank}: {ranks} {', '.join(map(str, new))} cannot be reached any more; gossip goes on without. "
-                f"{self._seats - len(self._roll.struck)} of {self._seats} are left",
-                stacklevel=6,
-            )
 
     # ---- all together ----------------------------------------------------------------------------------------------------------
 
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Ranks that are known to be dead or left out, or did not answer when they were asked last."""
+        return self._attendance.missing if self._home is None else ()
+
     def survivors(self) -> Communicator:
         """A communicator of all who are left. All of them call it: each asks each, so that all know of the same ones."""
+        return self._call()[0]
+
+    def _call(self) -> tuple[Communicator, bool, int]:
         if self._home is not None or self._seats == 1:
-            return self._comm
-        self._roll, self.round = roll_call(self._comm, self._roll, self.round, self._airport.call_tag())
-        self._tell()
-        left = [seat for seat in range(self._seats) if seat not in self._roll.struck]
-        if len(left) < self._left.size:
-            self._left = self._comm.survivors(left)
-        return self._left
+            return self._comm, True, self._comm.size
+        return self._attendance.call()
 
     def average(self, tensors: Sequence[torch.Tensor]) -> None:
-        average_together(tensors, self.survivors())
+        """Make each tensor the mean over all ranks that took part; who trained alone takes it over."""
+        left, counts, counting = self._call()
+        if counting < left.size:
+            for x in tensors:
+                x.mul_(left.size / counting) if counts else x.zero_()
+        average_together(tensors, left)
 
     def spread(self, parameters: Sequence[torch.Tensor]) -> float:
         return spread(parameters, self.survivors())
@@ -287,10 +256,13 @@ class Gossiper:
         flight = self._flight
         under_way: dict[str, torch.Tensor] = {}
         if flight is not None:
-            came = self._airport.peek(flight, self.patience)
+            came = self._airport.peek(flight, self._attendance.patience) and self._is_message(flight)
             sent = flight.sent.words.clone()
             under_way = {"sent": sent, "received": flight.received.words.clone() if came else sent.clone()}
         return {"round": self.round, "seats": self._seats, "under_way": under_way or self._restored or {}}
+
+    def _is_message(self, flight: Flight) -> bool:
+        return not self._trailer or int(flight.received.views[-1][0]) == flight.step + 1
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there. With another number of seats only the tensors of the replica count, and rounds begin anew."""

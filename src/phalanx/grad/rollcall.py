@@ -6,25 +6,47 @@ messages of a few bytes; gossip itself never needs it, only what all ranks do to
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 
 from phalanx.comm.communicator import Communicator
 from phalanx.grad.roll import Roll
 
+SLICE = 0.05  # seconds between two looks at what others want
 
-def roll_call(comm: Communicator, roll: Roll, step: int, tag: int) -> tuple[Roll, int]:
-    """The roll, with everybody struck who does not answer within the patience of `comm`, and the latest step of those who do."""
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """The roll, with everybody struck who did not answer; the latest step, and who says that it trained alone."""
+
+    roll: Roll
+    step: int
+    alone: frozenset[int]
+
+
+def roll_call(comm: Communicator, roll: Roll, step: int, tag: int, *, alone: bool, meanwhile: Callable[[], None]) -> Called:
+    """Ask all; who does not answer within the patience of `comm` is left out. `meanwhile` runs while this rank waits."""
+    lonely = {comm.rank} if alone else set()
     for asking in range(2):
-        mine = torch.tensor([step, *roll.leaves])
+        mine = torch.tensor([step, int(alone), *roll.leaves])
         others = [rank for rank in range(comm.size) if rank != comm.rank and rank not in roll.struck]
         answers = {rank: torch.empty_like(mine) for rank in others}
         asked = {
             rank: comm.exchange_async(mine, rank, answer, rank, tag + asking, may_fail=True) for rank, answer in answers.items()
         }
+        until = time.monotonic() + comm.patience
         for rank, pending in asked.items():
-            if pending.settle(comm.patience) is not None:
-                roll = roll.strike(rank, step)
+            while isinstance(error := pending.settle(min(SLICE, max(0.0, until - time.monotonic()))), TimeoutError):
+                meanwhile()
+                if time.monotonic() >= until:
+                    break
+            if error is not None:
+                roll = roll.leave_out(rank, step) if isinstance(error, TimeoutError) else roll.strike(rank, step)
                 continue
-            theirs, *leaves = answers[rank].tolist()
+            theirs, said, *leaves = answers[rank].tolist()
             roll, step = roll.merge(leaves), max(step, theirs)
-    return roll, step
+            lonely |= {rank} if said else set()
+    return Called(roll, step, frozenset(lonely))

@@ -49,6 +49,7 @@ class GossipOptimizer(WrappedOptimizer):
         self.comm, self.sync = comm, sync
         home = comm.split(comm.inter_rank) if level_of(comm, sync) == "host" else None
         self._gossiper = Gossiper(comm, home, sync, wire)
+        self._gossiper.offer(self._whole_replica)
         self._home: Averager | None = None
         if home is not None:
             self._home = Averager(*self.parameters(), home, AllReduce(), wire=None, bucket_bytes=bucket_bytes, delayed=False)
@@ -82,7 +83,9 @@ class GossipOptimizer(WrappedOptimizer):
         self._steps += 1
         if self.sync.exchange == "weights":
             parameters, state = self._replica()
+            self._gossiper.steps = self._steps
             self._gossiper.mix([*parameters, *state], len(state), self._statistics)
+            self._steps = self._gossiper.steps
         if self.sync.average_every is not None and self._steps % self.sync.average_every == 0:
             self.average_()
         return result
@@ -102,7 +105,9 @@ class GossipOptimizer(WrappedOptimizer):
         if self.sync.exchange == "gradients" and not self._mixed:
             self._mixed = True
             gradients = [real(p.grad.detach()) for p in self._trained() if p.grad is not None]
+            self._gossiper.steps = self._steps
             self._gossiper.mix_gradients(gradients, self._statistics)
+            self._steps = self._gossiper.steps
 
     def _complete(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         """The closure, with gradients for all parameters; where the ranks of a host act as one, means over them."""
@@ -168,6 +173,16 @@ class GossipOptimizer(WrappedOptimizer):
         ]
         return [real(p.detach()) for p in trained], [real(value) for value in state]
 
+    def _whole_replica(self) -> list[torch.Tensor]:
+        """All that a rank which was left behind takes over: parameters, every tensor of the optimizer's state, statistics."""
+        state = [
+            real(value)
+            for p in self._trained()
+            for _, value in sorted(self.optimizer.state.get(p, {}).items())
+            if isinstance(value, torch.Tensor)
+        ]
+        return [*(real(p.detach()) for p in self._trained()), *state, *self._statistics]
+
     # ---- all replicas ----------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
@@ -193,8 +208,16 @@ class GossipOptimizer(WrappedOptimizer):
         return self._gossiper.survivors()
 
     @property
+    def steps(self) -> int:
+        """Steps done by all ranks together: more than this rank's own where it was left behind and took over a replica.
+
+        For loops that all ranks should leave together: `while opt.steps < total`.
+        """
+        return self._steps
+
+    @property
     def missing(self) -> tuple[int, ...]:
-        """The ranks that this one knows to be dead."""
+        """The ranks that this one knows to be dead or left out, and those that did not answer when it asked them last."""
         return self._gossiper.missing
 
     # ---- as every multi-node optimizer's --------------------------------------------------------------------------------------

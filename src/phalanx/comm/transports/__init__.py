@@ -22,6 +22,10 @@ class Transport(Protocol):
 
     library: bool  # whether NCCL carries tensors on GPUs
 
+    @property
+    def address(self) -> str:
+        """Where the other ranks can reach this one."""
+
     def post(self, sends: Sequence[Message], receives: Sequence[Message], tag: int) -> Any:
         """Begin to send and receive all of these together; `wait` for what it returns. Empty messages are not sent.
 

@@ -57,6 +57,7 @@ class LocalTransport:
     def __init__(self, world: LocalWorld, rank: int) -> None:
         self.world, self.rank = world, rank
         self.library = False
+        self.address = "127.0.0.1"
 
     def post(self, sends: Sequence[Message], receives: Sequence[Message], tag: int) -> Any:
         for peer, x in sends:

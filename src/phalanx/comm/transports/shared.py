@@ -23,6 +23,10 @@ class SharedTransport:
         self.below, self.team, self.host = below, team, tuple(host)
         self.library = below.library
 
+    @property
+    def address(self) -> str:
+        return self.below.address
+
     def post(self, sends: Sequence[Message], receives: Sequence[Message], tag: int) -> Any:
         return self.below.post(sends, receives, tag)
 

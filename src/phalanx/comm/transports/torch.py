@@ -77,6 +77,16 @@ class TorchTransport:
         self.library = self._cuda or bool(self._collectives)
         self._cpu_group = None if self._cpu else dist.new_group(backend="gloo")
 
+    @property
+    def address(self) -> str:
+        """Where gloo listens: on the interface that the user named, else on the one that leads to the store."""
+        named = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+        store: Any = self.store
+        while isinstance(store, dist.PrefixStore):
+            store = store.underlying_store
+        host = store.host if isinstance(store, dist.TCPStore) else None
+        return own_address(named, host)
+
     @staticmethod
     def join(launch: Launch, backend: str | None, timeout: float) -> TorchTransport:
         """Meet the other ranks and initialise torch.distributed."""
@@ -383,6 +393,27 @@ def interface_towards(address: str, port: int) -> str | None:
     except (OSError, ImportError):
         pass
     return None
+
+
+def own_address(interface: str, towards: str | None) -> str:
+    """The address of this interface or, where none is named, the one that this host uses to talk to `towards`."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            if interface:
+                return _address_of(interface, probe)
+            if towards:
+                probe.connect((towards, 9))
+                return str(probe.getsockname()[0])
+    except (OSError, ImportError):
+        pass
+    return socket.gethostbyname(socket.gethostname())  # as gloo does
+
+
+def _address_of(interface: str, probe: socket.socket) -> str:
+    import fcntl
+
+    request = struct.pack("256s", interface.encode()[:15])
+    return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), 0x8915, request)[20:24])  # SIOCGIFADDR
 
 
 # ---- contenders of `phalanx bench` --------------------------------------------------------------------------------------------
