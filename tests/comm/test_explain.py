@@ -2,7 +2,7 @@
 
 import pytest
 
-from phalanx.comm.failure import CommunicationError, State, Verdict, explain
+from phalanx.comm.verdict import CommunicationError, State, Verdict, explain
 
 HERE = State("world", 17, "all_reduce(float32[8], sum)", 4.0)
 WORLD = {0: 0, 1: 1, 2: 2, 3: 3}

@@ -95,6 +95,7 @@ class Issuer:
     def submit(self, operation: Operation) -> Pending:
         """Queue it behind everything submitted earlier."""
         if self._broken is not None:
+            self._deliver()
             raise CommunicationError(
                 f"{operation.name} cannot start: an earlier communication failed ({self._broken})",
                 operation=operation.name,
@@ -197,7 +198,13 @@ class Issuer:
                 left = self._timeout - (time.monotonic() - max(operation.alive, current.alive))
                 self._broken = self._watch.fail(mine, current.members, cause, left)
             self._cut_off()  # also when this rank's own thread is free: the others are told by their broken connections
+        self._deliver()
         return self._broken
+
+    def _deliver(self) -> None:
+        """The user's code gets the error now: from here on it decides how this rank ends."""
+        if self._watch is not None:
+            self._watch.delivered.set()
 
     def _issue(self) -> None:
         while (operation := self._queue.get()) is not None:

@@ -11,6 +11,7 @@ All ranks call `save` and `load` together, with the same steps and names. The di
 from __future__ import annotations
 
 import os
+import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -228,7 +229,8 @@ class Checkpointer:
             self.close()
         else:
             self._closed = True
-            self._background.finish(LAST_WORDS)
+            if failure := self._background.finish(LAST_WORDS):
+                print(f"phalanx: the last checkpoint is not complete: {failure}", file=sys.stderr, flush=True)
 
     # ---- ranks that agree ------------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import shutil
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -22,6 +23,7 @@ from typing import Any
 
 import torch
 
+from phalanx.comm.ending import finish_before_end, process_is_ending
 from phalanx.train.entries import Entry
 from phalanx.train.manifest import (
     MANIFEST,
@@ -39,8 +41,8 @@ from phalanx.train.manifest import (
 from phalanx.train.replicas import owns, structure_of
 from phalanx.train.tree import Tensors, dense_stride, storable
 
-PATIENCE = 600.0  # seconds for the files of other ranks; a file system over a network may show them a minute late
-LAST_PATIENCE = 10.0  # seconds, when the program has ended: the others have, too, or never will
+PATIENCE = 600.0  # seconds without a new byte of other ranks; a file system over a network may show them a minute late
+LAST_PATIENCE = 10.0  # seconds, when the program has ended: a rank that is dead will never write
 LOOK = 0.005, 0.5  # seconds between two looks for files of others: the first, and the longest
 FAILED = "failed"  # rank-00003.failed holds the reason
 
@@ -136,19 +138,27 @@ def _complete(job: Job, staging: Path) -> None:
 
 
 def _await_parts(staging: Path, writers: Iterable[int]) -> Iterable[tuple[int, bytes]]:
-    deadline, pause = time.monotonic() + PATIENCE, LOOK[0]
+    pause, seen, since, ending = LOOK[0], -1, time.monotonic(), False
     for rank in writers:
         path, failed = staging / part(rank, "json"), staging / part(rank, FAILED)
         while not path.exists():
             if failed.exists():
                 raise CheckpointError(f"rank {rank} could not write its part: {failed.read_text(errors='replace')}")
-            if not threading.main_thread().is_alive():
-                deadline = min(deadline, time.monotonic() + LAST_PATIENCE)
-            if time.monotonic() > deadline:
+            size = _size(staging)
+            if size != seen or process_is_ending() != ending:
+                seen, since, ending = size, time.monotonic(), process_is_ending()
+            if time.monotonic() - since > (LAST_PATIENCE if ending else PATIENCE):
                 raise CheckpointError(f"{path} did not come: has rank {rank} ended, or another directory?")
             time.sleep(pause)
             pause = min(2 * pause, LOOK[1])
         yield rank, path.read_bytes()
+
+
+def _size(staging: Path) -> int:
+    """The bytes that all ranks have written so far."""
+    with contextlib.suppress(FileNotFoundError):  # renamed meanwhile
+        return sum((found := entry.stat()).st_size + 512 * found.st_blocks for entry in os.scandir(staging))
+    return -1
 
 
 def _give_up(job: Job, staging: Path, error: BaseException) -> None:
@@ -167,7 +177,7 @@ def explain(error: OSError) -> str:
 
 
 class Background:
-    """Runs one job at a time in a thread of its own, which Python waits for before it ends."""
+    """Runs one job at a time in a thread of its own, which is finished before the process ends, whatever ends it."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
@@ -183,8 +193,11 @@ class Background:
                 work()
             except BaseException as error:  # noqa: BLE001  raised in the training thread, at its next save
                 self._error = error
+                if process_is_ending():  # nobody is left who would ask
+                    print(f"phalanx: the last checkpoint is not complete: {error}", file=sys.stderr, flush=True)
 
         self._thread = threading.Thread(target=run, name="phalanx-checkpoint")
+        finish_before_end(self._thread)
         self._thread.start()
 
     def finish(self, timeout: float | None = None) -> BaseException | None:
