@@ -63,6 +63,16 @@ def test_a_save_that_was_accepted_is_finished_whatever_ends_the_job(case: Case, 
 
 
 @cases(
+    Case("saving", {"directory": "FOLDER/checkpoints", "timeout": TIMEOUT, "seconds": 3.0}, 2, strike=signal.SIGKILL, victim=1)
+)
+def test_a_save_that_lacks_the_part_of_a_dead_rank_says_so(case: Case, outcome: Outcome) -> None:
+    assert outcome.codes == {0: 1, 1: -signal.SIGKILL}, outcome.stderr
+    assert "phalanx: the last checkpoint is not complete: " in outcome.stderr
+    assert "has rank 1 ended" in outcome.stderr
+    assert list((outcome.folder / "checkpoints").iterdir()) == []
+
+
+@cases(
     *(
         Case("interrupted", {"timeout": TIMEOUT, "others": others}, strike=signal.SIGINT, victim=victim)
         for others in ("all_reduce", "sleep")

@@ -69,6 +69,11 @@ def finish_before_end(thread: threading.Thread) -> None:
     _unfinished.add(thread)
 
 
+def say_last(words: str) -> None:
+    """To the user, when nobody is left to raise an error to."""
+    print(f"phalanx: {words}", file=sys.stderr, flush=True)
+
+
 def process_is_ending() -> bool:
     """Whether the user's program is over, and only what must be finished still runs."""
     return _ended.is_set() or not threading.main_thread().is_alive()
@@ -163,7 +168,7 @@ def _leave() -> None:
         watch.linger()
 
 
-# ---- an exception of another rank ------------------------------------------------------------------------------------------------
+# ---- an exception of another rank ---------------------------------------------------------------------------------------------
 
 _INTERRUPT: signal.Signals | int | None = None
 _due: list[tuple[Watch, CommunicationError]] = []

@@ -162,7 +162,10 @@ class Watch:
         return self._hung_up or self._store_lost or (self._verdict is not None and self._verdict.store_lost is not None)
 
     def _end_others(self) -> bool:
-        """Tell the reason to all, and whether no other rank has told one. Nobody has to be asked for it, so the verdict is there before the alarm that it answers."""
+        """Tell the reason to all, and whether no other rank has told one.
+
+        Nobody has to be asked for it, so the verdict is there before the alarm that it answers.
+        """
         others = self._others()
         first = self._store.compare_set("alarm", "", str(self.rank)).decode() == str(self.rank)
         self._store.set(f"state/{self.rank}", self._answer())

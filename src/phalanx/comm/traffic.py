@@ -52,4 +52,4 @@ class Traffic:
     def told(self) -> tuple[tuple[Ticket, ...], tuple[Ticket, ...]]:
         """The messages that are waited for, and the number of those posted (as `index`) by kind, peer and tag."""
         posted = [Ticket(*key, count) for key, count in list(self._posted.items())]
-        return tuple(list(self._open.values())), tuple(posted[-TOLD:])
+        return tuple(self._open.copy().values()), tuple(posted[-TOLD:])

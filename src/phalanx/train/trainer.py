@@ -26,7 +26,7 @@ from phalanx.nn.loss import LabelSmoothingLoss
 from phalanx.optim.gossip_step import GossipOptimizer
 from phalanx.optim.multi_node import MultiNodeOptimizer
 from phalanx.train.check import check, open_sources
-from phalanx.train.checkpoint import Checkpointer, RandomState
+from phalanx.train.checkpoint import Checkpointer, CheckpointError, RandomState
 from phalanx.train.config import RunConfig, identity, plain
 from phalanx.train.course import Course
 from phalanx.train.evaluate import create_multi_node_evaluator
@@ -101,10 +101,15 @@ class Trainer:
             "random": RandomState(),
         }
 
-        def save() -> None:
+        def save(*, last: bool = False) -> None:
             if checkpoints is not None:
                 self.position.seconds = self.log.seconds
-                checkpoints.save(self.position.step, **state)
+                try:
+                    checkpoints.save(self.position.step, **state)
+                except CheckpointError as error:  # on all ranks, and before anything was written
+                    if last:
+                        raise
+                    self.log.warn(not_saved(error))
 
         if checkpoints is not None and resume:
             checkpoints.load(**state)
@@ -117,7 +122,7 @@ class Trainer:
                 over = self.why_over()
                 stopped = not complete or (not over and stop.agreed())
                 if stopped or over or self.position.epoch % self.config.checkpoint_every == 0:
-                    save()
+                    save(last=bool(stopped or over))
                 if stopped:
                     return self.finish("stopped")
         return self.finish(why)
@@ -193,7 +198,10 @@ class Trainer:
             times=Times(input_seconds, ready - begun, wait, time.perf_counter() - ready - wait),
             travelling=max(way.ended for way in journeys) - min(way.left for way in journeys) if journeys else 0.0,
         )
-        self.tracer.end_step(journeys)
+        try:
+            self.tracer.end_step(journeys)
+        except OSError as error:  # a full disk, on rank 0, when all ranks have told
+            self.log.warn(f"no trace: {error.strerror or error}")
 
     def backward(self, x: torch.Tensor, y: torch.Tensor, *, share: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Add the gradient of a micro-batch, `share` of the step's samples; its part of the mean loss, and how many are right."""
@@ -255,6 +263,11 @@ class Trainer:
         return result
 
 
+def not_saved(error: BaseException) -> str:
+    """A warning: a full disk may have room again at the next save, and what was learned until then is not thrown away."""
+    return f"no checkpoint: {error}; older checkpoints are kept, and training continues"
+
+
 # ---- from a configuration to a run ---------------------------------------------------------------------------------------------
 
 
@@ -265,7 +278,13 @@ def train(config: RunConfig, comm: Communicator, *, out: Path | None = None, res
         with trainer.loader, trainer.test:
             if out is None:
                 return trainer.run(None, resume=False)
-            with Checkpointer(out / "checkpoints", comm, keep=config.keep, config=identity(plain(config))) as checkpoints:
+            with Checkpointer(
+                out / "checkpoints",
+                comm,
+                keep=config.keep,
+                config=identity(plain(config)),
+                failed=lambda error: log.warn(not_saved(error)),
+            ) as checkpoints:
                 return trainer.run(checkpoints, resume=resume)
 
 

@@ -13,7 +13,6 @@ import contextlib
 import json
 import os
 import shutil
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -23,7 +22,7 @@ from typing import Any
 
 import torch
 
-from phalanx.comm.ending import finish_before_end, process_is_ending
+from phalanx.comm.ending import finish_before_end, process_is_ending, say_last
 from phalanx.train.entries import Entry
 from phalanx.train.manifest import (
     MANIFEST,
@@ -98,7 +97,8 @@ def write(job: Job, copies: Tensors) -> None:
     except BaseException as error:
         _give_up(job, staging, error)
         if isinstance(error, FileNotFoundError) and not staging.is_dir():
-            raise CheckpointError(f"step {job.place.step}: {staging} disappeared while it was written") from error
+            why = ", or rank 0 gave the checkpoint up and says why" if job.rank else ""
+            raise CheckpointError(f"step {job.place.step}: {staging} disappeared while it was written{why}") from error
         if isinstance(error, OSError):
             raise CheckpointError(f"step {job.place.step}: {job.directory}: {explain(error)}") from error
         raise
@@ -179,7 +179,8 @@ def explain(error: OSError) -> str:
 class Background:
     """Runs one job at a time in a thread of its own, which is finished before the process ends, whatever ends it."""
 
-    def __init__(self) -> None:
+    def __init__(self, failed: Callable[[BaseException], None] | None = None) -> None:
+        self.failed = failed  # told at once, in that thread
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -194,7 +195,9 @@ class Background:
             except BaseException as error:  # noqa: BLE001  raised in the training thread, at its next save
                 self._error = error
                 if process_is_ending():  # nobody is left who would ask
-                    print(f"phalanx: the last checkpoint is not complete: {error}", file=sys.stderr, flush=True)
+                    say_last(f"the last checkpoint is not complete: {error}")
+                elif self.failed is not None:
+                    self.failed(error)
 
         self._thread = threading.Thread(target=run, name="phalanx-checkpoint")
         finish_before_end(self._thread)

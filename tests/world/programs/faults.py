@@ -130,8 +130,11 @@ def rescuing(who: int, timeout: float, seconds: float) -> None:
         last_things("rescued", seconds)
 
 
-def saving(directory: str, timeout: float, seconds: float, others: str) -> None:
-    """Rank 0 saves on a disk that needs `seconds`; before it is done the last rank raises, and the others are `busy`."""
+def saving(directory: str, timeout: float, seconds: float, others: str = "") -> None:
+    """Rank 0 saves on a disk that needs `seconds`; before it is done the last rank raises, and the others are `busy`.
+
+    Without `others` every rank has a part of its own to save, and the last one sleeps.
+    """
     write_tensors = phalanx.train.write.write_tensors
 
     def slowly(*args, **kwargs):
@@ -141,12 +144,16 @@ def saving(directory: str, timeout: float, seconds: float, others: str) -> None:
     phalanx.train.write.write_tensors = slowly
     comm = start(timeout)
     checkpoints = phalanx.Checkpointer(directory, comm)
-    checkpoints.save(1, model=torch.nn.Linear(100, 100))
+    state = {"model": torch.nn.Linear(100, 100)} if others else {"own": {"rank": torch.full((50,), comm.rank)}}
+    checkpoints.save(1, **state)
+    say("saved")
     if comm.rank == comm.size - 1:
         time.sleep(0.5)
         say("raises")
+        if not others:
+            time.sleep(60)
         raise ValueError("a reason")
-    busy(others, comm)
+    busy(others or "all_reduce", comm)
 
 
 def interrupted(timeout: float, others: str) -> None:
@@ -166,6 +173,18 @@ def handling(who: int, timeout: float, later: float = 0.0, linger: float = 0.0) 
     attempt(lambda: comm.all_reduce(torch.ones(LARGE)), first=True)
     attempt(lambda: comm.barrier(), first=False)
     time.sleep(linger)
+
+
+def uncaught(who: int, timeout: float) -> None:
+    """All but `who`, which sleeps, call all_reduce, and say when the error comes that they do not catch."""
+    comm = start(timeout)
+    if comm.rank == who:
+        time.sleep(60)
+    try:
+        comm.all_reduce(torch.ones(LARGE))
+    except phalanx.CommunicationError:
+        say("caught")
+        raise
 
 
 def disagreeing(timeout: float, calls: list[str]) -> None:
