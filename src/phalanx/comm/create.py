@@ -35,7 +35,8 @@ def create_communicator(algorithm: Schedule | None = None, *, backend: str | Non
     every wait.
     """
     _check(algorithm, timeout)
-    from phalanx.comm.transports.torch import TorchTransport, already_initialized, watch_stores
+    from phalanx.comm.rendezvous import watch_stores
+    from phalanx.comm.transports.torch import TorchTransport, already_initialized
 
     hook = sys.excepthook  # as the user left it: torch wraps it
     if already_initialized():
@@ -53,7 +54,7 @@ def create_communicator(algorithm: Schedule | None = None, *, backend: str | Non
         transport = TorchTransport.join(launch, backend, timeout)
     rank, size = transport.rank, transport.size
     made = next(_made)
-    store, ear, held = watch_stores(transport.store, f"phalanx/watch/{made}")
+    store, ear, held = watch_stores(transport.store, f"phalanx/watch/{made}", timeout)
     watch = Watch(rank, size, store, ear, timeout=timeout, store_rank=0 if held else None, end=end_unaware)
     issuer = Issuer(timeout, watch, transport.cut)
     transport.got_on = issuer.got_on

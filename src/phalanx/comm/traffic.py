@@ -15,12 +15,12 @@ TOLD = 64  # at most so many are told: a rank that talks to hundreds at once is 
 
 
 class Ticket(NamedTuple):
-    """Message number `index` of those with this peer and tag; `kind` is "send" or "receive". Peers are ranks of the world."""
+    """Message number `number` of those with this peer and tag; `kind` is "send" or "receive". Peers are ranks of the world."""
 
     kind: str
     peer: int
     tag: int
-    index: int
+    number: int
 
     @property
     def counterpart(self) -> str:
@@ -36,11 +36,11 @@ class Traffic:
 
     def post(self, kind: str, peer: int, tag: int) -> Ticket:
         key = kind, peer, tag
-        index = self._posted.get(key, 0)
-        self._posted[key] = index + 1
+        number = self._posted.get(key, 0)
+        self._posted[key] = number + 1
         if len(self._posted) > TAGS:
             self._posted.popitem(last=False)
-        return Ticket(kind, peer, tag, index)
+        return Ticket(kind, peer, tag, number)
 
     def wait(self, ticket: Ticket) -> None:
         """The calling thread waits for this message now. A wait that fails leaves it: it is what this rank got stuck in."""
@@ -50,6 +50,6 @@ class Traffic:
         self._open.pop(threading.get_ident(), None)
 
     def told(self) -> tuple[tuple[Ticket, ...], tuple[Ticket, ...]]:
-        """The messages that are waited for, and the number of those posted (as `index`) by kind, peer and tag."""
+        """The messages that are waited for, and the number of those posted (as `number`) by kind, peer and tag."""
         posted = [Ticket(*key, count) for key, count in list(self._posted.items())]
         return tuple(self._open.copy().values()), tuple(posted[-TOLD:])

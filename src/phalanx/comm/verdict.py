@@ -162,7 +162,7 @@ def _still_links(members: Mapping[int, int], verdict: Verdict) -> list[tuple[int
             matching = [
                 other
                 for other in peer.posted
-                if other[:3] == (ticket.counterpart, world_rank, ticket.tag) and other.index > ticket.index
+                if other[:3] == (ticket.counterpart, world_rank, ticket.tag) and other.number > ticket.number
             ]
             if matching:
                 found.add(tuple(sorted((rank, numbers[ticket.peer]))))

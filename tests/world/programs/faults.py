@@ -205,6 +205,19 @@ def disagreeing(timeout: float, calls: list[str]) -> None:
         attempt(lambda: comm.all_reduce(torch.ones(LARGE)))
 
 
+def marching(timeout: float, seconds: float) -> None:
+    """Reduce numbers for `seconds`, and say what came out: the same whatever others do."""
+    comm = start(timeout)
+    x, until, number = torch.arange(LARGE) + float(comm.rank), time.monotonic() + seconds, 0
+    while comm.all_reduce(torch.tensor([float(time.monotonic() < until)]), "max").item():
+        number += 1
+        y = x * number
+        comm.all_reduce(y)
+        assert y.tolist()[:3] == [number * (comm.size * i + comm.size * (comm.size - 1) / 2) for i in range(3)]
+        time.sleep(0.01)
+    say("marched", number=number)
+
+
 def meeting(timeout: float) -> None:
     """Only create the communicator."""
     attempt(lambda: phalanx.create_communicator(timeout=timeout))

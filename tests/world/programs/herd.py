@@ -38,6 +38,7 @@ class Case:
     sleepers: tuple[int, ...] = ()  # ranks that do not end by themselves, besides a victim that was stopped
     after: float = 0.3
     shared: bool = False  # all-reduces on shared memory, where the native core is built; otherwise all messages go over gloo
+    port: int = 0  # where they meet; 0: a free one
     deadline: float = 40.0  # seconds after the strike, or the start, by which all others have ended
 
 
@@ -52,6 +53,7 @@ class Outcome:
     started: float
     struck: float
     folder: Path
+    port: int
 
     def word(self, rank: int, what: str) -> dict:
         """The first line of this kind that `rank` said."""
@@ -117,7 +119,7 @@ class Herd:
 
 def play(herd: Herd, case: Case, folder: Path) -> Outcome:
     """Start the world of `case`, strike, wait; whatever happens, none of its processes survives."""
-    port = free_port()
+    port = case.port or free_port()
     started = time.monotonic()
     err = folder / "stderr"
     err.touch()
@@ -154,7 +156,7 @@ def play(herd: Herd, case: Case, folder: Path) -> Outcome:
     text = err.read_text()
     assert not late, f"rank(s) {late} still ran {case.deadline:g} s later: {said}\n{text}"
     return Outcome(
-        {r: end[0] for r, end in ends.items()}, {r: end[1] for r, end in ends.items()}, said, text, started, struck, folder
+        {r: end[0] for r, end in ends.items()}, {r: end[1] for r, end in ends.items()}, said, text, started, struck, folder, port
     )
 
 
