@@ -58,6 +58,7 @@ def create_communicator(algorithm: Schedule | None = None, *, backend: str | Non
     watch = Watch(rank, size, store, ear, timeout=timeout, store_rank=0 if held else None, end=end_unaware)
     issuer = Issuer(timeout, watch, transport.cut)
     transport.got_on = issuer.got_on
+    issuer.traffic = transport.traffic
     guard(watch, hook)
     # the keys of all hosts, over the store: the communicator that could gather them needs them to exist
     store.set(f"host/{rank}", host_key())

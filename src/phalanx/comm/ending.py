@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import os
 import signal
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -32,6 +33,7 @@ ALONE = 1.0  # seconds that a rank has to learn by its own next operation that a
 INTERRUPTED = 2.5  # seconds that it then has to leave foreign code; then it is ended: at most 5 s after the exception
 CLEAN_UP = 2.0  # seconds for our own clean-up, when all handlers of the user's are through
 LOOK = 0.1
+INSIDE_TORCH = ("phalanx-watch", "phalanx-ask", "phalanx-issuer", "phalanx-landing", "phalanx-meeting")
 
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
@@ -166,11 +168,35 @@ def _leave() -> None:
         watch.stop()
     for watch in _held:
         watch.linger()
+    _park_threads()
+
+
+def _park_threads() -> None:
+    """Keep threads that wait inside of torch for a peer that is gone from ever returning.
+
+    One that returns while Python ends is unwound through C++ code that does not allow it, and takes the process with it (SIGABRT;
+    Python 3.14 lets it sleep instead). Its exit status is not known here, so that `os._exit` is no way out. The handler of a
+    signal that nobody uses is pause(2): the thread that gets it sleeps until the process is gone.
+    """
+    waiting = [thread for thread in threading.enumerate() if thread.daemon and thread.name in INSIDE_TORCH]
+    if not waiting or not hasattr(signal, "SIGRTMAX"):
+        return
+    time.sleep(LOOK)  # who only waits for Python's lock gets it now, and must not be stopped with it
+    number = _INTERRUPT or next(_unused_signals(), None)
+    if number is None:
+        return
+    libc = ctypes.CDLL(None)
+    libc.signal.argtypes, libc.signal.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
+    libc.signal(number, ctypes.cast(libc.pause, ctypes.c_void_p))
+    for thread in waiting:
+        if thread.is_alive() and thread.ident is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pthread_kill(thread.ident, number)
 
 
 # ---- an exception of another rank ---------------------------------------------------------------------------------------------
 
-_INTERRUPT: signal.Signals | int | None = None
+_INTERRUPT: int | None = None
 _due: list[tuple[Watch, CommunicationError]] = []
 
 
@@ -217,11 +243,14 @@ def _install_interrupt() -> None:
     global _INTERRUPT
     if _INTERRUPT is not None or threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGRTMAX"):
         return
-    free = (n for n in range(signal.SIGRTMAX - 1, signal.SIGRTMIN, -1) if signal.getsignal(n) == signal.SIG_DFL)
-    number = next(free, None)
+    number = next(_unused_signals(), None)
     if number is not None:
         signal.signal(number, _interrupt)
         _INTERRUPT = number
+
+
+def _unused_signals() -> Iterator[int]:
+    return (n for n in range(signal.SIGRTMAX - 1, signal.SIGRTMIN, -1) if signal.getsignal(n) == signal.SIG_DFL)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -81,6 +81,7 @@ class Watch:
         self._state: Callable[[], State] = State
         self._end_work: Callable[[], None] = lambda: None
         self._raised = ""
+        self._echoes = False  # it raised because the communication had failed
         self._verdict: Verdict | None = None
         self._quiet = False
         self._store_lost = False
@@ -107,6 +108,7 @@ class Watch:
 
         Whether it is the first to do so, or cannot know.
         """
+        self._echoes = isinstance(error, CommunicationError) and self._verdict is not None
         self._raised = traceback.format_exception_only(error)[-1].strip()[:300]
         first = None
         if not self._unreachable():
@@ -185,7 +187,9 @@ class Watch:
         return self._mine().to_json()
 
     def _mine(self) -> State:
-        return replace(self._state(), raised=self._raised, left=self._quiet)
+        # a rank that raised or left because the job had failed is not the reason, whoever asks later
+        left = self._quiet and self._verdict is None
+        return replace(self._state(), raised="" if self._echoes else self._raised, left=left)
 
     # ---- hearing -----------------------------------------------------------------------------------------------------------
 
@@ -248,7 +252,7 @@ class Watch:
         self._store.set(f"state/{self.rank}", self._answer())
         if not first:
             with contextlib.suppress(Exception):  # its author may have died since: then ask again, oneself
-                self._store.wait(["verdict"], datetime.timedelta(seconds=0.7 * self.grace))
+                self._store.wait(["verdict"], datetime.timedelta(seconds=0.78 * self.grace))
                 return Verdict.from_json(self._store.get("verdict").decode())
         deadline = time.monotonic() + (0.7 if first else 0.1) * self.grace
         others = self._others()

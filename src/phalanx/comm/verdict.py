@@ -16,6 +16,8 @@ from phalanx.comm.traffic import Ticket
 class CommunicationError(RuntimeError):
     """A communication that cannot finish. `operation` is the call, `missing` the ranks it waits for or that broke it."""
 
+    __module__ = "phalanx"  # its public name, in tracebacks
+
     def __init__(self, message: str, *, operation: str = "", missing: Sequence[int] = ()) -> None:
         super().__init__(message)
         self.operation = operation

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from phalanx.comm.failure import FOR_EVER, CommunicationError
 from phalanx.comm.launch import Launch, meeting_point_through_mpi4py
 from phalanx.comm.rendezvous import meet
+from phalanx.comm.traffic import Traffic
 from phalanx.comm.transports import Message
 from phalanx.schedule import Collective, Schedule
 
@@ -55,6 +56,7 @@ class TorchTransport:
         self._collectives = _forced_form()
         self.compares = self._collectives is not None  # PHALANX_FORM: torch.distributed as it is, no shared memory beside it
         self._groups: dict[tuple[int, ...], Any] = {}
+        self.traffic = Traffic()
         self.got_on: Callable[[], None] = lambda: None  # called after every message: a long transfer that moves is not a hang
         backends = _backends()
         self._cpu = "gloo" in backends.get("cpu", "")
@@ -109,12 +111,21 @@ class TorchTransport:
         outgoing = [(dist.isend, piece, m.peer) for m in sends for piece in _pieces(m.tensor)]
         messages = incoming + outgoing
         if messages and messages[0][1].is_cuda:
-            return dist.batch_isend_irecv([dist.P2POp(kind, x, peer) for kind, x, peer in messages])
-        return [kind(x, peer, group=self._cpu_group, tag=tag) for kind, x, peer in messages]
+            return [(work, None) for work in dist.batch_isend_irecv([dist.P2POp(kind, x, peer) for kind, x, peer in messages])]
+        return [
+            (
+                kind(x, peer, group=self._cpu_group, tag=tag),
+                self.traffic.post("send" if kind is dist.isend else "receive", peer, tag),
+            )
+            for kind, x, peer in messages
+        ]
 
     def wait(self, posted: Any, *, for_ever: bool = False) -> None:
-        for message in posted:
+        for message, ticket in posted:
+            if ticket is not None:
+                self.traffic.wait(ticket)
             message.wait(FOR_EVER if for_ever else self._limit)  # for NCCL this orders the stream and does not block the host
+            self.traffic.arrived()
             self.got_on()
 
     def prepare(self, schedule: Schedule, ranks: Sequence[int]) -> None:
