@@ -71,6 +71,7 @@ class Ranks:
                             stdout=output,
                             stderr=subprocess.STDOUT if output else None,
                             pass_fds=fds,
+                            start_new_session=True,  # Ctrl-C comes from this process, once, and not from the terminal as well
                         )
                     )
             except BaseException:
@@ -120,6 +121,12 @@ def _wait(ranks: Ranks, heard: list[int]) -> int:
     leaving: _Leaving | None = None
     while ranks.running:
         while sent < len(heard):
+            if heard[sent] == signal.SIGTSTP:
+                del heard[sent]
+                ranks.send(signal.SIGSTOP)
+                os.kill(os.getpid(), signal.SIGSTOP)  # returns when the shell says `fg`
+                ranks.send(signal.SIGCONT)
+                continue
             ranks.send(heard[sent])
             sent += 1
             leaving = _Leaving(ranks, asked=True)
@@ -170,12 +177,12 @@ def _bytes_written(pid: int) -> int:
 
 @contextlib.contextmanager
 def _handling(heard: list[int]) -> Iterator[None]:
-    """Note signals in `heard` instead of ending."""
+    """Note signals in `heard` instead of ending. Ctrl-Z is one of them: the ranks have to stop before this process does."""
 
     def hear(number: int, frame: FrameType | None) -> None:
         heard.append(number)
 
-    before = {number: signal.signal(number, hear) for number in HANDLED}
+    before = {number: signal.signal(number, hear) for number in (*HANDLED, signal.SIGTSTP)}
     try:
         yield
     finally:

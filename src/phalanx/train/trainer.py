@@ -50,6 +50,7 @@ class Result:
     loss: float
     seconds: float
     why: str
+    signal: int = 0  # that stopped it
 
 
 @dataclass
@@ -88,6 +89,7 @@ class Trainer:
     log: Log
     tracer: Tracer
     position: Position = field(default_factory=Position)
+    goes_on_with: str = ""  # the command that resumes it
 
     def run(self, checkpoints: Checkpointer | None, *, resume: bool) -> Result:
         """Train to the end, from where the newest checkpoint stands if `resume`."""
@@ -114,7 +116,9 @@ class Trainer:
         if checkpoints is not None and resume:
             checkpoints.load(**state)
         self.log.begin(self.position.step, self.position.seconds)
-        with StopRequest(self.comm) as stop:
+        words = "stopping: a checkpoint is saved after this step; Ctrl-C again ends at once, without it"
+        resume_with = f"\nto go on: {self.goes_on_with}" if self.goes_on_with else ""
+        with StopRequest(self.comm, words + resume_with if checkpoints is not None else "stopping after this step") as stop:
             while not (why := self.why_over()):
                 complete = self.train_epoch(stop, save)
                 if complete and self.evaluation_is_due():
@@ -124,7 +128,7 @@ class Trainer:
                 if stopped or over or self.position.epoch % self.config.checkpoint_every == 0:
                     save(last=bool(stopped or over))
                 if stopped:
-                    return self.finish("stopped")
+                    return self.finish("stopped", stop.signal)
         return self.finish(why)
 
     def why_over(self) -> str:
@@ -255,10 +259,10 @@ class Trainer:
             seen += len(y)
         return {name: (float(value), seen) for name, value in zip(("top1", "top5", "loss"), sums)}
 
-    def finish(self, why: str) -> Result:
+    def finish(self, why: str, signal: int = 0) -> Result:
         """The result, told."""
         at = self.position
-        result = Result(at.epoch, at.step, at.top1, at.top5, at.loss, self.log.seconds, why)
+        result = Result(at.epoch, at.step, at.top1, at.top5, at.loss, self.log.seconds, why, signal)
         self.log.end(result)
         return result
 
@@ -271,10 +275,22 @@ def not_saved(error: BaseException) -> str:
 # ---- from a configuration to a run ---------------------------------------------------------------------------------------------
 
 
-def train(config: RunConfig, comm: Communicator, *, out: Path | None = None, resume: bool = False, show: bool = True) -> Result:
-    """Train as `config` says on the ranks of `comm`. Records and checkpoints go to `out`, and `resume` continues them."""
+def train(
+    config: RunConfig,
+    comm: Communicator,
+    *,
+    out: Path | None = None,
+    resume: bool = False,
+    show: bool = True,
+    goes_on_with: str = "",
+) -> Result:
+    """Train as `config` says on the ranks of `comm`. Records and checkpoints go to `out`, and `resume` continues them.
+
+    `goes_on_with` is the command that does so, for a person who stops the run.
+    """
     with Log(config, comm, out, resume=resume, show=show) as log:
         trainer = assemble(config, comm, log)
+        trainer.goes_on_with = goes_on_with
         with trainer.loader, trainer.test:
             if out is None:
                 return trainer.run(None, resume=False)
