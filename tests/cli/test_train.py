@@ -23,7 +23,7 @@ from phalanx.train.manifest import find_places
 from phalanx.train.restore import read
 from phalanx.train.rows import read_rows
 
-DEADLINE = 60.0  # seconds for one command, which imports torch in each rank
+DEADLINE = 120.0  # seconds for one command, which imports torch in each rank
 QUICK = ["--set", "model.width=4", "--set", "rate.warmup=0.5"]
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
-PATIENCE = 30.0  # seconds for what is not under test: to fork, to meet, to be reaped
+PATIENCE = 90.0  # seconds for what is not under test: to fork, to meet, to be reaped
 
 
 @dataclass(frozen=True)
