@@ -1,8 +1,11 @@
 """`explain`: from what the ranks answered to the message of the error, a pure function."""
 
+from dataclasses import replace
+
 import pytest
 
-from phalanx.comm.failure import CommunicationError, State, Verdict, explain
+from phalanx.comm.traffic import Ticket
+from phalanx.comm.verdict import CommunicationError, State, Verdict, explain
 
 HERE = State("world", 17, "all_reduce(float32[8], sum)", 4.0)
 WORLD = {0: 0, 1: 1, 2: 2, 3: 3}
@@ -61,6 +64,51 @@ def test_nobody_is_blamed_when_all_are_there():
     assert text.endswith("[connection reset]")
 
 
+def test_several_ranks_get_a_plural():
+    text, missing = told({})
+    assert missing == (1, 2, 3)
+    assert "ranks 1, 2, 3 do not answer" in text
+    assert "ranks 1, 2, 3 have ended or closed their communicators" in told({r: State(left=True) for r in (1, 2, 3)})[0]
+    user = State(operation="x", seconds=9.0)
+    assert "ranks 1, 2, 3 have not called it: in user code for 9.0 s" in told(dict.fromkeys((1, 2, 3), user))[0]
+    other = State("world", 16, "barrier()", 1.0)
+    assert "ranks 1, 2, 3 are in barrier() (number 16)" in told(dict.fromkeys((1, 2, 3), other))[0]
+
+
+def moving(rank: int, awaited: str, posted: str) -> State:
+    """A rank in HERE; `awaited` and `posted` are messages as "receive 1 #0": kind, peer and number, or how many."""
+
+    def ticket(text: str) -> Ticket:
+        kind, peer, number = text.split()
+        return Ticket(kind, int(peer), 7, int(number.lstrip("#")))
+
+    return replace(HERE, awaited=tuple(map(ticket, awaited.split(", "))), posted=tuple(map(ticket, posted.split(", "))))
+
+
+def test_a_link_that_moves_nothing_is_named():
+    """A ring 0 -> 1 -> 2 -> 3 -> 0: what 1 has sent does not reach 2, so 3 gets nothing from 2 later, and so on."""
+    states = {
+        0: moving(0, "receive 3 #1", "send 1 2, receive 3 2"),
+        1: moving(1, "send 2 #0", "send 2 1, receive 0 1"),
+        2: moving(2, "receive 1 #0", "send 3 1, receive 1 1"),
+        3: moving(3, "receive 2 #1", "send 0 1, receive 2 2"),
+    }
+    text, missing = told(states, mine=states[0])
+    assert missing == ()
+    assert "the link between rank 1 and rank 2 moves no data" in text
+    assert text.count("the link between") == 1
+    _, missing = told(states | {3: State(process="its process 9 is dead")}, mine=states[0])
+    assert missing == (3,), "a rank that fell goes before a link"
+    text, _ = told(states | {3: State("world", 18, "barrier()", 1.0)}, mine=states[0])
+    assert "the link between rank 1 and rank 2" in text, "a rank that is elsewhere does not"
+
+
+def test_nobody_is_blamed_for_messages_that_were_not_posted():
+    states = {rank: moving(rank, f"receive {(rank - 1) % 4} #1", f"send {(rank + 1) % 4} 1") for rank in range(4)}
+    text, _ = told(states, mine=states[0])
+    assert "all 4 ranks are in it" in text
+
+
 def test_ranks_are_those_of_the_communicator_not_of_the_world():
     _, missing = told({5: HERE}, members={0: 0, 1: 5, 2: 7})
     assert missing == (2,)  # world rank 7 is rank 2 of the split one
@@ -85,6 +133,14 @@ def test_messages_have_no_number():
 
 
 def test_a_verdict_survives_the_store():
-    verdict = Verdict({0: HERE, 3: State(raised='a "quoted"\nreason'), 5: State(process="p", left=True)}, store_lost=None)
+    verdict = Verdict(
+        {
+            0: HERE,
+            1: moving(1, "send 2 #0", "send 2 1, receive 0 1"),
+            3: State(raised='a "quoted"\nreason'),
+            5: State(process="p", left=True),
+        },
+        store_lost=None,
+    )
     assert Verdict.from_json(verdict.to_json()) == verdict
     assert Verdict.from_json(Verdict({}, 4).to_json()) == Verdict({}, 4)

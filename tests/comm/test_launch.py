@@ -35,7 +35,7 @@ SRUN = {
 def test_torchrun():
     elastic = {"TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "2"}
     place = {"rank": 3, "world": 8, "local_rank": 1, "local_world": 2, "address": "h0", "port": 29500}
-    assert discover(TORCHRUN | elastic) == Launch(how="torchrun", **place, agent_store=True, attempt=2)
+    assert discover(TORCHRUN | elastic) == Launch(how="torchrun", **place, agent_store=True, attempt=2, job="x")
     assert discover(TORCHRUN) == Launch(how="environment", **place)
     assert not discover(TORCHRUN | elastic | {"TORCHELASTIC_USE_AGENT_STORE": "False"}).agent_store
 

@@ -1,4 +1,4 @@
-"""Local ranks through torch's elastic agent: their environment, their exit codes, and signals that go on to them."""
+"""Local ranks: their environment, their exit codes, and signals that go on to them."""
 
 import os
 import signal
@@ -12,12 +12,13 @@ from tests.world.programs.herd import clean_environment
 
 from phalanx.comm.start import start_ranks
 
-DEADLINE = 40.0  # seconds; the agent imports torch
+DEADLINE = 40.0  # seconds
 AGENT = "import sys; from phalanx.comm.start import start_ranks; sys.exit(start_ranks(2, ['-c', sys.argv[1]]))"
 WAITING = """
 import os, pathlib, signal, sys, time
 from phalanx.comm.start import end_with_agent
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(pathlib.Path({out!r}, "end-" + os.environ["RANK"]).touch() or 5))
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, lambda *_: sys.exit(pathlib.Path({out!r}, "end-" + os.environ["RANK"]).touch() or 5))
 end_with_agent()
 pathlib.Path({out!r}, "begin-" + os.environ["RANK"]).touch()
 time.sleep(30)
@@ -49,7 +50,22 @@ def test_the_first_failure_is_the_result_and_nothing_is_said(environment, capfd,
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL])
+def test_ranks_meet_at_a_port_of_the_loopback_device_alone(tmp_path, environment):
+    words = (
+        "import os, pathlib, phalanx; comm = phalanx.create_communicator(timeout=20); total = comm.allgather_obj(comm.rank); "
+        "port = os.environ['MASTER_PORT']; from pathlib import Path; "
+        "rows = [line.split()[1] for name in ('tcp', 'tcp6') for line in Path('/proc/net/' + name).read_text().splitlines()[1:] "
+        "if line.split()[3] == '0A']; "
+        "pathlib.Path(os.environ['OUT'], str(comm.rank)).write_text("
+        "str(total) + ' ' + ' '.join(a for a in rows if int(a.split(':')[1], 16) == int(port))); comm.close()"
+    )
+    os.environ["OUT"] = str(tmp_path)
+    assert start_ranks(2, ["-c", words]) == 0
+    assert (tmp_path / "1").read_text().startswith("[0, 1] 0100007F:")  # 127.0.0.1, and nothing else
+    assert len((tmp_path / "1").read_text().split()) == 3
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_ranks_hear_of_the_end_of_their_agent(tmp_path, sent):
     """Asked to end, it asks them; killed, it cannot, and they hear of it all the same."""
     words = WAITING.format(out=str(tmp_path))
@@ -57,7 +73,7 @@ def test_ranks_hear_of_the_end_of_their_agent(tmp_path, sent):
         try:
             _wait_for(tmp_path / "begin-0", tmp_path / "begin-1")
             agent.send_signal(sent)
-            assert agent.wait(DEADLINE) == (128 + sent if sent == signal.SIGTERM else -sent)
+            assert agent.wait(DEADLINE) == (-sent if sent == signal.SIGKILL else 128 + sent)
             _wait_for(tmp_path / "end-0", tmp_path / "end-1")
         finally:
             agent.kill()

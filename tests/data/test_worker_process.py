@@ -1,10 +1,13 @@
 """Worker processes of the loader: the same batches as without them, and a clean end whoever dies. To start one takes seconds."""
 
+import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import textwrap
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -55,13 +58,34 @@ def test_faults_are_told_and_the_loader_goes_on():
             next(iter(loader))
         assert "stand_ins.py" in str(caught.value.__cause__)  # where it happened
         loader.seek(Position(0, 0, 20))
-        with pytest.raises(
-            SampleError, match="a worker process of the loader was killed by SIGKILL while it was reading sample 23"
+        with (
+            pytest.warns(RuntimeWarning, match="another takes its place"),
+            pytest.raises(
+                SampleError, match="a worker process of the loader was killed by SIGKILL while it was reading sample 23"
+            ),
         ):
-            next(iter(loader))
+            next(iter(loader))  # whoever reads this sample is killed
         assert loader.position.samples == 20
         loader.seek(Position(0, 0, 25))
         assert [batch["text"][0] for batch in loader] == ["sample 25", "sample 30", "sample 35"]
+
+
+def test_a_killed_process_is_replaced_and_no_batch_is_lost_doubled_or_changed():
+    source, options = Files(60), {"batch": 5, "decode": decode, "transform": noise}
+    with Loader(source, workers=0, **options) as loader:
+        expected = list(loader)
+    with Loader(source, workers=1, kind="process", **options) as loader:
+        batches = iter(loader)
+        got = [next(batches)]
+        for child in multiprocessing.active_children():
+            if child.name == "phalanx loader":
+                os.kill(child.pid, signal.SIGKILL)
+        with warnings.catch_warnings():  # idle, or at work and then told
+            warnings.simplefilter("ignore", RuntimeWarning)
+            got += batches
+    for (x, y), (same_x, same_y) in zip(got, expected, strict=True):
+        assert torch.equal(x, same_x)
+        assert torch.equal(y, same_y)
 
 
 def test_what_cannot_be_sent_is_an_error_with_a_remedy():

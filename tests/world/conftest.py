@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
+from tests.world.plays import AT_ONCE, WARM_UP
 from tests.world.pool import Pool
+from tests.world.programs.herd import Case, Herd, Outcome, play
 
 ONLY = int(os.environ["PHALANX_TEST_WORLD"]) if os.environ.get("PHALANX_TEST_WORLD") else None  # make test-4
 SIZES = (ONLY,) if ONLY else (1, 2, 3)  # others by `make test-N`; CI adds 4, 5 and 8
@@ -53,3 +56,23 @@ def debug_world(pools: Pools) -> Pool:
     if ONLY == 1:
         pytest.skip("one rank agrees with itself")
     return pools.of(ONLY or 3, PHALANX_DEBUG="1")
+
+
+@pytest.fixture(scope="module")
+def plays(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Future[Outcome]]]:
+    """The outcome of every selected case, by its id."""
+    items = [item for item in request.session.items if item.module is request.module and hasattr(item, "callspec")]
+    found = [item.callspec.params["case"] for item in items if "case" in item.callspec.params]
+    herd = Herd()
+    pool = ThreadPoolExecutor(AT_ONCE)
+    try:
+        play(herd, WARM_UP, tmp_path_factory.mktemp("world"))
+        yield {id(case): pool.submit(play, herd, case, tmp_path_factory.mktemp("world")) for case in found}
+    finally:
+        pool.shutdown(cancel_futures=True)
+        herd.close()
+
+
+@pytest.fixture
+def outcome(case: Case, plays: dict[int, Future[Outcome]]) -> Outcome:
+    return plays[id(case)].result()

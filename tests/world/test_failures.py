@@ -8,49 +8,15 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 
-import pytest
-from tests.world.programs.herd import Case, Herd, Outcome, play
+from tests.world.plays import cases
+from tests.world.programs.herd import Case, Outcome
 
 TIMEOUT = 6.0
-AT_ONCE = 4  # worlds that run together
 SLACK = 0.5  # seconds that a busy machine may add to a promise
-WARM_UP = Case("ending", {"timeout": 60.0, "order": [0, 0]}, ranks=2, deadline=60.0)  # from a cold disk torch ends slowly
 ALL_REDUCE = "all_reduce(float32[65536], sum)"
-
-
-@pytest.fixture(scope="module")
-def plays(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Future[Outcome]]]:
-    """The outcome of every selected case, by its id."""
-    items = [item for item in request.session.items if item.module is request.module and hasattr(item, "callspec")]
-    found = [item.callspec.params["case"] for item in items]
-    herd = Herd()
-    pool = ThreadPoolExecutor(AT_ONCE)
-    try:
-        play(herd, WARM_UP, tmp_path_factory.mktemp("world"))
-        yield {id(case): pool.submit(play, herd, case, tmp_path_factory.mktemp("world")) for case in found}
-    finally:
-        pool.shutdown(cancel_futures=True)
-        herd.close()
-
-
-@pytest.fixture
-def outcome(case: Case, plays: dict[int, Future[Outcome]]) -> Outcome:
-    return plays[id(case)].result()
-
-
-def cases(*found: Case) -> pytest.MarkDecorator:
-    def name(case: Case) -> str:
-        facts = [f"{key}={value}" for key, value in case.args.items() if key != "timeout"]
-        facts += [case.strike.name] if case.strike else []
-        facts += ["shared"] if case.shared else []
-        facts += [f"absent={case.absent}"] if case.absent else []
-        return "-".join([f"{case.ranks} ranks", *facts])
-
-    return pytest.mark.parametrize("case", found, ids=name)
 
 
 def tracebacks(stderr: str) -> list[str]:
@@ -87,13 +53,15 @@ def raising(who: int, others: str, *, shared: bool = False, **more: object) -> C
 def test_exception_ends_all_ranks_and_its_traceback_comes_first(case: Case, outcome: Outcome) -> None:
     who = case.args["who"]
     raised = outcome.word(who, "raises")["at"]
-    assert all(outcome.codes.values()), outcome.stderr
+    assert outcome.codes == {0: 1, 1: 1, 2: 1}, outcome.stderr
     assert max(outcome.ended.values()) - raised < 5, outcome.stderr
     first, *others = tracebacks(outcome.stderr)
     assert f"ValueError: rank {who} has a reason" in first
     assert not others, outcome.stderr  # the echoes of the others are one line each
     for rank in {0, 1, 2} - {who}:
         assert f"[rank {rank}] " in outcome.stderr
+        if case.args["others"] in ("loop", "sleep"):
+            assert outcome.word(rank, "finally")["at"] - raised < 5
 
 
 @cases(*(raising(who, "all_reduce", way="exit") for who in (0, 1, 2)))

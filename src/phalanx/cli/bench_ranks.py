@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from phalanx.cli.bench_config import AllReduceBench, Bench, GossipBench, from_re
 from phalanx.cli.bench_cores import pin
 from phalanx.cli.bench_table import Record, write_lines
 from phalanx.comm.launch import discover
+from phalanx.comm.start import Ranks, end_with_agent
 
 GRACE = 3.0  # seconds that the other ranks get after one has failed: they may have more to say
 TAIL = 20  # lines shown of a failed rank's output
@@ -33,44 +33,24 @@ def run_ranks(bench: Bench, n: int, deadline: float, take: Callable[[Record], No
     Records come through a pipe of their own. What rank 0 prints is shown, the output of the others only if they fail.
     """
     reading, writing = os.pipe()
-    env = os.environ | {"WORLD_SIZE": str(n), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
-    env |= {"LOCAL_WORLD_SIZE": str(n), "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    env = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     task = json.dumps({"verb": bench.verb, **asdict(bench)})
-    ranks: list[subprocess.Popen[bytes]] = []
-    outputs: list[IO[bytes] | None] = []
+    outputs: list[IO[bytes] | None] = [None, *(tempfile.TemporaryFile() for _ in range(1, n))]  # noqa: SIM115  closed below
+    ranks = None
     with os.fdopen(reading, "rb") as rows:
         try:
-            for r in range(n):
-                output: IO[bytes] | None = tempfile.TemporaryFile() if r else None  # noqa: SIM115  closed below
-                outputs.append(output)
-                ranks.append(
-                    subprocess.Popen(
-                        [sys.executable, "-m", "phalanx.cli.bench_ranks", task, str(writing) if r == 0 else "-"],
-                        env=env | {"RANK": str(r), "LOCAL_RANK": str(r)},
-                        stdin=subprocess.DEVNULL,
-                        stdout=output,
-                        stderr=subprocess.STDOUT if output else None,
-                        pass_fds=[writing] if r == 0 else [],
-                    )
-                )
+            arguments = ["-m", "phalanx.cli.bench_ranks", task, str(writing)]
+            ranks = Ranks(n, arguments, env=env, outputs=lambda rank: outputs[rank], pass_fds={0: [writing]})
             os.close(writing)
             writing = -1
-            _collect(ranks, outputs, rows.fileno(), deadline, take)
+            _collect(ranks.processes, outputs, rows.fileno(), deadline, take)
         finally:
-            for rank in ranks:
-                if rank.poll() is None:
-                    rank.kill()
-                rank.wait()
+            if ranks is not None:
+                ranks.kill()
             for file in filter(None, outputs):
                 file.close()
             if writing >= 0:
                 os.close(writing)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _collect(
@@ -137,8 +117,9 @@ def measure(bench: Bench, launcher: str) -> Iterator[Record]:
 
 
 def _main(task: str, pipe: str) -> None:
+    end_with_agent()
     records = measure(from_record(json.loads(task)), "phalanx bench")
-    if pipe == "-":
+    if discover().rank != 0:
         for _ in records:
             pass
     else:

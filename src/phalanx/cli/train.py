@@ -7,7 +7,7 @@ import importlib.util
 import itertools
 import json
 import os
-import signal
+import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from phalanx.cli.names import UsageError, find_schedule
 from phalanx.comm.launch import LaunchError, discover
-from phalanx.comm.start import end_with_agent, start_ranks
+from phalanx.comm.start import AGENT, end_with_agent, start_ranks
 from phalanx.schedule import Schedule, ScheduleError
 from phalanx.train.rows import write_json
 
@@ -84,14 +84,14 @@ def run(args: argparse.Namespace) -> int:
         if launch.how != "alone":
             if args.ranks not in (None, launch.world):
                 raise UsageError(f"--ranks {args.ranks}, but {launch.how} started {launch.world}: leave --ranks out")
-            return train_here(config, args.out, plan, resume=args.resume)
+            return train_here(args, config, args.out, plan)
         ranks = args.ranks if args.ranks is not None else default_ranks(config, len(os.sched_getaffinity(0)))
         if plan:
             plan.check(config, ranks)
         check_everything(config, ranks)
         out = prepare_directory(args.out, config, resume=args.resume)
         if ranks == 1:
-            return train_here(config, out, plan, resume=args.resume)
+            return train_here(args, config, out, plan)
     except DirectoryInUseError as error:
         print(f"phalanx: {error}", file=sys.stderr)
         return 1
@@ -266,7 +266,7 @@ def show(config: RunConfig) -> int:
     return 0
 
 
-def train_here(config: RunConfig, out: Path | None, plan: PlannedRun | None, *, resume: bool) -> int:
+def train_here(args: argparse.Namespace, config: RunConfig, out: Path | None, plan: PlannedRun | None) -> int:
     """Be one rank, or all of them; 1 if the run failed for a reason that has a name."""
     import torch
 
@@ -286,12 +286,12 @@ def train_here(config: RunConfig, out: Path | None, plan: PlannedRun | None, *, 
         torch.set_num_threads(1)
     try:
         with create_communicator(find_algorithm(config, launch.world), timeout=config.comm.timeout) as comm:
-            out = agree_on_directory(out, config, comm, resume=resume)
+            out = agree_on_directory(out, config, comm, resume=args.resume)
             with one_job(out, comm):  # as train() does: the plan is a record of the run, too
                 if plan and comm.rank == 0:
                     write_json(out / FILE, plan.content)
-                result = train(config, comm, out=out, resume=resume)
-        return 128 + signal.SIGTERM if result.why == "stopped" else 0
+                result = train(config, comm, out=out, resume=args.resume, goes_on_with=resuming_command(args, out, comm.size))
+        return 128 + result.signal if result.why == "stopped" else 0
     except ConfigError:
         raise
     except DirectoryInUseError as error:
@@ -301,6 +301,14 @@ def train_here(config: RunConfig, out: Path | None, plan: PlannedRun | None, *, 
     except (SourceError, SampleError, BadSample, CheckpointError) as error:
         print(f"phalanx: rank {launch.rank}: {error}", file=sys.stderr)
         return 1
+
+
+def resuming_command(args: argparse.Namespace, out: Path, ranks: int) -> str:
+    """The command line that continues this run; under a launcher what comes behind the launcher's own words."""
+    started_here = AGENT in os.environ or discover().how == "alone"
+    words = ["phalanx", "train", args.recipe, *(["--ranks", str(ranks)] if started_here else []), "--resume", "--out", str(out)]
+    words += ["--plan", str(args.plan)] if args.plan else []
+    return shlex.join([*words, *(word for setting in args.settings for word in ("--set", setting))])
 
 
 def agree_on_directory(out: Path | None, config: RunConfig, comm: Communicator, *, resume: bool) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -11,7 +12,8 @@ import torch.distributed as dist
 
 from phalanx.comm.choose import for_world
 from phalanx.comm.communicator import Communicator, prepare
-from phalanx.comm.failure import CommunicationError, Watch, guard
+from phalanx.comm.ending import end_unaware, guard
+from phalanx.comm.failure import CommunicationError, Watch
 from phalanx.comm.hosts import Hosts, host_key
 from phalanx.comm.issuer import Issuer
 from phalanx.comm.launch import discover
@@ -33,8 +35,10 @@ def create_communicator(algorithm: Schedule | None = None, *, backend: str | Non
     every wait.
     """
     _check(algorithm, timeout)
-    from phalanx.comm.transports.torch import TorchTransport, already_initialized, watch_stores
+    from phalanx.comm.rendezvous import watch_stores
+    from phalanx.comm.transports.torch import TorchTransport, already_initialized
 
+    hook = sys.excepthook  # as the user left it: torch wraps it
     if already_initialized():
         if backend is not None:
             raise ValueError(
@@ -50,11 +54,12 @@ def create_communicator(algorithm: Schedule | None = None, *, backend: str | Non
         transport = TorchTransport.join(launch, backend, timeout)
     rank, size = transport.rank, transport.size
     made = next(_made)
-    store, ear, held = watch_stores(transport.store, f"phalanx/watch/{made}")
-    watch = Watch(rank, size, store, ear, timeout=timeout, store_rank=0 if held else None, may_exit=True)
+    store, ear, held = watch_stores(transport.store, f"phalanx/watch/{made}", timeout)
+    watch = Watch(rank, size, store, ear, timeout=timeout, store_rank=0 if held else None, end=end_unaware)
     issuer = Issuer(timeout, watch, transport.cut)
     transport.got_on = issuer.got_on
-    guard(watch)
+    issuer.traffic = transport.traffic
+    guard(watch, hook)
     # the keys of all hosts, over the store: the communicator that could gather them needs them to exist
     store.set(f"host/{rank}", host_key())
     keys = [key.decode() for key in store.multi_get([f"host/{r}" for r in range(size)])]
@@ -90,7 +95,7 @@ def run_local(
     errors: list[tuple[int, BaseException]] = []
 
     def play(rank: int) -> None:
-        watch = Watch(rank, n, store, store, timeout=timeout, store_rank=None, may_exit=False)
+        watch = Watch(rank, n, store, store, timeout=timeout, store_rank=None)
         comm = Communicator(
             "world",
             range(n),

@@ -4,7 +4,7 @@ gloo and NCCL notice that a connection broke or that time is up, but name an add
 process has a `Watch`: a thread that sleeps on a key of the job's store, whatever the training thread does. Whoever notices a
 failure raises the alarm; every live process answers with what it is doing; who does not answer is dead, stopped or cut off, and
 who answers that it is elsewhere is late or lost. One rank, the first to raise the alarm, collects the answers and publishes
-them, so the cost is O(world). `explain` turns the answers into the message: a pure function.
+them, so the cost is O(world). `explain` (verdict.py) turns the answers into the message. How a process ends is in ending.py.
 
     rank 0                         store                    rank 1 (computing)         rank 2 (killed)
     all_reduce #17 breaks
@@ -16,129 +16,26 @@ them, so the cost is O(world). `explain` turns the answers into the message: a p
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import datetime
-import json
 import os
-import signal
-import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from phalanx.comm.processes import look_up
+from phalanx.comm.verdict import CommunicationError, State, Verdict, explain
+
+__all__ = ["FOR_EVER", "CommunicationError", "State", "Store", "Watch"]
 
 T = TypeVar("T")
 
 FOR_EVER = datetime.timedelta(days=30)
-EXIT_GRACE = 2.0  # seconds a rank may use to leave by itself after another one raised; then it is ended
-EXIT_LIMIT = 3.0  # seconds that a rank which raised may use for its exit handlers and torch's teardown; then the kernel ends it
 LAST_WORDS = 1.5  # seconds that a rank which raised keeps the store for the others: the reason must reach them
-
-
-class CommunicationError(RuntimeError):
-    """A communication that cannot finish. `operation` is the call, `missing` the ranks it waits for or that broke it."""
-
-    def __init__(self, message: str, *, operation: str = "", missing: Sequence[int] = ()) -> None:
-        super().__init__(message)
-        self.operation = operation
-        self.missing = tuple(missing)
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """What one rank is doing: in operation number `number` of communicator `comm`, or, with comm None, in user code.
-
-    `raised` is the exception it died of, `left` that it closed its communicator or ended, `process` the kernel's word on a
-    rank that cannot answer itself.
-    """
-
-    comm: str | None = None
-    number: int = 0
-    operation: str = ""
-    seconds: float = 0.0
-    raised: str = ""
-    left: bool = False
-    process: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The answers to an alarm, by world rank; a rank that is not in it did not answer."""
-
-    states: dict[int, State] = field(default_factory=dict)
-    store_lost: int | None = None  # the rank that held the store, when the store itself does not answer
-    world: int = 0  # ranks of the job: those outside the communicator may be the reason too
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @staticmethod
-    def from_json(text: str) -> Verdict:
-        data = json.loads(text)
-        return Verdict({int(rank): State(**state) for rank, state in data["states"].items()}, data["store_lost"], data["world"])
-
-
-def explain(mine: State, members: Mapping[int, int], verdict: Verdict, cause: str = "") -> CommunicationError:
-    """The error of a rank in state `mine`, an operation of `members`: their rank in the communicator -> in the world."""
-    facts = _facts(mine, members, verdict)
-    waiting = facts.pop("", [])
-    # who cannot answer, or fell, explains why others are late; who is merely late is named only when nobody fell
-    fallen = {fact: ranks for fact, ranks in facts.items() if not fact.startswith("late: ")}
-    outside = {rank: rank for rank in range(verdict.world) if rank not in members.values()}
-    elsewhere = {fact: ranks for fact, ranks in _facts(mine, outside, verdict).items() if fact and not fact.startswith("late: ")}
-    named = fallen or ({} if elsewhere else facts)
-    missing = sorted(rank for ranks in named.values() for rank in ranks)
-    if named:
-        words = _words(named)
-    elif elsewhere:
-        words = f"the job is broken outside of its {len(members)} ranks: in the world, {_words(elsewhere)}"
-    else:
-        words = f"all {len(waiting)} ranks are in it and none gets on: the network is cut or slower than the timeout allows"
-    name = f"{mine.operation} (number {mine.number})" if mine.number else mine.operation
-    return CommunicationError(
-        f"{name} cannot finish: {words}" + (f" [{cause}]" if cause else ""), operation=mine.operation, missing=missing
-    )
-
-
-def _facts(mine: State, members: Mapping[int, int], verdict: Verdict) -> dict[str, list[int]]:
-    """What is wrong -> with which ranks."""
-    facts: dict[str, list[int]] = {}
-    for rank, world_rank in members.items():
-        facts.setdefault(_fact(mine, verdict.states.get(world_rank), world_rank == verdict.store_lost), []).append(rank)
-    return facts
-
-
-def _words(facts: Mapping[str, Sequence[int]]) -> str:
-    return "; ".join(f"{_ranks(ranks)} {fact.removeprefix('late: ')}" for fact, ranks in facts.items())
-
-
-def _fact(mine: State, other: State | None, held_store: bool) -> str:
-    """What is wrong with one rank, seen from `mine`; empty for a rank that waits in the same operation."""
-    if other is None or other.process:
-        reason = other.process if other is not None else "dead, stopped or cut off"
-        return f"does not answer: {reason}" + (" (the job's store went with it)" if held_store else "")
-    if other.raised:
-        return f"raised {other.raised}"
-    if other.left:
-        return "has ended or closed its communicator"
-    if other.comm is None:
-        return f"late: has not called it: in user code for {other.seconds:.1f} s, last operation {other.operation or 'none'}"
-    if (other.comm, other.number, other.operation) == (mine.comm, mine.number, mine.operation):
-        return ""
-    if mine.number and (other.comm, other.number) == (mine.comm, mine.number):
-        return f"called {other.operation} instead"
-    return f"late: is in {other.operation} (number {other.number}) for {other.seconds:.1f} s"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else "ranks " + ", ".join(map(str, ranks))
 
 
 class Store(Protocol):
@@ -169,25 +66,34 @@ class Watch:
     """
 
     def __init__(
-        self, rank: int, world: int, store: Store, ear: Store, *, timeout: float, store_rank: int | None, may_exit: bool
+        self,
+        rank: int,
+        world: int,
+        store: Store,
+        ear: Store,
+        *,
+        timeout: float,
+        store_rank: int | None,
+        end: Callable[[Watch, str], None] | None = None,
     ) -> None:
         self.rank, self.world, self.store_rank = rank, world, store_rank
         self.grace = min(timeout / 3, 4.0)  # seconds within which an alarm is raised, answered and judged
         self.alarmed = threading.Event()
         self.interrupts: list[Callable[[], None]] = []  # get threads out of waits that an alarm has made hopeless
+        self.delivered = threading.Event()  # the user's code has got the error, and handles it as it likes
         self.deserted = threading.Event()  # the rank that holds the store is done, and answers no operation any more
         self._timeout = timeout
         self._store, self._ear = store, ear
-        self._may_exit = may_exit  # ranks that are processes are ended EXIT_GRACE after another one raised
+        self._end = end  # sees to it that this process ends after another rank raised; None for ranks that are threads
         self._state: Callable[[], State] = State
         self._end_work: Callable[[], None] = lambda: None
         self._raised = ""
+        self._echoes = False  # it raised because the communication had failed
         self._verdict: Verdict | None = None
         self._quiet = False
         self._store_lost = False
         self._hung_up = False  # all that the store could tell was heard
-        self._exit_grace = EXIT_GRACE
-        self._process = os.getpid()
+        self.process = os.getpid()
         self._thread = threading.Thread(target=self._listen, name="phalanx-watch", daemon=True)
         store.set(f"process/{rank}", _process_note())
         self._holder = store.get(f"process/{store_rank}").decode() if store_rank is not None else ""
@@ -204,18 +110,33 @@ class Watch:
         """
         return explain(mine, members, self._ask(seconds), cause)
 
-    def raised(self, error: BaseException) -> None:
-        """This rank ends with an uncaught exception: the others must end too, also those that compute for another hour."""
+    def raised(self, error: BaseException) -> bool:
+        """This rank ends with an uncaught exception: the others must end too, also those that compute for another hour.
+
+        Whether it is the first to do so, or cannot know.
+        """
+        self._echoes = isinstance(error, CommunicationError) and self._verdict is not None
         self._raised = traceback.format_exception_only(error)[-1].strip()[:300]
+        first = None
         if not self._unreachable():
-            _within(self.grace, self._end_others)
-        self._ask()
+            holder_lost = bool(self._holder and _process_word(self._holder))
+            first = None if holder_lost else _within(self.grace, self._end_others)
+            self._store_lost = first is None
+        if self._verdict is None:
+            self._verdict = self._presumed()
+        return first is not False and not self._hung_up
+
+    @property
+    def leaving(self) -> bool:
+        """Whether this rank ends already, by an exception of its own or because it is done."""
+        return self._quiet or bool(self._raised)
 
     def stop(self) -> None:
         """This rank is done. Idempotent; starts no thread, because Python 3.12 allows none at exit."""
-        if self._quiet or os.getpid() != self._process:  # a forked child has no business with its parent's connections
+        if self._quiet or os.getpid() != self.process:  # a forked child has no business with its parent's connections
             return
-        self._end_work()
+        if not self._raised:  # nobody waits for what a rank that raised had still queued
+            self._end_work()
         self._quiet = True
         if self._unreachable():
             return
@@ -233,7 +154,7 @@ class Watch:
     def is_over(self) -> bool:
         """After `stop`: whether nobody needs what the store has of this communicator; then the first rank removes it."""
         with contextlib.suppress(Exception):  # a store that is gone needs nothing
-            if self.rank == 0 and os.getpid() == self._process and not self._unreachable():
+            if self.rank == 0 and os.getpid() == self.process and not self._unreachable():
                 if not self._store.check([f"gone/{rank}" for rank in range(self.world)]):
                     return False
                 clear(self._store)
@@ -241,7 +162,7 @@ class Watch:
 
     def linger(self) -> None:
         """The store ends with this process: stay until no other rank needs it, for the timeout at most, after a failure less."""
-        if self.store_rank != self.rank or os.getpid() != self._process:
+        if self.store_rank != self.rank or os.getpid() != self.process:
             return
         deadline = time.monotonic() + (LAST_WORDS if self._raised else self.grace if self._verdict else self._timeout)
         answered = (
@@ -260,16 +181,33 @@ class Watch:
         """Whether to leave the store alone: a client whose server was stopped blocks, one whose server died makes torch print."""
         return self._hung_up or self._store_lost or (self._verdict is not None and self._verdict.store_lost is not None)
 
-    def _end_others(self) -> None:
+    def _end_others(self) -> bool:
+        """Tell the reason to all, and whether no other rank has told one.
+
+        Nobody has to be asked for it, so the verdict is there before the alarm that it answers.
+        """
         others = self._others()
-        if self._store.compare_set("ended", "", str(self.rank)).decode() == str(self.rank) and others:
+        first = self._store.compare_set("alarm", "", str(self.rank)).decode() == str(self.rank)
+        self._store.set(f"state/{self.rank}", self._answer())
+        if first:
+            self._verdict = self._presumed()
+            self._store.set("verdict", self._verdict.to_json())
+            if others:
+                self._store.multi_set(
+                    [f"{key}/{rank}" for key in ("alarm", "again") for rank in others], ["alarm"] * 2 * len(others)
+                )
+        first = self._store.compare_set("ended", "", str(self.rank)).decode() == str(self.rank)
+        if first and others:
             self._store.multi_set([f"ended/{rank}" for rank in others], [f"rank {self.rank} raised {self._raised}"] * len(others))
+        return first
 
     def _answer(self) -> str:
-        state = self._state()
-        return json.dumps(
-            asdict(State(state.comm, state.number, state.operation, state.seconds, raised=self._raised, left=self._quiet))
-        )
+        return self._mine().to_json()
+
+    def _mine(self) -> State:
+        # a rank that raised or left because the job had failed is not the reason, whoever asks later
+        left = self._quiet and self._verdict is None
+        return replace(self._state(), raised="" if self._echoes else self._raised, left=left)
 
     # ---- hearing -----------------------------------------------------------------------------------------------------------
 
@@ -279,11 +217,8 @@ class Watch:
         except Exception:  # noqa: BLE001  the store is gone: whoever waits learns it by its broken operation, or by the timeout
             self._store_lost = True
             return
-        if why and self._may_exit and not self._quiet and not self._raised:
-            time.sleep(self._exit_grace)
-            if not self._quiet:
-                print(f"[rank {self.rank}] ended because {why}", file=sys.stderr, flush=True)
-                os._exit(1)
+        if why and self._end is not None and not self.leaving:
+            self._end(self, why)
 
     def _hear(self) -> str:
         """Sleep until there is an alarm, answer it, and return why this process must end, or nothing if it is done before."""
@@ -297,11 +232,9 @@ class Watch:
         self.alarmed.set()
         for interrupt in self.interrupts:
             interrupt()
-        alarmed = time.monotonic()
         with contextlib.suppress(RuntimeError):  # its author may have died since
             self._ear.wait(["verdict"], datetime.timedelta(seconds=self.grace))
             self._verdict = Verdict.from_json(self._ear.get("verdict").decode())
-        self._exit_grace = EXIT_GRACE - min(EXIT_GRACE, time.monotonic() - alarmed)  # who waited for the verdict has less left
         self._ear.wait([f"ended/{self.rank}"], FOR_EVER)
         why = self._ear.get(f"ended/{self.rank}").decode()
         if not self._quiet:
@@ -320,7 +253,12 @@ class Watch:
         return self._verdict
 
     def _presumed(self) -> Verdict:
-        """Without a store nobody can be asked: only its holder is known to be gone; the others get the benefit of the doubt."""
+        """What is known without asking: this rank's own state. The others get the benefit of the doubt.
+
+        But if the store does not answer, its holder does not.
+        """
+        if self._raised:
+            return Verdict({rank: State() for rank in self._others()} | {self.rank: self._mine()}, world=self.world)
         mine = self._state()
         states = {rank: mine for rank in range(self.world) if rank != self.store_rank}
         if self.store_rank is not None and (word := _process_word(self._holder)):
@@ -332,7 +270,7 @@ class Watch:
         self._store.set(f"state/{self.rank}", self._answer())
         if not first:
             with contextlib.suppress(Exception):  # its author may have died since: then ask again, oneself
-                self._store.wait(["verdict"], datetime.timedelta(seconds=0.7 * self.grace))
+                self._store.wait(["verdict"], datetime.timedelta(seconds=0.78 * self.grace))
                 return Verdict.from_json(self._store.get("verdict").decode())
         deadline = time.monotonic() + (0.7 if first else 0.1) * self.grace
         others = self._others()
@@ -348,7 +286,7 @@ class Watch:
             time.sleep(0.02)
         states = {rank: State(process=word) for rank, word in fate.items()}
         for rank in set(range(self.world)) - pending:
-            states[rank] = State(**json.loads(self._store.get(f"state/{rank}")))
+            states[rank] = State.from_json(self._store.get(f"state/{rank}"))
         verdict = Verdict(states, world=self.world)
         self._store.set("verdict", verdict.to_json())
         return verdict
@@ -380,63 +318,6 @@ def _process_home() -> str:
 def _process_note() -> str:
     found = look_up(os.getpid())
     return f"{_process_home()} {os.getpid()} {found.started if found else '?'}"
-
-
-# ---- uncaught exceptions ---------------------------------------------------------------------------------------------------
-
-_watches: list[Watch] = []
-_held: list[Watch] = []  # of this process's stores: they outlive their communicators
-_telling = False
-
-
-def guard(watch: Watch) -> None:
-    """From now on an uncaught exception of this process is told to all ranks, after its traceback was printed."""
-    if not _held:
-        atexit.register(_leave)
-    _install_hook()
-    _held[:] = [old for old in _held if old in _watches or not old.is_over()]
-    _watches.append(watch)
-    _held.append(watch)
-
-
-def release(watch: Watch) -> None:
-    """Its communicator was closed: exceptions from now on are this process's own affair."""
-    if watch in _watches:
-        _watches.remove(watch)
-
-
-def _install_hook() -> None:
-    """Each time anew: init_process_group wraps the hook that it finds, and would print only after ours has told the others."""
-    previous = sys.excepthook
-
-    def hook(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
-        global _telling
-        mine = [watch for watch in _watches if watch._process == os.getpid()]
-        if _telling or not mine:  # an outer hook of ours tells
-            previous(kind, error, where)
-            return
-        _telling = True
-        echo = isinstance(error, CommunicationError) and any(watch.alarmed.is_set() for watch in mine)
-        if echo:  # another rank has printed the cause; a traceback from each of 800 ranks would bury it
-            print(f"[rank {mine[0].rank}] {kind.__name__}: {error}", file=sys.stderr, flush=True)
-        else:
-            previous(kind, error, where)
-            sys.stderr.flush()
-        interactive = sys.flags.interactive or hasattr(sys, "ps1")  # there the process lives on
-        if threading.current_thread() is threading.main_thread() and not interactive:
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.setitimer(signal.ITIMER_REAL, EXIT_LIMIT)
-        for watch in mine:
-            watch.raised(error)
-
-    sys.excepthook = hook
-
-
-def _leave() -> None:
-    for watch in _watches:
-        watch.stop()
-    for watch in _held:
-        watch.linger()
 
 
 def _within(seconds: float, ask: Callable[[], T]) -> T | None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from phalanx.comm.failure import CommunicationError, State, Watch
 from phalanx.comm.streams import Lane
+from phalanx.comm.traffic import Traffic
 
 LOOK = 0.1  # seconds between two looks at the clock and the alarm while waiting
 AFTERMATH = 2.0  # seconds without progress after which messages of a rank that has ended are no longer expected
@@ -79,6 +80,7 @@ class Issuer:
         self._timeout = timeout
         self.patience = timeout - (watch.grace if watch else 0.0)  # the verdict, too, is due within the timeout
         self._watch = watch
+        self.traffic: Traffic | None = None  # which messages are under way, where the transport knows
         self._cut = cut  # breaks the transport's connections, so that work which waits for a message fails
         self._queue: queue.SimpleQueue[Operation | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -98,6 +100,7 @@ class Issuer:
         """Queue it behind everything submitted earlier."""
         self.check_process(operation.name)
         if self._broken is not None:
+            self._deliver()
             raise CommunicationError(
                 f"{operation.name} cannot start: an earlier communication failed ({self._broken})",
                 operation=operation.name,
@@ -158,7 +161,9 @@ class Issuer:
         if current is None:
             last = self._last if isinstance(self._last, str) else self._last().name
             return State(operation=last, seconds=time.monotonic() - self._idle_since)
-        return State(current.comm, current.number, current.name, time.monotonic() - current.alive)
+        awaited, posted = self.traffic.told() if self.traffic is not None else ((), ())
+        seconds = time.monotonic() - current.alive
+        return State(current.comm, current.number, current.name, seconds, awaited=awaited, posted=posted)
 
     def finish(self, operation: Operation) -> None:
         """Wait until the operation is over; raise if it failed, or as soon as it is known that it cannot succeed."""
@@ -217,7 +222,13 @@ class Issuer:
                 left = self._timeout - (time.monotonic() - max(operation.alive, current.alive))
                 self._broken = self._watch.fail(mine, current.members, cause, left)
             self._cut_off()  # also when this rank's own thread is free: the others are told by their broken connections
+        self._deliver()
         return self._broken
+
+    def _deliver(self) -> None:
+        """The user's code gets the error now: from here on it decides how this rank ends."""
+        if self._watch is not None:
+            self._watch.delivered.set()
 
     def _issue(self) -> None:
         while (operation := self._queue.get()) is not None:

@@ -25,6 +25,7 @@ from pathlib import Path
 from phalanx.comm.processes import look_up
 
 DEFAULT_PORT = 29400  # of a MASTER_ADDR that comes without a MASTER_PORT
+LISTENER = "PHALANX_LISTENER"  # set by start.py for rank 0
 LAUNCHERS = frozenset(
     {"mpirun", "mpiexec", "mpiexec.hydra", "hydra_pmi_proxy", "orterun", "orted", "prterun", "prted", "prte", "prun"}
 )
@@ -47,6 +48,8 @@ class Launch:
     port: int = 0
     agent_store: bool = False  # torchrun's agent already holds the store at that address
     attempt: int = 0  # of an elastic torchrun: keys of an earlier attempt are not ours
+    job: str = ""  # the launcher's name of it, the same on all its ranks
+    listener: int = -1  # of rank 0: the file descriptor of the meeting point's socket, where its parent has opened it
 
 
 ALONE = Launch(how="alone", rank=0, world=1)
@@ -79,6 +82,8 @@ def _torchrun(environ: Mapping[str, str]) -> Launch:
         port=_number(environ, "MASTER_PORT", DEFAULT_PORT),
         agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         attempt=_number(environ, "TORCHELASTIC_RESTART_COUNT", 0),
+        job=environ.get("TORCHELASTIC_RUN_ID", ""),
+        listener=_number(environ, LISTENER, -1),
     )
     if launch.world > 1 and not launch.address:
         raise LaunchError(f"WORLD_SIZE={launch.world} but no MASTER_ADDR: export the host of rank 0, or start with torchrun")
@@ -96,6 +101,7 @@ def _mpirun(environ: Mapping[str, str], how: str, rank: str, size: str, local_ra
             local_world=_number(environ, local_size, world),
             address=environ.get("MASTER_ADDR"),
             port=_number(environ, "MASTER_PORT", DEFAULT_PORT),
+            job=environ.get("PMIX_NAMESPACE", ""),
         )
     )
 
@@ -115,6 +121,7 @@ def _srun(environ: Mapping[str, str]) -> Launch:
             local_rank=_number(environ, "SLURM_LOCALID", 0),
             address=address,
             port=_number(environ, "MASTER_PORT", 20000 + zlib.crc32(step.encode()) % 10000),
+            job=step,
         )
     )
 

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from phalanx.comm.failure import CommunicationError, Watch, release
+from phalanx.comm.ending import release
+from phalanx.comm.failure import CommunicationError, Watch
 from phalanx.comm.hosts import Hosts
 from phalanx.comm.issuer import Issuer, Operation, Pending
 from phalanx.comm.loans import Loans

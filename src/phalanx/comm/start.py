@@ -1,62 +1,193 @@
-"""Local ranks without a launcher's command line: this process becomes the agent of torch's elastic launcher.
+"""Local ranks without a launcher: this process starts them, hands signals on, and ends with what the first failure ended with.
 
-As `torchrun --standalone`, but a rank that fails ends with its own words and exit code instead of the agent's traceback.
+    start_ranks(4, ["-m", "phalanx", "train", "digits"])
+
+Rank 0 holds the store at a port of the loopback device which this process has opened for it: no race for a free port, and nobody
+outside of this host can connect.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import logging
 import os
 import signal
+import socket
+import subprocess
 import sys
-import uuid
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import IO
 
-AGENT = "PHALANX_AGENT"  # the process of the agent, for its ranks
+from phalanx.comm.launch import LISTENER
+
+AGENT = "PHALANX_AGENT"  # the process that started the ranks, for its ranks
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 PR_SET_PDEATHSIG = 1  # of prctl(2)
+LOOK = 0.02  # seconds between two looks at the ranks
+ASKED_AFTER = 8.0  # seconds without a byte written after which a rank that stays, though another has failed, is asked to end
+KILLED_AFTER = 30.0  # seconds without a byte written after which a rank that was asked to end is killed
+
+
+class Ranks:
+    """Processes of this host that are the ranks of one job."""
+
+    def __init__(
+        self,
+        count: int,
+        arguments: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        outputs: Callable[[int], IO[bytes] | None] = lambda rank: None,
+        pass_fds: Mapping[int, Sequence[int]] | None = None,
+    ) -> None:
+        """Start `python ARGUMENTS` `count` times. `outputs` may give a rank a file for all that it prints."""
+        self.processes: list[subprocess.Popen[bytes]] = []
+        with socket.create_server(("127.0.0.1", 0), backlog=max(128, count)) as listener:
+            common = dict(os.environ if env is None else env) | {
+                AGENT: str(os.getpid()),
+                "WORLD_SIZE": str(count),
+                "LOCAL_WORLD_SIZE": str(count),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(listener.getsockname()[1]),
+            }
+            common.setdefault("OMP_NUM_THREADS", "1")  # ranks that share a machine fight for its cores
+            common.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+            try:
+                for rank in range(count):
+                    own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                    fds = list((pass_fds or {}).get(rank, ()))
+                    if rank == 0:
+                        own[LISTENER] = str(listener.fileno())
+                        fds.append(listener.fileno())
+                    output = outputs(rank)
+                    self.processes.append(
+                        subprocess.Popen(
+                            [sys.executable, *arguments],
+                            env=common | own,
+                            stdin=subprocess.DEVNULL,
+                            stdout=output,
+                            stderr=subprocess.STDOUT if output else None,
+                            pass_fds=fds,
+                            start_new_session=True,  # Ctrl-C comes from this process, once, and not from the terminal as well
+                        )
+                    )
+            except BaseException:
+                self.kill()
+                raise
+
+    @property
+    def running(self) -> list[subprocess.Popen[bytes]]:
+        return [process for process in self.processes if process.poll() is None]
+
+    @property
+    def failed(self) -> list[int]:
+        """The ranks that have ended with an error."""
+        return [rank for rank, process in enumerate(self.processes) if process.poll()]
+
+    def send(self, number: int) -> None:
+        for process in self.running:
+            process.send_signal(number)
+
+    def kill(self) -> None:
+        """Return when no rank is left."""
+        self.send(signal.SIGKILL)
+        for process in self.processes:
+            process.wait()
 
 
 def start_ranks(count: int, arguments: Sequence[str]) -> int:
     """Run `python ARGUMENTS` as `count` ranks of this host and wait for them; the exit code of the first one that failed, or 0.
 
-    SIGTERM and SIGINT go on to the ranks, which have half a minute to end; the exit code is then 128 + the signal.
+    Signals that ask to end go on to the ranks; the exit code is then 128 + the signal. A rank that is asked to end has half a
+    minute, and longer as long as it writes: it may be saving.
     """
-    os.environ[AGENT] = str(os.getpid())
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # ranks that share a machine fight for its cores
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    from torch.distributed.elastic.multiprocessing import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    heard: list[int] = []
+    ranks = None
+    with _handling(heard):
+        try:
+            ranks = Ranks(count, arguments)
+            return _wait(ranks, heard)
+        finally:
+            if ranks is not None:
+                ranks.kill()
 
-    for name in list(logging.root.manager.loggerDict):
-        if name.startswith("torch.distributed.elastic"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)  # the ranks speak for themselves
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=count,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",  # a free port
-        max_restarts=0,
-        signals_to_handle=",".join(number.name for number in HANDLED),
-    )
-    before = {number: signal.getsignal(number) for number in HANDLED}
+
+def _wait(ranks: Ranks, heard: list[int]) -> int:
+    sent = 0
+    first: int | None = None
+    leaving: _Leaving | None = None
+    while ranks.running:
+        while sent < len(heard):
+            if heard[sent] == signal.SIGTSTP:
+                del heard[sent]
+                ranks.send(signal.SIGSTOP)
+                os.kill(os.getpid(), signal.SIGSTOP)  # returns when the shell says `fg`
+                ranks.send(signal.SIGCONT)
+                continue
+            ranks.send(heard[sent])
+            sent += 1
+            leaving = _Leaving(ranks, asked=True)
+        if first is None and (failed := ranks.failed):
+            first = failed[0]
+            leaving = leaving or _Leaving(ranks, asked=False)
+        if leaving is not None:
+            leaving.look()
+        time.sleep(LOOK)
+    failed = ranks.failed
+    if not failed:
+        return 0
+    if heard:
+        return 128 + heard[0]
+    code = ranks.processes[failed[0] if first is None else first].returncode
+    return code if code > 0 else 128 - code
+
+
+class _Leaving:
+    """Ranks that should end: a rank that neither ends nor writes is asked with SIGTERM, then killed."""
+
+    def __init__(self, ranks: Ranks, *, asked: bool) -> None:
+        self._ranks = ranks
+        self._written: dict[int, tuple[int, float]] = {}  # bytes, and when there were more than before
+        self._asked = {process.pid for process in ranks.running} if asked else set()
+
+    def look(self) -> None:
+        now = time.monotonic()
+        for process in self._ranks.running:
+            written, since = self._written.get(process.pid, (-1, now))
+            if (more := _bytes_written(process.pid)) != written:
+                written, since = more, now
+            self._written[process.pid] = written, since
+            if process.pid in self._asked and now - since > KILLED_AFTER:
+                process.kill()
+            elif process.pid not in self._asked and now - since > ASKED_AFTER:
+                process.terminate()
+                self._asked.add(process.pid)
+                self._written[process.pid] = written, now
+
+
+def _bytes_written(pid: int) -> int:
+    """To files; not to sockets and pipes, as far as the kernel tells them apart."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{pid}/io").read_text().split("write_bytes: ")[1].split()[0])
+    return 0
+
+
+@contextlib.contextmanager
+def _handling(heard: list[int]) -> Iterator[None]:
+    """Note signals in `heard` instead of ending. Ctrl-Z is one of them: the ranks have to stop before this process does."""
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        heard.append(number)
+
+    before = {number: signal.signal(number, hear) for number in (*HANDLED, signal.SIGTSTP)}
     try:
-        elastic_launch(config, sys.executable)(*arguments)
-    except ChildFailedError as error:
-        _, failure = error.get_first_failure()
-        return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
-    except SignalException as asked:
-        return 128 + asked.sigval
-    except KeyboardInterrupt:  # before the agent has taken over the signals
-        return 128 + signal.SIGINT
-    finally:  # the agent leaves its own behind
+        yield
+    finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    return 0
 
 
 def end_with_agent() -> None:

@@ -44,6 +44,10 @@ class Stopped(BaseException):
     """The loader was closed, or the interpreter is leaving, while a micro-batch was being made."""
 
 
+class KilledWorkerError(SampleError):
+    """A worker process was killed by a signal: another one may fare better."""
+
+
 class WorkerProcess:
     """One worker process as its thread sees it."""
 
@@ -89,10 +93,11 @@ class WorkerProcess:
         code = self._process.exitcode
         how = f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"left with exit code {code}"
         index = STARTING if self._now is None else int.from_bytes(self._now[:8], "little", signed=True)
+        kind = KilledWorkerError if code is not None and code < 0 else SampleError
         if index != STARTING:
-            return SampleError(f"a worker process of the loader {how} while it was reading {maker.name(index)}")
+            return kind(f"a worker process of the loader {how} while it was reading {maker.name(index)}")
         hint = "standard error has its last words; a script that starts processes begins with `if __name__ == '__main__':`"
-        return SampleError(f"a worker process of the loader {how} before its first sample: {hint}")
+        return kind(f"a worker process of the loader {how} before its first sample: {hint}")
 
     def terminate(self) -> None:
         """Ask it to go, whatever it is doing. It holds nothing that must be put back."""

@@ -10,6 +10,7 @@ import concurrent.futures
 import os
 import queue
 import threading
+import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,10 +22,11 @@ from phalanx.data.assemble import Made, Maker, map_tensors
 from phalanx.data.route import MicroBatch
 from phalanx.data.scatter import Ranked
 from phalanx.data.source import Encoded
-from phalanx.data.worker_process import Stopped, WorkerProcess
+from phalanx.data.worker_process import KilledWorkerError, Stopped, WorkerProcess
 
 Kind = Literal["thread", "process"]
 
+RESTARTS = 2  # that a micro-batch is worth: a sample that kills every process is the reason itself
 MOST_WORKERS = 8  # by default: beyond it threads queue for the interpreter lock
 
 
@@ -126,7 +128,10 @@ class LocalWork:
 
 
 class RemoteWork(LocalWork):
-    """A micro-batch made by a process. It starts with its first one; if it dies another takes its place at the next."""
+    """A micro-batch made by a process. It starts with its first one; if it is killed another takes its place and makes the same.
+
+    What a micro-batch holds does not depend on who makes it, so that nothing is lost, doubled or reordered.
+    """
 
     def __init__(self, maker: Maker, *, pin: bool) -> None:
         super().__init__(maker, pin=pin)
@@ -147,6 +152,14 @@ class RemoteWork(LocalWork):
             self._idle.pop().end()
 
     def _make(self, wanted: MicroBatch) -> Made:
+        for _ in range(RESTARTS):
+            try:
+                return self._try(wanted)
+            except KilledWorkerError as error:  # noqa: PERF203  by the kernel, for want of memory, or by a person
+                warnings.warn(f"{error}; another takes its place", RuntimeWarning, stacklevel=2)
+        return self._try(wanted)
+
+    def _try(self, wanted: MicroBatch) -> Made:
         self._go_on()
         with self._lock:
             process = self._idle.pop() if self._idle else None

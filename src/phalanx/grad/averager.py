@@ -26,7 +26,7 @@ import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -254,7 +254,7 @@ class Averager:
             self._exchange(at_step=True)
 
     def _owed(self) -> bool:
-        """Whether this step needs another exchange: it had none, or gradients have come since, or ranks had to wait for others."""
+        """Whether this step needs another exchange: it had none, gradients have come since, or ranks had to wait for others."""
         return not self._exchanged or self._busy or self._mixed
 
     def _exchange(self, *, at_step: bool) -> None:

@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from phalanx.comm.communicator import Communicator
+from phalanx.comm.ending import say_last
 from phalanx.train.entries import Saved, capture, compare_plain, differences, fill, kind_of, some, state_of
 from phalanx.train.lock import DirectoryLock
 from phalanx.train.manifest import CheckpointError, DamagedError, Place, clean, find_places, make_probe
@@ -42,10 +43,19 @@ LAST_WORDS = 1.0  # seconds for a write under way when an exception leaves the `
 class Checkpointer:
     """Saves and loads the state of all ranks in `directory`, and keeps the newest `keep` checkpoints.
 
-    `config` is plain data that says what is trained; a checkpoint with another one is refused.
+    `config` is plain data that says what is trained; a checkpoint with another one is refused. `failed` gets the error of a write
+    that failed, at once and in the thread that writes; the next `save` then tries again instead of raising it.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], comm: Communicator, keep: int = 3, *, config: Any = None) -> None:
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        comm: Communicator,
+        keep: int = 3,
+        *,
+        config: Any = None,
+        failed: Callable[[BaseException], None] | None = None,
+    ) -> None:
         if not isinstance(comm, Communicator):
             raise TypeError(f"comm is what phalanx.create_communicator() returns, got {type(comm).__name__}")
         if not isinstance(keep, int) or isinstance(keep, bool) or keep < 1:
@@ -54,7 +64,7 @@ class Checkpointer:
         if tensors:
             raise TypeError(f"config is plain data, but {next(iter(tensors))} is a tensor")
         self._directory, self._comm, self._keep = Path(directory).absolute(), comm, keep
-        self._background, self._copies = Background(), HostCopies()
+        self._background, self._copies = Background(failed), HostCopies()
         self._newest: int | None = None  # the step last saved or loaded; steps go up
         self._loaded = False
         self._known: frozenset[Place] = frozenset()  # what this one has found or saved; on rank 0
@@ -73,6 +83,8 @@ class Checkpointer:
         """
         self._check_open()
         before = self._finish_together()
+        if self._background.failed is not None:
+            before = None  # it was told
         entries = self._together(lambda: {name: capture(name, obj) for name, obj in self._check(step, state).items()}, before)
         self._same_everywhere(step, list(entries))
         staging, place = self._from_rank_0(lambda: self._prepare(step))
@@ -256,7 +268,8 @@ class Checkpointer:
             self.close()
         else:
             self._closed = True
-            self._background.finish(LAST_WORDS)
+            if failure := self._background.finish(LAST_WORDS):
+                say_last(f"the last checkpoint is not complete: {failure}")
             self._unlock()
 
     def _unlock(self) -> None:

@@ -10,6 +10,7 @@ DIR/report.html        report/, made at the end
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 import warnings
@@ -50,7 +51,7 @@ class Log:
         self._since = time.perf_counter()
         self._latest: dict[str, Any] = {}
         self._watch = Watch()
-        self._told_of_loss = False
+        self._told_of_loss = self._told_of_disk = False
 
     @property
     def seconds(self) -> float:
@@ -179,11 +180,22 @@ class Log:
             words = f"no report ({type(error).__name__}: {error}); `phalanx report {self.out}` tries again"
             warnings.warn(words, stacklevel=2)
 
+    def warn(self, words: str) -> None:
+        """A line that somebody should see."""
+        if self._progress is not None:
+            self._progress.warn(words)
+
     def _write(self, row: dict[str, Any]) -> None:
-        if self._rows is not None:
-            self._rows.write(row)
-        if self._board is not None:
-            self._board.write(row)
+        """A disk that is full does not stop the training."""
+        try:
+            if self._rows is not None:
+                self._rows.write(row)
+            if self._board is not None:
+                self._board.write(row)
+        except OSError as error:
+            if not self._told_of_disk:
+                self._told_of_disk = True
+                self.warn(f"rows are missing from {self.out}: {error.strerror or error}; training continues")
 
     def __enter__(self) -> Log:
         return self
@@ -191,7 +203,8 @@ class Log:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
         if self._progress is not None:
             self._progress.close()
-        if self._rows is not None:
-            self._rows.close()
-        if self._board is not None:
-            self._board.close()
+        with contextlib.suppress(OSError):  # on a full disk, which was told
+            if self._rows is not None:
+                self._rows.close()
+            if self._board is not None:
+                self._board.close()

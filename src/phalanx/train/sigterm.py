@@ -1,4 +1,4 @@
-"""SIGTERM, the word of a scheduler that takes the machine back, as a flag: a training loop polls it, and all ranks agree on it.
+"""A wish to stop, as a flag that a training loop polls and all ranks agree on: SIGTERM, the word of a scheduler, or Ctrl-C.
 
 with StopRequest(comm) as stop:
     for step, batch in enumerate(loader):
@@ -10,36 +10,63 @@ with StopRequest(comm) as stop:
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
+import time
 from types import FrameType, TracebackType
 from typing import Any
 
 import torch
 
 from phalanx.comm.communicator import Communicator
+from phalanx.comm.verdict import CommunicationError
+
+HEARD = (signal.SIGTERM, signal.SIGINT)
+SAME = 1.0  # seconds: a launcher hands on what the terminal has sent to all ranks already; that is no second Ctrl-C
+IN_SIGHT = 2  # standard error; not through Python's buffers, which the signal may have interrupted
 
 
 class StopRequest:
-    """Inside its `with`, SIGTERM does not end the process but is remembered; for a rank that is a thread there is no SIGTERM."""
+    """Inside its `with`, SIGTERM and SIGINT do not end the process but are remembered; a second SIGINT ends it at once.
 
-    def __init__(self, comm: Communicator) -> None:
-        self._comm = comm
-        self._heard = False
-        self._before: Any = None
+    Rank 0 says `words` when it hears one. For a rank that is a thread there are no signals.
+    """
+
+    def __init__(self, comm: Communicator, words: str = "") -> None:
+        self._comm, self._words = comm, words
+        self.signal = 0  # that all ranks agreed on
+        self._heard = 0
+        self._interrupted = 0.0
+        self._before: dict[int, Any] = {}
 
     def agreed(self) -> bool:
         """Whether any rank was asked to stop: the same answer on all ranks, which call it together."""
-        return bool(self._comm.all_reduce(torch.tensor([self._heard], dtype=torch.int32), "max").item())
+        self.signal = int(self._comm.all_reduce(torch.tensor([self._heard], dtype=torch.int32), "max").item())
+        return self.signal != 0
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
-        self._heard = True
+        now = time.monotonic()
+        if number == signal.SIGINT:
+            if self._interrupted and now - self._interrupted > SAME:
+                self._say("ended at once, without saving")
+                os._exit(128 + number)
+            self._interrupted = self._interrupted or now
+        if not self._heard:
+            self._heard = number
+            self._say(self._words)
+
+    def _say(self, words: str) -> None:
+        if self._comm.rank == 0 and words:
+            os.write(IN_SIGHT, f"{words}\n".encode())
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():  # the only one that may
-            self._before = signal.signal(signal.SIGTERM, self._hear)
+            self._before = {number: signal.signal(number, self._hear) for number in HEARD}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGTERM, self._before)
+        for number, handler in self._before.items():
+            # after a failure launchers send SIGTERM to those who are left: not to be heard while a checkpoint is finished
+            if number != signal.SIGTERM or not isinstance(error, CommunicationError):
+                signal.signal(number, handler)

@@ -26,7 +26,7 @@ from phalanx.nn.loss import LabelSmoothingLoss
 from phalanx.optim.gossip_step import GossipOptimizer
 from phalanx.optim.multi_node import MultiNodeOptimizer
 from phalanx.train.check import check, open_sources
-from phalanx.train.checkpoint import Checkpointer, RandomState
+from phalanx.train.checkpoint import Checkpointer, CheckpointError, RandomState
 from phalanx.train.config import RunConfig, identity, plain
 from phalanx.train.course import Course
 from phalanx.train.evaluate import create_multi_node_evaluator
@@ -51,6 +51,7 @@ class Result:
     loss: float
     seconds: float
     why: str
+    signal: int = 0  # that stopped it
 
 
 @dataclass
@@ -89,6 +90,7 @@ class Trainer:
     log: Log
     tracer: Tracer
     position: Position = field(default_factory=Position)
+    goes_on_with: str = ""  # the command that resumes it
 
     def run(self, checkpoints: Checkpointer | None, *, resume: bool) -> Result:
         """Train to the end, from where the newest checkpoint stands if `resume`."""
@@ -102,15 +104,22 @@ class Trainer:
             "random": RandomState(),
         }
 
-        def save() -> None:
+        def save(*, last: bool = False) -> None:
             if checkpoints is not None:
                 self.position.seconds = self.log.seconds
-                checkpoints.save(self.position.step, **state)
+                try:
+                    checkpoints.save(self.position.step, **state)
+                except CheckpointError as error:  # on all ranks, and before anything was written
+                    if last:
+                        raise
+                    self.log.warn(not_saved(error))
 
         if checkpoints is not None and resume:
             checkpoints.load(**state)
         self.log.begin(self.position.step, self.position.seconds)
-        with StopRequest(self.comm) as stop:
+        words = "stopping: a checkpoint is saved after this step; Ctrl-C again ends at once, without it"
+        resume_with = f"\nto go on: {self.goes_on_with}" if self.goes_on_with else ""
+        with StopRequest(self.comm, words + resume_with if checkpoints is not None else "stopping after this step") as stop:
             while not (why := self.why_over()):
                 complete = self.train_epoch(stop, save)
                 if complete and self.evaluation_is_due():
@@ -118,9 +127,9 @@ class Trainer:
                 over = self.why_over()
                 stopped = not complete or (not over and stop.agreed())
                 if stopped or over or self.position.epoch % self.config.checkpoint_every == 0:
-                    save()
+                    save(last=bool(stopped or over))
                 if stopped:
-                    return self.finish("stopped")
+                    return self.finish("stopped", stop.signal)
         return self.finish(why)
 
     def why_over(self) -> str:
@@ -197,7 +206,10 @@ class Trainer:
             travelling=max(way.ended for way in journeys) - min(way.left for way in journeys) if journeys else 0.0,
             groups=len(journeys),
         )
-        self.tracer.end_step(journeys)
+        try:
+            self.tracer.end_step(journeys)
+        except OSError as error:  # a full disk, on rank 0, when all ranks have told
+            self.log.warn(f"no trace: {error.strerror or error}")
 
     def backward(self, x: torch.Tensor, y: torch.Tensor, *, share: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Add the gradient of a micro-batch, `share` of the step's samples; its part of the mean loss, and how many are right."""
@@ -257,28 +269,49 @@ class Trainer:
             seen += len(y)
         return {name: (float(value), seen) for name, value in zip(("top1", "top5", "loss"), sums)}
 
-    def finish(self, why: str) -> Result:
+    def finish(self, why: str, signal: int = 0) -> Result:
         """The result, told."""
         at = self.position
-        result = Result(at.epoch, at.step, at.top1, at.top5, at.loss, self.log.seconds, why)
+        result = Result(at.epoch, at.step, at.top1, at.top5, at.loss, self.log.seconds, why, signal)
         self.log.end(result)
         return result
+
+
+def not_saved(error: BaseException) -> str:
+    """A warning: a full disk may have room again at the next save, and what was learned until then is not thrown away."""
+    return f"no checkpoint: {error}; older checkpoints are kept, and training continues"
 
 
 # ---- from a configuration to a run ---------------------------------------------------------------------------------------------
 
 
-def train(config: RunConfig, comm: Communicator, *, out: Path | None = None, resume: bool = False, show: bool = True) -> Result:
+def train(
+    config: RunConfig,
+    comm: Communicator,
+    *,
+    out: Path | None = None,
+    resume: bool = False,
+    show: bool = True,
+    goes_on_with: str = "",
+) -> Result:
     """Train as `config` says on the ranks of `comm`. Records and checkpoints go to `out`, and `resume` continues them.
 
-    DirectoryInUseError on all ranks if another job has `out`.
+    `goes_on_with` is the command that does so, for a person who stops the run. DirectoryInUseError on all ranks if another job
+    has `out`.
     """
     with one_job(out, comm) if out is not None else nullcontext(), Log(config, comm, out, resume=resume, show=show) as log:
         trainer = assemble(config, comm, log)
+        trainer.goes_on_with = goes_on_with
         with trainer.loader, trainer.test:
             if out is None:
                 return trainer.run(None, resume=False)
-            with Checkpointer(out / "checkpoints", comm, keep=config.keep, config=identity(plain(config))) as checkpoints:
+            with Checkpointer(
+                out / "checkpoints",
+                comm,
+                keep=config.keep,
+                config=identity(plain(config)),
+                failed=lambda error: log.warn(not_saved(error)),
+            ) as checkpoints:
                 return trainer.run(checkpoints, resume=resume)
 
 

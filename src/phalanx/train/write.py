@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from phalanx.comm.ending import finish_before_end, process_is_ending, say_last
 from phalanx.train.entries import Entry
 from phalanx.train.manifest import (
     MANIFEST,
@@ -39,8 +40,8 @@ from phalanx.train.manifest import (
 from phalanx.train.replicas import owns, structure_of
 from phalanx.train.tree import Tensors, dense_stride, storable
 
-PATIENCE = 600.0  # seconds for the files of other ranks; a file system over a network may show them a minute late
-LAST_PATIENCE = 10.0  # seconds, when the program has ended: the others have, too, or never will
+PATIENCE = 600.0  # seconds without a new byte of other ranks; a file system over a network may show them a minute late
+LAST_PATIENCE = 10.0  # seconds, when the program has ended: a rank that is dead will never write
 LOOK = 0.005, 0.5  # seconds between two looks for files of others: the first, and the longest
 FAILED = "failed"  # rank-00003.failed holds the reason
 
@@ -96,7 +97,8 @@ def write(job: Job, copies: Tensors) -> None:
     except BaseException as error:
         _give_up(job, staging, error)
         if isinstance(error, FileNotFoundError) and not staging.is_dir():
-            raise CheckpointError(f"step {job.place.step}: {staging} disappeared while it was written") from error
+            why = ", or rank 0 gave the checkpoint up and says why" if job.rank else ""
+            raise CheckpointError(f"step {job.place.step}: {staging} disappeared while it was written{why}") from error
         if isinstance(error, OSError):
             raise CheckpointError(f"step {job.place.step}: {job.directory}: {explain(error)}") from error
         raise
@@ -136,19 +138,27 @@ def _complete(job: Job, staging: Path) -> None:
 
 
 def _await_parts(staging: Path, writers: Iterable[int]) -> Iterable[tuple[int, bytes]]:
-    deadline, pause = time.monotonic() + PATIENCE, LOOK[0]
+    pause, seen, since, ending = LOOK[0], -1, time.monotonic(), False
     for rank in writers:
         path, failed = staging / part(rank, "json"), staging / part(rank, FAILED)
         while not path.exists():
             if failed.exists():
                 raise CheckpointError(f"rank {rank} could not write its part: {failed.read_text(errors='replace')}")
-            if not threading.main_thread().is_alive():
-                deadline = min(deadline, time.monotonic() + LAST_PATIENCE)
-            if time.monotonic() > deadline:
+            size = _size(staging)
+            if size != seen or process_is_ending() != ending:
+                seen, since, ending = size, time.monotonic(), process_is_ending()
+            if time.monotonic() - since > (LAST_PATIENCE if ending else PATIENCE):
                 raise CheckpointError(f"{path} did not come: has rank {rank} ended, or another directory?")
             time.sleep(pause)
             pause = min(2 * pause, LOOK[1])
         yield rank, path.read_bytes()
+
+
+def _size(staging: Path) -> int:
+    """The bytes that all ranks have written so far."""
+    with contextlib.suppress(FileNotFoundError):  # renamed meanwhile
+        return sum((found := entry.stat()).st_size + 512 * found.st_blocks for entry in os.scandir(staging))
+    return -1
 
 
 def _give_up(job: Job, staging: Path, error: BaseException) -> None:
@@ -167,9 +177,10 @@ def explain(error: OSError) -> str:
 
 
 class Background:
-    """Runs one job at a time in a thread of its own, which Python waits for before it ends."""
+    """Runs one job at a time in a thread of its own, which is finished before the process ends, whatever ends it."""
 
-    def __init__(self) -> None:
+    def __init__(self, failed: Callable[[BaseException], None] | None = None) -> None:
+        self.failed = failed  # told at once, in that thread
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -183,8 +194,13 @@ class Background:
                 work()
             except BaseException as error:  # noqa: BLE001  raised in the training thread, at its next save
                 self._error = error
+                if process_is_ending():  # nobody is left who would ask
+                    say_last(f"the last checkpoint is not complete: {error}")
+                elif self.failed is not None:
+                    self.failed(error)
 
         self._thread = threading.Thread(target=run, name="phalanx-checkpoint")
+        finish_before_end(self._thread)
         self._thread.start()
 
     def finish(self, timeout: float | None = None) -> BaseException | None:

@@ -12,6 +12,7 @@ import torch
 
 import phalanx
 import phalanx.data
+import phalanx.train.write
 
 LARGE = 1 << 16  # elements: more than what counts as a small message, so that the schedule runs
 
@@ -43,12 +44,17 @@ def busy(how: str, comm: phalanx.Communicator) -> None:
     """What the innocent ranks do meanwhile; none of it ends by itself."""
     if how == "all_reduce":
         comm.all_reduce(torch.ones(LARGE))
-    elif how == "loop":
-        total = 0
-        while True:
-            total = (total * 3 + 1) % 1_000_003
+    elif how == "multiply":  # in C, without Python's lock, for longer than anybody waits
+        x = torch.ones(9000, 9000)
+        torch.mm(x, x)
     else:
-        time.sleep(60)
+        try:
+            total = 0
+            while how == "loop":
+                total = (total * 3 + 1) % 1_000_003
+            time.sleep(60)
+        finally:
+            say("finally")
 
 
 def raising(who: int, others: str, timeout: float, way: str = "raise", context: bool = False) -> None:
@@ -71,6 +77,93 @@ def raising(who: int, others: str, timeout: float, way: str = "raise", context: 
         body(start(timeout))
 
 
+def last_things(name: str, seconds: float) -> None:
+    """What a user wants to be done before the process ends."""
+    time.sleep(seconds)
+    say(name)
+
+
+def tidying(who: int, others: str, timeout: float, seconds: float) -> None:
+    """Rank `who` raises; all have exit handlers, a `finally` and an excepthook that take `seconds` each."""
+    atexit.register(last_things, "exit handler from before", seconds)
+    hook = sys.excepthook
+    comm = start(timeout)
+    atexit.register(last_things, "exit handler from after", seconds)
+    phalanx_hook = sys.excepthook
+
+    def slow_hook(*about) -> None:
+        phalanx_hook(*about)
+        last_things("excepthook", seconds)
+
+    sys.excepthook = slow_hook
+    assert hook is not phalanx_hook
+    try:
+        if comm.rank == who:
+            time.sleep(0.5)
+            say("raises")
+            raise ValueError(f"rank {who} has a reason")
+        busy(others, comm)
+    finally:
+        last_things("tidied", seconds)
+
+
+def raising_together(timeout: float, seconds: float) -> None:
+    """All ranks raise for reasons of their own; rank 1 takes `seconds` to tidy up first."""
+    comm = start(timeout)
+    try:
+        raise ValueError(f"rank {comm.rank} has a reason")
+    finally:
+        if comm.rank == 1:
+            last_things("tidied", seconds)
+
+
+def rescuing(who: int, timeout: float, seconds: float) -> None:
+    """Rank `who` dies; rank 0 does not catch the error, the others do, and need `seconds` to save what they have."""
+    comm = start(timeout)
+    if comm.rank == who:
+        time.sleep(60)
+    try:
+        comm.all_reduce(torch.ones(LARGE))
+    except phalanx.CommunicationError:
+        if comm.rank == 0:
+            raise
+        last_things("rescued", seconds)
+
+
+def saving(directory: str, timeout: float, seconds: float, others: str = "") -> None:
+    """Rank 0 saves on a disk that needs `seconds`; before it is done the last rank raises, and the others are `busy`.
+
+    Without `others` every rank has a part of its own to save, and the last one sleeps.
+    """
+    write_tensors = phalanx.train.write.write_tensors
+
+    def slowly(*args, **kwargs):
+        time.sleep(seconds)
+        return write_tensors(*args, **kwargs)
+
+    phalanx.train.write.write_tensors = slowly
+    comm = start(timeout)
+    checkpoints = phalanx.Checkpointer(directory, comm)
+    state = {"model": torch.nn.Linear(100, 100)} if others else {"own": {"rank": torch.full((50,), comm.rank)}}
+    checkpoints.save(1, **state)
+    say("saved")
+    if comm.rank == comm.size - 1:
+        time.sleep(0.5)
+        say("raises")
+        if not others:
+            time.sleep(60)
+        raise ValueError("a reason")
+    busy(others or "all_reduce", comm)
+
+
+def interrupted(timeout: float, others: str) -> None:
+    """Wait, in an operation that does not end or in `others`, for a SIGINT."""
+    comm = start(timeout)
+    if others == "all_reduce" and comm.rank == 2:
+        time.sleep(60)
+    busy(others, comm)
+
+
 def handling(who: int, timeout: float, later: float = 0.0, linger: float = 0.0) -> None:
     """All but `who`, which sleeps, call all_reduce after `later` seconds, catch the error, try again, and end with code 0."""
     comm = start(timeout)
@@ -80,6 +173,18 @@ def handling(who: int, timeout: float, later: float = 0.0, linger: float = 0.0) 
     attempt(lambda: comm.all_reduce(torch.ones(LARGE)), first=True)
     attempt(lambda: comm.barrier(), first=False)
     time.sleep(linger)
+
+
+def uncaught(who: int, timeout: float) -> None:
+    """All but `who`, which sleeps, call all_reduce, and say when the error comes that they do not catch."""
+    comm = start(timeout)
+    if comm.rank == who:
+        time.sleep(60)
+    try:
+        comm.all_reduce(torch.ones(LARGE))
+    except phalanx.CommunicationError:
+        say("caught")
+        raise
 
 
 def disagreeing(timeout: float, calls: list[str]) -> None:
@@ -98,6 +203,19 @@ def disagreeing(timeout: float, calls: list[str]) -> None:
         attempt(lambda: comm.allgather_obj(comm.rank))
     if os.environ.get("PHALANX_DEBUG") == "1":  # nothing was sent: the communicator still works
         attempt(lambda: comm.all_reduce(torch.ones(LARGE)))
+
+
+def marching(timeout: float, seconds: float) -> None:
+    """Reduce numbers for `seconds`, and say what came out: the same whatever others do."""
+    comm = start(timeout)
+    x, until, number = torch.arange(LARGE) + float(comm.rank), time.monotonic() + seconds, 0
+    while comm.all_reduce(torch.tensor([float(time.monotonic() < until)]), "max").item():
+        number += 1
+        y = x * number
+        comm.all_reduce(y)
+        assert y.tolist()[:3] == [number * (comm.size * i + comm.size * (comm.size - 1) / 2) for i in range(3)]
+        time.sleep(0.01)
+    say("marched", number=number)
 
 
 def meeting(timeout: float) -> None:

@@ -18,12 +18,15 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
-PATIENCE = 30.0  # seconds for what is not under test: to fork, to meet, to be reaped
+PATIENCE = 90.0  # seconds for what is not under test: to fork, to meet, to be reaped
 
 
 @dataclass(frozen=True)
 class Case:
-    """A world and what befalls it: `victim` gets `strike` once all ranks are ready and `after` more seconds have passed."""
+    """A world and what befalls it: `victim` gets `strike` once all ranks are ready and `after` more seconds have passed.
+
+    Without a victim all ranks get it. FOLDER in an argument is a folder of this world's own.
+    """
 
     scenario: str
     args: dict[str, object]
@@ -35,6 +38,7 @@ class Case:
     sleepers: tuple[int, ...] = ()  # ranks that do not end by themselves, besides a victim that was stopped
     after: float = 0.3
     shared: bool = False  # all-reduces on shared memory, where the native core is built; otherwise all messages go over gloo
+    port: int = 0  # where they meet; 0: a free one
     deadline: float = 40.0  # seconds after the strike, or the start, by which all others have ended
 
 
@@ -48,6 +52,8 @@ class Outcome:
     stderr: str
     started: float
     struck: float
+    folder: Path
+    port: int
 
     def word(self, rank: int, what: str) -> dict:
         """The first line of this kind that `rank` said."""
@@ -113,7 +119,7 @@ class Herd:
 
 def play(herd: Herd, case: Case, folder: Path) -> Outcome:
     """Start the world of `case`, strike, wait; whatever happens, none of its processes survives."""
-    port = free_port()
+    port = case.port or free_port()
     started = time.monotonic()
     err = folder / "stderr"
     err.touch()
@@ -123,14 +129,15 @@ def play(herd: Herd, case: Case, folder: Path) -> Outcome:
             if rank not in case.absent:
                 env = {"RANK": str(rank), "WORLD_SIZE": str(case.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
                 env |= case.env if case.shared else {"PHALANX_FORM": "moves", **case.env}
-                args = [case.scenario, json.dumps(case.args)]
+                args = [case.scenario, json.dumps(case.args).replace("FOLDER", str(folder))]
                 pids[rank] = herd.fork(HERE / "faults.py", args, env, folder / f"stdout.{rank}", err)
         struck = started
         if case.strike is not None:
             _wait_ready(herd, pids, folder, time.monotonic() + PATIENCE)
             time.sleep(case.after)
             struck = time.monotonic()
-            os.kill(pids[case.victim], case.strike)
+            for pid in pids.values() if case.victim == -1 else [pids[case.victim]]:
+                os.kill(pid, case.strike)
         stopped = {*case.sleepers, case.victim} if case.strike == signal.SIGSTOP else set(case.sleepers)
         deadline = time.monotonic() + case.deadline
         late = [rank for rank, pid in pids.items() if rank not in stopped and herd.wait(pid, deadline) is None]
@@ -148,7 +155,9 @@ def play(herd: Herd, case: Case, folder: Path) -> Outcome:
     said = {rank: [json.loads(line) for line in (folder / f"stdout.{rank}").read_text().splitlines()] for rank in pids}
     text = err.read_text()
     assert not late, f"rank(s) {late} still ran {case.deadline:g} s later: {said}\n{text}"
-    return Outcome({r: end[0] for r, end in ends.items()}, {r: end[1] for r, end in ends.items()}, said, text, started, struck)
+    return Outcome(
+        {r: end[0] for r, end in ends.items()}, {r: end[1] for r, end in ends.items()}, said, text, started, struck, folder, port
+    )
 
 
 def _wait_ready(herd: Herd, pids: dict[int, int], folder: Path, deadline: float) -> None:

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import itertools
 import os
 import socket
 import struct
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,8 +20,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from phalanx.comm.failure import FOR_EVER, CommunicationError, Store, clear
-from phalanx.comm.launch import Launch, Note, meeting_point_through_mpi4py
+from phalanx.comm.failure import FOR_EVER, CommunicationError, clear
+from phalanx.comm.launch import Launch, meeting_point_through_mpi4py
+from phalanx.comm.rendezvous import meet
+from phalanx.comm.traffic import Traffic
 from phalanx.comm.transports import Message
 from phalanx.schedule import Collective, Schedule
 
@@ -65,11 +65,11 @@ class TorchTransport:
         self.store = store
         self._borrows = _lent > 0
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        # the watch ends a hopeless wait after `timeout`; the engine's own limit is only the last resort
         self._limit = datetime.timedelta(seconds=2 * timeout + 30)
         self._collectives = _forced_form()
         self.compares = self._collectives is not None  # PHALANX_FORM: torch.distributed as it is, no shared memory beside it
         self._groups: dict[tuple[int, ...], Any] = {}
+        self.traffic = Traffic()
         self.got_on: Callable[[], None] = lambda: None  # called after every message: a long transfer that moves is not a hang
         backends = _backends()
         self._cpu = "gloo" in backends.get("cpu", "")
@@ -105,8 +105,16 @@ class TorchTransport:
                 store=store,
                 rank=launch.rank,
                 world_size=launch.world,
-                timeout=datetime.timedelta(seconds=2 * timeout + 30),
+                timeout=datetime.timedelta(seconds=timeout),
             )
+            # so much for the start; from now on the watch ends a hopeless wait, and the engine's own limit is the last resort
+            dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=2 * timeout + 30))
+        except RuntimeError as error:
+            raise CommunicationError(
+                f"create_communicator on rank {launch.rank}: all {launch.world} ranks have come, but torch.distributed does not "
+                f"start: {str(error).splitlines()[0]} (if they cannot connect: GLOO_SOCKET_IFNAME names the interface to use)",
+                operation="create_communicator",
+            ) from error
         finally:
             restore()
         global _lent
@@ -126,12 +134,21 @@ class TorchTransport:
         outgoing = [(dist.isend, piece, m.peer) for m in sends for piece in _pieces(m.tensor)]
         messages = incoming + outgoing
         if messages and messages[0][1].is_cuda:
-            return dist.batch_isend_irecv([dist.P2POp(kind, x, peer) for kind, x, peer in messages])
-        return [kind(x, peer, group=self._cpu_group, tag=tag) for kind, x, peer in messages]
+            return [(work, None) for work in dist.batch_isend_irecv([dist.P2POp(kind, x, peer) for kind, x, peer in messages])]
+        return [
+            (
+                kind(x, peer, group=self._cpu_group, tag=tag),
+                self.traffic.post("send" if kind is dist.isend else "receive", peer, tag),
+            )
+            for kind, x, peer in messages
+        ]
 
     def wait(self, posted: Any, *, for_ever: bool = False) -> None:
-        for message in posted:
+        for message, ticket in posted:
+            if ticket is not None:
+                self.traffic.wait(ticket)
             message.wait(FOR_EVER if for_ever else self._limit)  # for NCCL this orders the stream and does not block the host
+            self.traffic.arrived()
             self.got_on()
 
     def prepare(self, schedule: Schedule, ranks: Sequence[int]) -> None:
@@ -236,132 +253,7 @@ def _backends() -> dict[str, str]:
     return found
 
 
-# ---- meeting -----------------------------------------------------------------------------------------------------------------
-
-
-# One base store per process and job, kept when a communicator is closed: the next one must not meet at a port that is just being
-# given up. Meetings are numbered, so that none sees the keys of another.
-_base_stores: dict[Launch, dist.Store] = {}
-_meetings = itertools.count()
-
-
-def meet(launch: Launch, timeout: float) -> dist.Store:
-    """The job's store, after every rank has come; an error names those that did not."""
-    deadline = time.monotonic() + timeout
-    try:
-        if launch not in _base_stores:
-            _base_stores[launch] = _open_store(launch, timeout)
-        # an elastic job's earlier attempts used the same store
-        store = dist.PrefixStore(f"phalanx/{launch.attempt}/{next(_meetings)}", _base_stores[launch])
-    except RuntimeError as error:
-        where = f"{launch.address}:{launch.port}" if launch.address else "its host"
-        raise CommunicationError(
-            f"create_communicator on rank {launch.rank}: rank 0 does not answer at {where} within {timeout:g} s: did it start, "
-            f"and does that address lead to its host? [{str(error).splitlines()[0]}]",
-            operation="create_communicator",
-            missing=[0],
-        ) from error
-    missing = _wait_for_all(store, launch, deadline, min(0.5, timeout / 10))
-    if missing:
-        raise CommunicationError(
-            f"create_communicator on rank {launch.rank}: rank(s) {', '.join(map(str, missing))} of {launch.world} did not come "
-            f"within {timeout:g} s",
-            operation="create_communicator",
-            missing=missing,
-        )
-    return store
-
-
-def _wait_for_all(store: dist.Store, launch: Launch, deadline: float, farewell: float) -> list[int]:
-    """The ranks that have not come by the deadline. Whose deadline is first tells the others, because with rank 0 the store ends.
-
-    A counter, looked at again and again: a store.wait that times out prints warnings, and one of n keys on n ranks is O(n * n).
-    """
-    try:
-        store.set(f"here/{launch.rank}", "")
-        store.add("here", 1)
-        while store.add("here", 0) < launch.world:
-            if store.check(["absent"]):
-                return [int(rank) for rank in store.get("absent").decode().split()]
-            if time.monotonic() > deadline - farewell:
-                missing = [rank for rank in range(launch.world) if not store.check([f"here/{rank}"])]
-                store.set("absent", " ".join(map(str, missing)))
-                time.sleep(farewell if launch.rank == 0 else 0.0)  # the store ends with this process: let the others read it
-                return missing
-            time.sleep(0.05)
-    except RuntimeError:  # the store went away
-        return [0]
-    return []
-
-
-def _open_store(launch: Launch, timeout: float) -> dist.Store:
-    limit = datetime.timedelta(seconds=timeout)
-    if launch.address is None and launch.local_world == launch.world:
-        return _store_by_note(launch, timeout)
-    assert launch.address is not None  # `join` has asked mpi4py where nobody else tells
-    holds = launch.rank == 0 and not launch.agent_store
-    if not holds:
-        _knock(launch.address, launch.port, timeout)
-    return dist.TCPStore(launch.address, launch.port, launch.world, holds, limit, wait_for_workers=False)
-
-
-def _knock(address: str, port: int, timeout: float) -> None:
-    """Wait until somebody listens there. torch's client would do so itself, but overruns its timeout and prints C++ stacks."""
-    deadline = time.monotonic() + timeout
-    while True:
-        try:
-            socket.create_connection((address, port), max(0.1, deadline - time.monotonic())).close()
-            return
-        except OSError as error:  # noqa: PERF203  it waits anyway
-            if time.monotonic() > deadline - 0.1:
-                raise RuntimeError(str(error)) from error
-            time.sleep(0.05)
-
-
-def _store_by_note(launch: Launch, timeout: float) -> dist.Store:
-    """All ranks on this host, and no meeting point given: a free loopback port, told by a note."""
-    limit = datetime.timedelta(seconds=timeout)
-    note = Note()
-    if launch.rank == 0:
-        listener = socket.socket()
-        listener.bind(("127.0.0.1", 0))  # not the wildcard address that TCPStore would take: nobody else has business here
-        listener.listen(launch.world)
-        port = listener.getsockname()[1]
-        store = dist.TCPStore(
-            "127.0.0.1", port, launch.world, True, limit, wait_for_workers=False, master_listen_fd=listener.detach()
-        )
-        note.leave(str(port))
-        try:
-            store.wait([f"found/{rank}" for rank in range(1, launch.world)], limit)
-        except RuntimeError:
-            pass  # `meet` names the ranks that did not come
-        finally:
-            note.remove()
-        return store
-    port_text = note.read(time.monotonic() + timeout)
-    if port_text is None:
-        raise RuntimeError("no note from rank 0 on this host")
-    store = dist.TCPStore("127.0.0.1", int(port_text), launch.world, False, limit, wait_for_workers=False)
-    store.set(f"found/{launch.rank}", "")
-    return store
-
-
-def watch_stores(store: Any, prefix: str) -> tuple[Store, Store, bool]:
-    """The store twice, under `prefix`: one client serves one thread at a time, and a watch sleeps on its own.
-
-    Also whether the store is one that a rank's process holds.
-    """
-    while isinstance(store, dist.PrefixStore):
-        store = store.underlying_store
-    tcp = isinstance(store, dist.TCPStore)
-    other = dist.TCPStore(store.host, store.port, None, False, store.timeout, wait_for_workers=False) if tcp else store
-    held = tcp and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    prefix = f"{prefix}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"  # an elastic job keeps its store when it starts again
-    return _store(prefix, store), _store(prefix, other), held
-
-
-def _store(prefix: str, store: Any) -> Any:
-    return dist.PrefixStore(prefix, store)
+# ---- the interface -----------------------------------------------------------------------------------------------------------
 
 
 def _point_gloo_at(launch: Launch) -> Any:

@@ -1,0 +1,262 @@
+"""How a process of a job ends, with the right exit status, after whatever the user still wants to do.
+
+An uncaught exception is printed first, then told to all ranks. Then Python's own order: threads that it waits for (a checkpoint
+under way), exit handlers, each to its end however long it takes; last our own clean-up, which is bounded, and `os._exit`. That
+skips the teardown of torch: it may wait for peers that are gone, and aborts the process where a thread is inside of gloo.
+
+    exception ---> excepthooks ---> threads that Python joins ---> exit handlers ---> our clean-up ---> os._exit(1)
+                   of all           a save that was accepted       of all             CLEAN_UP at most
+
+A rank that does not know yet that another one raised gets a CommunicationError where it is, so its `finally` blocks run; if it is
+in foreign code that cannot be interrupted, it is ended.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from types import FrameType, TracebackType
+from typing import Any
+
+from phalanx.comm.failure import Watch
+from phalanx.comm.verdict import CommunicationError
+
+ALONE = 1.0  # seconds that a rank has to learn by its own next operation that another one raised; then it is interrupted
+INTERRUPTED = 2.5  # seconds that it then has to leave foreign code; then it is ended: at most 5 s after the exception
+CLEAN_UP = 2.0  # seconds for our own clean-up, when all handlers of the user's are through
+LOOK = 0.1
+INSIDE_TORCH = ("phalanx-watch", "phalanx-ask", "phalanx-issuer", "phalanx-landing", "phalanx-meeting")
+
+Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
+
+_watches: list[Watch] = []
+_held: list[Watch] = []  # of this process's stores: they outlive their communicators
+_unfinished: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+_ended = threading.Event()  # the main thread is in foreign code, and not waited for
+_telling = False
+_context = 0  # the exception, if any, inside whose handler the job was begun
+
+
+def guard(watch: Watch, found: Hook | None = None) -> None:
+    """From now on an uncaught exception of this process is told to all ranks, after its traceback was printed.
+
+    `found` is the hook that was there before torch wrapped it.
+    """
+    global _context
+    if not _held:
+        atexit.register(_leave)
+    _install_hook(found or sys.excepthook)
+    _install_interrupt()
+    _context = id(sys.exc_info()[1])
+    _held[:] = [old for old in _held if old in _watches or not old.is_over()]
+    _watches.append(watch)
+    _held.append(watch)
+
+
+def release(watch: Watch) -> None:
+    """Its communicator was closed: exceptions from now on are this process's own affair."""
+    if watch in _watches:
+        _watches.remove(watch)
+
+
+def finish_before_end(thread: threading.Thread) -> None:
+    """Let `thread`, which writes what was accepted to be saved, finish even if this process has to be ended."""
+    _unfinished.add(thread)
+
+
+def say_last(words: str) -> None:
+    """To the user, when nobody is left to raise an error to."""
+    print(f"phalanx: {words}", file=sys.stderr, flush=True)
+
+
+def process_is_ending() -> bool:
+    """Whether the user's program is over, and only what must be finished still runs."""
+    return _ended.is_set() or not threading.main_thread().is_alive()
+
+
+# ---- an exception of this rank -------------------------------------------------------------------------------------------------
+
+
+def _install_hook(found: Hook) -> None:
+    """Each time anew: init_process_group wraps the hook that it finds, and would print only after ours has told the others."""
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
+        global _telling
+        mine = [watch for watch in _watches if watch.process == os.getpid()]
+        if _telling or not mine:  # an outer hook of ours tells
+            previous(kind, error, where)
+            return
+        _telling = True
+        echo = any(watch.alarmed.is_set() for watch in mine)
+        short = issubclass(kind, KeyboardInterrupt) and _is_plain(found)  # Ctrl-C goes to all ranks: one of them says so
+        if issubclass(kind, CommunicationError) and echo:
+            # another rank has printed the cause; a traceback from each of 800 ranks would bury it
+            print(f"[rank {mine[0].rank}] CommunicationError: {error}", file=sys.stderr, flush=True)
+        elif not short:
+            previous(kind, error, where)
+            sys.stderr.flush()
+        interactive = sys.flags.interactive or hasattr(sys, "ps1")  # there the process lives on
+        if threading.current_thread() is threading.main_thread() and not interactive:
+            _End.register(128 + signal.SIGINT if issubclass(kind, KeyboardInterrupt) else 1)
+        first = [watch.raised(error) for watch in mine]
+        if short and all(first):
+            print(f"[rank {mine[0].rank}] KeyboardInterrupt: all ranks end", file=sys.stderr, flush=True)
+
+    hook.__module__ = __name__
+    sys.excepthook = hook
+
+
+def _is_plain(hook: Any) -> bool:
+    """Whether it only prints: Python's own, ours, or torch's, which adds the rank."""
+    return hook is sys.__excepthook__ or getattr(hook, "__module__", "") in (__name__, "torch.distributed.distributed_c10d")
+
+
+class _End:
+    """The exit handler that comes first, runs all others, and ends the process with `status`."""
+
+    def __init__(self, status: int) -> None:
+        self._status = status
+        self._handlers_done = threading.Event()
+        atexit.register(self.run)
+        self._handlers = atexit._ncallbacks()
+        # now, because Python 3.12 starts no thread at exit
+        threading.Thread(target=self._cut_short, name="phalanx-end", daemon=True).start()
+
+    @classmethod
+    def register(cls, status: int) -> None:
+        cls(status)
+
+    def run(self) -> None:
+        if os.getpid() != _watches_process():
+            return
+        if atexit._ncallbacks() != self._handlers:
+            return  # some were registered after this one, and have run: run them no second time, end as Python does
+        atexit.unregister(self.run)
+        atexit.unregister(_leave)  # the others may need the store as long as a handler here runs
+        atexit._run_exitfuncs()
+        self._handlers_done.set()
+        _leave()
+        _exit(self._status)
+
+    def _cut_short(self) -> None:
+        self._handlers_done.wait()
+        time.sleep(CLEAN_UP)
+        _exit(self._status)
+
+
+def _watches_process() -> int:
+    return _held[0].process if _held else -1
+
+
+def _exit(status: int) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(status)
+
+
+def _leave() -> None:
+    for watch in _watches:
+        watch.stop()
+    for watch in _held:
+        watch.linger()
+    _park_threads()
+
+
+def _park_threads() -> None:
+    """Keep threads that wait inside of torch for a peer that is gone from ever returning.
+
+    One that returns while Python ends is unwound through C++ code that does not allow it, and takes the process with it (SIGABRT;
+    Python 3.14 lets it sleep instead). Its exit status is not known here, so that `os._exit` is no way out. The handler of a
+    signal that nobody uses is pause(2): the thread that gets it sleeps until the process is gone.
+    """
+    waiting = [thread for thread in threading.enumerate() if thread.daemon and thread.name in INSIDE_TORCH]
+    if not waiting or not hasattr(signal, "SIGRTMAX"):
+        return
+    time.sleep(LOOK)  # who only waits for Python's lock gets it now, and must not be stopped with it
+    number = _INTERRUPT or next(_unused_signals(), None)
+    if number is None:
+        return
+    libc = ctypes.CDLL(None)
+    libc.signal.argtypes, libc.signal.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
+    libc.signal(number, ctypes.cast(libc.pause, ctypes.c_void_p))
+    for thread in waiting:
+        if thread.is_alive() and thread.ident is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pthread_kill(thread.ident, number)
+
+
+# ---- an exception of another rank ---------------------------------------------------------------------------------------------
+
+_INTERRUPT: int | None = None
+_due: list[tuple[Watch, CommunicationError]] = []
+
+
+def end_unaware(watch: Watch, why: str) -> None:
+    """Called by the watch's thread when another rank raised: end this process, unless it knows and ends by itself.
+
+    A rank that has got the error handles it as it likes; it fails at its next communication.
+    """
+    if _knows(watch, ALONE):
+        return
+    while _handles_an_exception():  # one of its own: its `finally` and `except` blocks run to their end
+        if _knows(watch, LOOK):
+            return
+    if _INTERRUPT is not None:
+        _due.append((watch, CommunicationError(f"ended because {why}")))
+        signal.pthread_kill(threading.main_thread().ident or 0, _INTERRUPT)
+    if _knows(watch, INTERRUPTED):
+        return
+    print(f"[rank {watch.rank}] ended because {why}", file=sys.stderr, flush=True)
+    _ended.set()
+    for thread in list(_unfinished):
+        thread.join()
+    _exit(1)
+
+
+def _knows(watch: Watch, seconds: float) -> bool:
+    """Whether within `seconds` the error reaches the user's code, or the process begins to end."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if watch.delivered.wait(LOOK) or watch.leaving or not threading.main_thread().is_alive():
+            return True
+    return False
+
+
+def _handles_an_exception() -> bool:
+    found: Any = sys._current_exceptions().get(threading.main_thread().ident or 0)
+    if isinstance(found, tuple):  # before Python 3.12
+        found = found[1]
+    return found is not None and id(found) != _context
+
+
+def _install_interrupt() -> None:
+    """A signal that nobody uses wakes the main thread, also from a sleep; its handler raises what is due there."""
+    global _INTERRUPT
+    if _INTERRUPT is not None or threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGRTMAX"):
+        return
+    number = next(_unused_signals(), None)
+    if number is not None:
+        signal.signal(number, _interrupt)
+        _INTERRUPT = number
+
+
+def _unused_signals() -> Iterator[int]:
+    return (n for n in range(signal.SIGRTMAX - 1, signal.SIGRTMIN, -1) if signal.getsignal(n) == signal.SIG_DFL)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    if _due:
+        watch, error = _due.pop()
+        if not watch.delivered.is_set() and not watch.leaving:
+            watch.delivered.set()
+            raise error

@@ -1,0 +1,302 @@
+"""How the ranks of a job meet: at the store of rank 0 (or of torchrun's agent), each in a seat of its own, all within `timeout`.
+
+    rank 0                                 store                          rank r
+    takes the port, or says who has it
+    seat 0, job: its size and a token -->  job  ------------------------> knocks: is it a store? is this my job?
+                                           seat r <---------------------- takes its seat, or leaves if somebody sits there
+    all are here                           token/here/...                 all are here
+
+A second job at the port of a running one leaves before it has touched anything that the running job reads: rank 0 cannot take the
+port, the others find their seats taken. What is not a store (a web server, a program that only listens) is recognised too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import errno
+import itertools
+import json
+import os
+import secrets
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from phalanx.comm.failure import CommunicationError, Store, clear
+from phalanx.comm.launch import Launch, Note
+
+T = TypeVar("T")
+
+LOOK = 0.05  # seconds between two looks at what others must do
+MARGIN = 0.3  # seconds: how much later than its own deadline a wait inside torch is given up
+
+# One base store per process and job, kept when a communicator is closed: the next one must not meet at a port that is just being
+# given up. Meetings are numbered, so that none sees the keys of another.
+_base_stores: dict[Launch, dist.Store] = {}
+_meetings = itertools.count()
+
+
+class StrangerError(RuntimeError):
+    """Somebody listens at the meeting point who is not this job's store."""
+
+
+def meet(launch: Launch, timeout: float) -> dist.Store:
+    """The job's store, after every rank has come; an error names those that did not, or whose port it is."""
+    deadline = time.monotonic() + timeout
+    where = f"{launch.address}:{launch.port}" if launch.address else "its host"
+
+    def failed(words: str, missing: list[int], cause: BaseException | None = None) -> CommunicationError:
+        error = CommunicationError(
+            f"create_communicator on rank {launch.rank}: {words}", operation="create_communicator", missing=missing
+        )
+        error.__cause__ = cause
+        return error
+
+    def sit_down() -> tuple[dist.Store, list[int]]:
+        if launch not in _base_stores:
+            _base_stores[launch] = _open_store(launch, deadline)
+        base = _base_stores[launch]
+        # an elastic job's earlier attempts used the same store
+        number = next(_meetings)
+        named = dist.PrefixStore(f"phalanx/{launch.attempt}/{number}", base)
+        store = dist.PrefixStore(_take_seat(named, launch, deadline), named)
+        missing = _wait_for_all(store, launch, deadline, min(0.5, timeout / 10))
+        if launch.rank == 0 and number and not missing:  # all have left the meeting before this one
+            clear(dist.PrefixStore(f"phalanx/{launch.attempt}/{number - 1}", base))
+        return store, missing
+
+    try:
+        store, missing = bounded(deadline + MARGIN - time.monotonic(), sit_down)
+    except StrangerError as error:
+        raise failed(str(error), []) from None
+    except (RuntimeError, TimeoutError) as error:
+        raise failed(
+            f"rank 0 does not answer at {where} within {timeout:g} s: did it start, and does that address lead to its host? "
+            f"[{str(error).splitlines()[0]}]",
+            [0],
+            error,
+        ) from error
+    if missing:
+        ranks = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))}"
+        raise failed(f"{ranks} of {launch.world} did not come within {timeout:g} s", missing)
+    return store
+
+
+def bounded(seconds: float, work: Callable[[], T]) -> T:
+    """The result of `work`, or its error; TimeoutError if it takes longer: torch's stores may wait for ever."""
+    result: list[T] = []
+    error: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            result.append(work())
+        except BaseException as caught:  # noqa: BLE001  raised in the calling thread
+            error.append(caught)
+
+    thread = threading.Thread(target=run, name="phalanx-meeting", daemon=True)
+    thread.start()
+    thread.join(max(0.0, seconds))
+    if error:
+        raise error[0]
+    if not result:
+        raise TimeoutError("its store does not answer")
+    return result[0]
+
+
+# ---- the store -----------------------------------------------------------------------------------------------------------------
+
+
+def _open_store(launch: Launch, deadline: float) -> dist.Store:
+    if launch.address is None and launch.local_world == launch.world:
+        return _store_by_note(launch, deadline)
+    assert launch.address is not None  # `join` has asked mpi4py where nobody else tells
+    host = "127.0.0.1" if launch.address == "localhost" else launch.address  # one address: no attempt at ::1, nor torch's warning
+    limit = _left(deadline)
+    if launch.rank == 0 and not launch.agent_store:
+        listener = _listen(host, launch)
+        return dist.TCPStore(
+            host, launch.port, launch.world, True, limit, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
+    knock(host, launch.port, deadline)
+    return dist.TCPStore(host, launch.port, launch.world, False, _left(deadline), wait_for_workers=False)
+
+
+def _left(deadline: float) -> datetime.timedelta:
+    return datetime.timedelta(seconds=max(0.1, deadline - time.monotonic()))
+
+
+def _listen(host: str, launch: Launch) -> socket.socket:
+    """The port of the meeting point; only on the loopback device where that is all that the others need."""
+    if launch.listener >= 0:  # whoever started this process has taken it
+        os.set_inheritable(launch.listener, False)
+        return socket.socket(fileno=os.dup(launch.listener))
+    try:
+        if host.startswith("127."):
+            return socket.create_server((host, launch.port), backlog=max(128, launch.world))
+        dual = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if dual else socket.AF_INET
+        return socket.create_server(("", launch.port), family=family, dualstack_ipv6=dual, backlog=max(128, launch.world))
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise RuntimeError(f"cannot listen at port {launch.port}: {error.strerror}") from error
+        raise StrangerError(
+            f"port {launch.port} on {launch.address} is in use, by another job or another program: choose another MASTER_PORT"
+        ) from None
+
+
+def _store_by_note(launch: Launch, deadline: float) -> dist.Store:
+    """All ranks on this host, and no meeting point given: a free loopback port, told by a note."""
+    note = Note()
+    if launch.rank == 0:
+        # not the wildcard address that TCPStore would take: nobody else has business here
+        listener = socket.create_server(("127.0.0.1", 0), backlog=max(128, launch.world))
+        port = listener.getsockname()[1]
+        store = dist.TCPStore(
+            "127.0.0.1", port, launch.world, True, _left(deadline), wait_for_workers=False, master_listen_fd=listener.detach()
+        )
+        note.leave(str(port))
+        try:
+            store.wait([f"found/{rank}" for rank in range(1, launch.world)], _left(deadline))
+        except RuntimeError:
+            pass  # `meet` names the ranks that did not come
+        finally:
+            note.remove()
+        return store
+    port_text = note.read(deadline)
+    if port_text is None:
+        raise RuntimeError("no note from rank 0 on this host")
+    store = dist.TCPStore("127.0.0.1", int(port_text), launch.world, False, _left(deadline), wait_for_workers=False)
+    store.set(f"found/{launch.rank}", "")
+    return store
+
+
+def watch_stores(store: Any, prefix: str, timeout: float) -> tuple[Store, Store, bool]:
+    """The store twice, under `prefix`: one client serves one thread at a time, and a watch sleeps on its own.
+
+    Also whether the store is one that a rank's process holds.
+    """
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    tcp = isinstance(store, dist.TCPStore)
+    limit = datetime.timedelta(seconds=timeout)
+    if tcp:
+        store.set_timeout(limit)  # of what follows; it was made with what the meeting had left
+    other = (
+        bounded(timeout, lambda: dist.TCPStore(store.host, store.port, None, False, limit, wait_for_workers=False))
+        if tcp
+        else store
+    )
+    held = tcp and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    prefix = f"{prefix}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"  # an elastic job keeps its store when it starts again
+    return _store(prefix, store), _store(prefix, other), held
+
+
+def _store(prefix: str, store: Any) -> Any:
+    return dist.PrefixStore(prefix, store)
+
+
+# ---- is it a store? ------------------------------------------------------------------------------------------------------------
+
+_VALIDATE, _PING, _MAGIC = 0, 13, 0x3C85F7CE  # of the protocol of torch's TCPStore
+
+
+def knock(address: str, port: int, deadline: float) -> None:
+    """Return when a store answers there. torch's client would wait itself, but overruns its timeout and prints C++ stacks."""
+    refused: OSError | None = None
+    while True:
+        try:
+            if _answers(address, port, deadline):
+                return
+            refused = None
+        except OSError as error:
+            refused = error
+        if time.monotonic() > deadline - 2 * LOOK:
+            break
+        time.sleep(LOOK)
+    if refused is not None:
+        raise RuntimeError(str(refused)) from refused
+    if _probe_is_valid():
+        raise StrangerError(
+            f"what listens at {address}:{port} is not the store of a job, but another program: choose another MASTER_PORT"
+        )
+
+
+def _answers(address: str, port: int, deadline: float) -> bool:
+    """Whether a store answers a ping; OSError if nobody listens."""
+    nonce = os.getpid()
+    with socket.create_connection((address, port), max(0.1, deadline - time.monotonic())) as connection:
+        connection.settimeout(max(0.1, deadline - LOOK - time.monotonic()))
+        answer = b""
+        with contextlib.suppress(OSError):
+            connection.sendall(struct.pack("=BIBI", _VALIDATE, _MAGIC, _PING, nonce))
+            while len(answer) < 4 and (more := connection.recv(4 - len(answer))):
+                answer += more
+        return answer == struct.pack("=I", nonce)
+
+
+def _probe_is_valid() -> bool:
+    """Whether this version of torch still speaks the protocol that `_answers` assumes: asked only before a stranger is blamed."""
+    own = dist.TCPStore("127.0.0.1", 0, 1, True, datetime.timedelta(seconds=5), wait_for_workers=False)
+    return _answers("127.0.0.1", own.port, time.monotonic() + 5)
+
+
+# ---- is it my job? -------------------------------------------------------------------------------------------------------------
+
+
+def _take_seat(store: dist.Store, launch: Launch, deadline: float) -> str:
+    """The token of the job whose seat this process has taken; StrangerError if it is another job's, or the seat is taken."""
+    where = f"{launch.address}:{launch.port}" if launch.address else "this host"
+    remedy = "another job meets there: choose another MASTER_PORT"
+    if launch.rank == 0:
+        _claim(store, 0, where)
+        token = secrets.token_hex(8)
+        store.set("job", json.dumps({"world": launch.world, "job": launch.job, "token": token}))
+        return token
+    while not store.check(["job"]):
+        if time.monotonic() > deadline:
+            raise RuntimeError("there is a store, but rank 0 has not come")
+        time.sleep(LOOK)
+    found = json.loads(store.get("job"))
+    if found["world"] != launch.world:
+        raise StrangerError(f"the job at {where} has {found['world']} ranks, this one has {launch.world}: {remedy}")
+    if found["job"] != launch.job:
+        raise StrangerError(f"the job at {where} is {found['job']!r}, this one is {launch.job!r}: {remedy}")
+    _claim(store, launch.rank, where)
+    return str(found["token"])
+
+
+def _claim(store: dist.Store, rank: int, where: str) -> None:
+    me = secrets.token_hex(8)
+    if store.compare_set(f"seat/{rank}", "", me).decode() != me:
+        raise StrangerError(
+            f"another process is rank {rank} of the job at {where}: another job meets there (choose another MASTER_PORT), "
+            "or this rank was started twice"
+        )
+
+
+def _wait_for_all(store: dist.Store, launch: Launch, deadline: float, farewell: float) -> list[int]:
+    """The ranks that have not come by the deadline. Whose deadline is first tells the others, because with rank 0 the store ends.
+
+    A counter, looked at again and again: a store.wait that times out prints warnings, and one of n keys on n ranks is O(n * n).
+    """
+    try:
+        store.set(f"here/{launch.rank}", "")
+        store.add("here", 1)
+        while store.add("here", 0) < launch.world:
+            if store.check(["absent"]):
+                return [int(rank) for rank in store.get("absent").decode().split()]
+            if time.monotonic() > deadline - farewell:
+                missing = [rank for rank in range(launch.world) if not store.check([f"here/{rank}"])]
+                store.set("absent", " ".join(map(str, missing)))
+                time.sleep(farewell if launch.rank == 0 else 0.0)  # the store ends with this process: let the others read it
+                return missing
+            time.sleep(LOOK)
+    except RuntimeError:  # the store went away
+        return [0]
+    return []

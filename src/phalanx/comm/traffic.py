@@ -1,0 +1,55 @@
+"""Which messages a rank has given to the network and which it waits for: so that a link that moves nothing can be named.
+
+gloo does not say whether a message has left. But the ranks can compare: rank 3 waits for the first message of this tag from
+rank 1, rank 1 has posted it, and nothing moves: then the link between them is at fault, and neither of the two.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import NamedTuple
+
+TAGS = 256  # of the newest (kind, peer, tag) that are remembered: an operation has a few tags of its own
+TOLD = 64  # at most so many are told: a rank that talks to hundreds at once is not compared link by link
+
+
+class Ticket(NamedTuple):
+    """Message number `number` of those with this peer and tag; `kind` is "send" or "receive". Peers are ranks of the world."""
+
+    kind: str
+    peer: int
+    tag: int
+    number: int
+
+    @property
+    def counterpart(self) -> str:
+        return "receive" if self.kind == "send" else "send"
+
+
+class Traffic:
+    """Counts messages as they are posted, and remembers the one that each thread waits for."""
+
+    def __init__(self) -> None:
+        self._posted: OrderedDict[tuple[str, int, int], int] = OrderedDict()
+        self._open: dict[int, Ticket] = {}
+
+    def post(self, kind: str, peer: int, tag: int) -> Ticket:
+        key = kind, peer, tag
+        number = self._posted.get(key, 0)
+        self._posted[key] = number + 1
+        if len(self._posted) > TAGS:
+            self._posted.popitem(last=False)
+        return Ticket(kind, peer, tag, number)
+
+    def wait(self, ticket: Ticket) -> None:
+        """The calling thread waits for this message now. A wait that fails leaves it: it is what this rank got stuck in."""
+        self._open[threading.get_ident()] = ticket
+
+    def arrived(self) -> None:
+        self._open.pop(threading.get_ident(), None)
+
+    def told(self) -> tuple[tuple[Ticket, ...], tuple[Ticket, ...]]:
+        """The messages that are waited for, and the number of those posted (as `number`) by kind, peer and tag."""
+        posted = [Ticket(*key, count) for key, count in list(self._posted.items())]
+        return tuple(self._open.copy().values()), tuple(posted[-TOLD:])

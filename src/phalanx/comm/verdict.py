@@ -1,0 +1,182 @@
+"""From what the ranks answered to an alarm to the message of the error: values and a pure function.
+
+explain(mine, members, verdict) -> CommunicationError: all_reduce(float32[8], sum) (number 17) cannot finish: rank 2 ...
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+
+from phalanx.comm.traffic import Ticket
+
+
+class CommunicationError(RuntimeError):
+    """A communication that cannot finish. `operation` is the call, `missing` the ranks it waits for or that broke it."""
+
+    __module__ = "phalanx"  # its public name, in tracebacks
+
+    def __init__(self, message: str, *, operation: str = "", missing: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.operation = operation
+        self.missing = tuple(missing)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What one rank is doing: in operation number `number` of communicator `comm`, or, with comm None, in user code.
+
+    `raised` is the exception it died of, `left` that it closed its communicator or ended, `process` the kernel's word on a
+    rank that cannot answer itself. `awaited` are the messages it waits for, `posted` how many it has posted, by peer and tag.
+    """
+
+    comm: str | None = None
+    number: int = 0
+    operation: str = ""
+    seconds: float = 0.0
+    raised: str = ""
+    left: bool = False
+    process: str = ""
+    awaited: tuple[Ticket, ...] = ()
+    posted: tuple[Ticket, ...] = ()
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str | bytes) -> State:
+        return _state(json.loads(text))
+
+
+def _state(data: dict) -> State:
+    tickets = {key: tuple(Ticket(*ticket) for ticket in data[key]) for key in ("awaited", "posted")}
+    return State(**data | tickets)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The answers to an alarm, by world rank; a rank that is not in it did not answer."""
+
+    states: dict[int, State] = field(default_factory=dict)
+    store_lost: int | None = None  # the rank that held the store, when the store itself does not answer
+    world: int = 0  # ranks of the job: those outside the communicator may be the reason too
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str | bytes) -> Verdict:
+        data = json.loads(text)
+        return Verdict({int(rank): _state(state) for rank, state in data["states"].items()}, data["store_lost"], data["world"])
+
+
+class Standing(Enum):
+    """How a rank stands to an operation that cannot finish."""
+
+    WAITING = 0  # it is in it, as it should be
+    LATE = 1  # it is elsewhere: the reason only if nobody fell
+    FALLEN = 2  # it will never do its part
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """What is wrong with a rank, as a predicate for one rank and for several."""
+
+    standing: Standing
+    of_one: str = ""
+    of_several: str = ""
+
+
+def explain(mine: State, members: Mapping[int, int], verdict: Verdict, cause: str = "") -> CommunicationError:
+    """The error of a rank in state `mine`, an operation of `members`: their rank in the communicator -> in the world."""
+    facts = _facts(mine, members, verdict)
+    fallen, late = _only(Standing.FALLEN, facts), _only(Standing.LATE, facts)
+    outside = {rank: rank for rank in range(verdict.world) if rank not in members.values()}
+    elsewhere = _only(Standing.FALLEN, _facts(mine, outside, verdict))
+    links = _still_links(members, verdict)
+    # a rank that cannot answer, or fell, explains why others are late; so does a link that moves nothing
+    named = fallen or ({} if elsewhere or links else late)
+    if named:
+        words = _words(named)
+    elif elsewhere:
+        words = f"the job is broken outside of its {_count(len(members))}: in the world, {_words(elsewhere)}"
+    elif links:
+        words = "; ".join(
+            f"the link between rank {a} and rank {b} moves no data, or too slowly: one of them waits for what the other has sent"
+            for a, b in links
+        )
+    else:
+        words = f"all {len(members)} ranks are in it and none gets on: the network is cut or slower than the timeout allows"
+    name = f"{mine.operation} (number {mine.number})" if mine.number else mine.operation
+    return CommunicationError(
+        f"{name} cannot finish: {words}" + (f" [{cause}]" if cause else ""),
+        operation=mine.operation,
+        missing=sorted(rank for ranks in named.values() for rank in ranks),
+    )
+
+
+def _facts(mine: State, members: Mapping[int, int], verdict: Verdict) -> dict[Fact, list[int]]:
+    """What is wrong -> with which ranks."""
+    facts: dict[Fact, list[int]] = {}
+    for rank, world_rank in members.items():
+        facts.setdefault(_fact(mine, verdict.states.get(world_rank), world_rank == verdict.store_lost), []).append(rank)
+    return facts
+
+
+def _only(standing: Standing, facts: Mapping[Fact, list[int]]) -> dict[Fact, list[int]]:
+    return {fact: ranks for fact, ranks in facts.items() if fact.standing is standing}
+
+
+def _fact(mine: State, other: State | None, held_store: bool) -> Fact:
+    """What is wrong with one rank, seen from `mine`."""
+    if other is None or other.process:
+        why = (other.process if other is not None else "dead, stopped or cut off") + (
+            " (the job's store went with it)" if held_store else ""
+        )
+        return Fact(Standing.FALLEN, f"does not answer: {why}", f"do not answer: {why}")
+    if other.raised:
+        return Fact(Standing.FALLEN, f"raised {other.raised}", f"raised {other.raised}")
+    if other.left:
+        return Fact(Standing.FALLEN, "has ended or closed its communicator", "have ended or closed their communicators")
+    if other.comm is None:
+        where = f"not called it: in user code for {other.seconds:.1f} s, last operation {other.operation or 'none'}"
+        return Fact(Standing.LATE, f"has {where}", f"have {where}")
+    if (other.comm, other.number, other.operation) == (mine.comm, mine.number, mine.operation):
+        return Fact(Standing.WAITING)
+    if mine.number and (other.comm, other.number) == (mine.comm, mine.number):
+        return Fact(Standing.FALLEN, f"called {other.operation} instead", f"called {other.operation} instead")
+    where = f"in {other.operation} (number {other.number}) for {other.seconds:.1f} s"
+    return Fact(Standing.LATE, f"is {where}", f"are {where}")
+
+
+def _still_links(members: Mapping[int, int], verdict: Verdict) -> list[tuple[int, int]]:
+    """Pairs of ranks one of which waits for a message that the other has posted."""
+    numbers = {world_rank: rank for rank, world_rank in members.items()}
+    found = set()
+    for world_rank, rank in numbers.items():
+        state = verdict.states.get(world_rank)
+        for ticket in state.awaited if state else ():
+            peer = verdict.states.get(ticket.peer)
+            if peer is None or ticket.peer not in numbers:
+                continue
+            matching = [
+                other
+                for other in peer.posted
+                if other[:3] == (ticket.counterpart, world_rank, ticket.tag) and other.number > ticket.number
+            ]
+            if matching:
+                found.add(tuple(sorted((rank, numbers[ticket.peer]))))
+    return sorted((a, b) for a, b in found)
+
+
+def _words(facts: Mapping[Fact, Sequence[int]]) -> str:
+    return "; ".join(
+        f"rank {ranks[0]} {fact.of_one}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} {fact.of_several}"
+        for fact, ranks in facts.items()
+    )
+
+
+def _count(ranks: int) -> str:
+    return "1 rank" if ranks == 1 else f"{ranks} ranks"
