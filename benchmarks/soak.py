@@ -7,6 +7,9 @@ Each round draws, with a seed that all ranks share, a communicator (the world, a
 sizes, dtypes, ops and roots. The numbers are whole and small, so every result is exact. Rank 0 prints what each rank has at the
 beginning, after the warm-up, and at the end: open files, threads, segments, resident memory. The exit code is 1 if a result was
 wrong, or if more files, threads or segments are there than after the warm-up, or 5 % more memory.
+
+A rank starts itself again with one malloc arena and a fixed mmap threshold. With glibc's defaults, threads scatter large messages
+over many arenas, whose holes grow by 4 to 11 % within minutes and hide whether anything leaks.
 """
 
 from __future__ import annotations
@@ -42,6 +45,7 @@ DTYPES = (
     torch.float64,
 )
 WARM = 0.5  # of the time: scratch grows to the largest message, allocators to what they need
+MALLOC = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "131072"}
 GROWTH = 1.05  # of resident memory after the warm-up
 
 
@@ -206,6 +210,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     if "RANK" in os.environ:
+        if any(name not in os.environ for name in MALLOC):
+            os.execve(sys.executable, [sys.executable, *sys.argv], {**MALLOC, **os.environ})
         return soak(args.seconds, args.seed)
     command = [sys.executable, __file__, "--seconds", str(args.seconds), "--seed", str(args.seed)]
     with started(command, args.ranks) as ranks:
