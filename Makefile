@@ -27,11 +27,11 @@ train: $(READY)  ## a small CNN on 8x8 digits, 2 ranks (RANKS=n): accuracy, chec
 	@$(BIN)/phalanx train --ranks $(RANKS) $(ARGS)
 
 # In one process, ranks as threads: schedules, the optimizer against one process, the order of data, checkpoints, settings.
-QUICK := tests/test_rooms.py tests/schedule/test_algorithms.py tests/schedule/test_text.py tests/schedule/test_verify.py \
+QUICK := tests/test_rooms.py tests/schedule/test_text.py tests/schedule/test_verify.py \
 	tests/comm/test_choose.py tests/comm/test_codec.py tests/comm/test_hosts.py tests/comm/test_launch.py tests/comm/test_run_local.py \
 	tests/grad/test_groups.py tests/grad/test_arena.py tests/grad/test_wire.py tests/optim/test_lr.py \
 	tests/optim/test_equals_one_process.py tests/data/test_order.py tests/data/test_position.py tests/data/test_batch.py \
-	tests/data/test_draws.py tests/nn/test_init.py tests/nn/test_loss.py tests/train/test_config.py tests/train/test_course.py \
+	tests/data/test_draws.py tests/nn/test_init.py tests/nn/test_loss.py tests/train/test_config.py \
 	tests/train/test_rows.py tests/train/test_tree.py tests/train/test_checkpoint.py tests/train/test_progress.py \
 	tests/cli/test_main.py tests/cli/test_show.py
 
