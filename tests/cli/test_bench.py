@@ -130,7 +130,7 @@ def test_gossip(tmp_path, capfd):
         assert row["efficiency"] == pytest.approx(10 / row["step_ms"])
         assert 0 < row["efficiency"] < 1  # nobody is quicker than the wait
         assert len(row["times_ms"]) == 2
-    roll = 2 * 4
+    roll = 2 * 8
     assert timed["gossip"]["bytes"] == 2 * 65536 + roll  # parameters and momentum
     assert timed["gossip gradients"]["bytes"] == 65536 + roll
     assert timed["gossip"]["exchange_ms"] > 0
