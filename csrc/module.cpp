@@ -241,6 +241,16 @@ struct Arguments {
     }
 };
 
+// What the calls that follow are about: a digest of it, and its number.
+bool set_topic(PyObject* object, PyObject* const* values) {
+    Arguments args{values, 2};
+    const std::uint64_t digest = args.size(0), number = args.size(1);
+    if (!args.good) return false;
+    Team* team = as_team(object)->team;
+    if (team != nullptr) team->set_topic(digest ^ number * 0x9E3779B97F4A7C15u);  // the golden ratio: numbers differ in all bits
+    return true;
+}
+
 struct Reduction {
     void* x;
     std::size_t count;
@@ -267,8 +277,8 @@ struct Reduction {
 };
 
 PyObject* team_all_reduce(PyObject* object, PyObject* const* values, Py_ssize_t n) {
-    const Reduction r(values, n);
-    if (!r.good) return nullptr;
+    const Reduction r(values, n == 7 ? 5 : n);
+    if (!r.good || (n == 7 && !set_topic(object, values + 5))) return nullptr;
     return run_for_status(as_team(object), [&](Team& team) { return team.all_reduce(r.x, r.count, r.type, r.op, r.scale); });
 }
 
@@ -334,11 +344,7 @@ PyObject* team_update(PyObject* object, PyObject* const* values, Py_ssize_t n) {
 
 PyObject* team_set_topic(PyObject* object, PyObject* const* values, Py_ssize_t n) {
     Arguments args{values, n};
-    if (!args.expect(2)) return nullptr;
-    const std::uint64_t digest = args.size(0), number = args.size(1);
-    if (!args.good) return nullptr;
-    Team* team = as_team(object)->team;
-    if (team != nullptr) team->set_topic(digest ^ number * 0x9E3779B97F4A7C15u);  // the golden ratio: numbers differ in all bits
+    if (!args.expect(2) || !set_topic(object, values)) return nullptr;
     Py_RETURN_NONE;
 }
 
@@ -414,7 +420,7 @@ PyMethodDef team_methods[] = {
     {"meet", team_meet, METH_NOARGS, "All ranks have mapped the control segment: forget its path, watch the processes."},
     {"leave", team_leave, METH_NOARGS, "Leave the team; idempotent."},
     {"abort", team_abort, METH_NOARGS, "From any thread: calls of this rank, now and later, fail within 50 ms."},
-    {"all_reduce", FAST(all_reduce), "(address, count, type, op, scale) -> status"},
+    {"all_reduce", FAST(all_reduce), "(address, count, type, op, scale[, digest, number]) -> status; the last two as in set_topic"},
     {"reduce_scatter", FAST(reduce_scatter), "(address, count, type, op, scale) -> status"},
     {"begin_all_reduce", FAST(begin_all_reduce), "(address, count, type, op, scale) -> (status, ticket)"},
     {"finish", team_finish, METH_O, "(ticket) -> status"},

@@ -4,12 +4,16 @@
 #include <algorithm>
 #include <climits>
 #include <cstring>
+#include <pthread.h>
 #include <sched.h>
 
 namespace phalanx {
 namespace {
 
 constexpr std::int64_t look_every_ns = 50'000'000;
+
+int fork_count = 0;
+[[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, [] { ++fork_count; });
 
 bool of_an_update(Verb verb) { return verb == Verb::update || verb == Verb::norms || verb == Verb::repair; }
 
@@ -20,6 +24,8 @@ constexpr std::size_t up(std::size_t n, std::size_t to) { return (n + to - 1) / 
 std::size_t third_bytes(int size) {
     return std::clamp(up(staging_bytes / (thirds * static_cast<std::size_t>(size)), 4096), smallest_third, largest_third);
 }
+
+int forks() { return fork_count; }
 
 std::size_t Team::control_bytes(int size) {
     const std::size_t n = static_cast<std::size_t>(size);

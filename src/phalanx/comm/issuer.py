@@ -18,9 +18,21 @@ from typing import Any
 from phalanx.comm.failure import CommunicationError, State, Watch
 from phalanx.comm.streams import Lane
 from phalanx.comm.traffic import Traffic
+from phalanx.comm.transports.shm import Disagreement
 
 LOOK = 0.1  # seconds between two looks at the clock and the alarm while waiting
 AFTERMATH = 2.0  # seconds without progress after which messages of a rank that has ended are no longer expected
+
+
+_forks = 0  # how often this process's line was forked: to ask the kernel who we are would cost more than a small sum is worth
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
 
 
 class Operation:
@@ -47,6 +59,9 @@ class Operation:
         self.error: BaseException | None = None
         self.alive = time.monotonic()  # when it last got on: started, or finished a step
         self.ended = 0.0  # when it was over, by time.perf_counter(); on a GPU, when it was queued
+
+    def __str__(self) -> str:
+        return self.name
 
 
 class Pending:
@@ -92,7 +107,7 @@ class Issuer:
         self._last: str | Callable[[], Operation] = ""
         self._idle_since = time.monotonic()
         self._broken: CommunicationError | None = None
-        self._process = os.getpid()
+        self._process, self._forks = os.getpid(), _forks
         if watch is not None:
             watch.start(self.state, self.stop)
 
@@ -115,7 +130,7 @@ class Issuer:
 
     def check_process(self, name: str) -> None:
         """Raise in a forked child: it has the parent's connections and memory, but is not the rank that the others know."""
-        if os.getpid() != self._process:
+        if self._forks != _forks:
             raise RuntimeError(
                 f"{name}: this communicator belongs to process {self._process}, and this is process {os.getpid()}, a fork of it:"
                 " create a communicator after the fork, or start processes with spawn or forkserver"
@@ -124,7 +139,7 @@ class Issuer:
     @property
     def is_parents(self) -> bool:
         """Whether this process was forked from the one that communicates."""
-        return os.getpid() != self._process
+        return self._forks != _forks
 
     @property
     def idle(self) -> bool:
@@ -133,7 +148,7 @@ class Issuer:
 
     def directly(self, work: Callable[[], Any], describe: Callable[[], Operation]) -> Any:
         """Do `work` in the calling thread, while this is `idle`; its failure is explained as any other's."""
-        if os.getpid() != self._process:
+        if self._forks != _forks:
             self.check_process(describe().name)
         self._doing = describe
         try:
@@ -301,6 +316,6 @@ def _gist(error: BaseException) -> str:
 def _is_transport_failure(error: BaseException) -> bool:
     """torch's transports raise RuntimeError (and its DistError family); a wrong argument is a TypeError or ValueError.
 
-    A CommunicationError out of the work itself means that ranks disagreed before anything was sent: nothing is broken.
+    A CommunicationError or Disagreement out of the work itself: ranks disagreed before anything was sent, and nothing is broken.
     """
-    return isinstance(error, RuntimeError | OSError) and not isinstance(error, CommunicationError)
+    return isinstance(error, RuntimeError | OSError) and not isinstance(error, CommunicationError | Disagreement)

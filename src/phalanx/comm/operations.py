@@ -145,9 +145,12 @@ class Operations:
         try:
             return work()
         except Disagreement as error:
-            host = self._hosts.ranks[self._inter_rank]
-            operation = str(error).partition(": ")[0]
-            raise CommunicationError(str(error), operation=operation, missing=[host[rank] for rank in error.late]) from None
+            raise self._disagreement(error) from None
+
+    def _disagreement(self, error: Disagreement) -> CommunicationError:
+        host = self._hosts.ranks[self._inter_rank]
+        operation = str(error).partition(": ")[0]
+        return CommunicationError(str(error), operation=operation, missing=[host[rank] for rank in error.late])
 
     def _agree(self, name: str, number: int) -> None:
         """Under PHALANX_DEBUG: all ranks tell what they are about to do, and all raise when they differ."""

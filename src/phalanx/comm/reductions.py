@@ -18,7 +18,7 @@ from phalanx.comm.issuer import Operation, Pending
 from phalanx.comm.operations import Operations, digest_of
 from phalanx.comm.run import LANES, Form, cut, execute
 from phalanx.comm.streams import Lane
-from phalanx.comm.transports.shm import TYPES, HostTeam, Refused, Rule, update_rules
+from phalanx.comm.transports.shm import TYPES, Disagreement, HostTeam, Refused, Rule, update_rules
 from phalanx.schedule import Collective, Scale, Schedule, ScheduleError, Step, lower, verify
 
 ReduceOp = Literal["sum", "mean", "max", "min"]
@@ -65,8 +65,11 @@ class Reductions(Operations):
 
             if key != self._named[0]:  # a shape is compared faster than hashed
                 self._named = key, _digest_of(*key)
-            team.set_topic(self._named[1], number, lambda: _name_of(*key))
-            return self._issuer.directly(lambda: self._on_team(lambda: team.all_reduce(x, op)), describe)
+            digest = self._named[1]
+            try:
+                return self._issuer.directly(lambda: team.all_reduce_about(x, op, digest, number, describe), describe)
+            except Disagreement as error:
+                raise self._disagreement(error) from None
         self.all_reduce_async(x, op, label=label).wait()
         return x
 
