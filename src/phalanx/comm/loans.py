@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import torch
 
+from phalanx.comm.storage import other_views
 from phalanx.comm.transports.shm import HostTeam
 
 
@@ -47,7 +48,4 @@ def _is_unused(x: torch.Tensor, address: int) -> bool:
 
     What `share_memory()` of a model with gradients has put elsewhere, the team does not know any more: it is kept.
     """
-    count = getattr(torch._C, "_storage_Use_Count", None)
-    if count is None or x.data_ptr() != address:
-        return False
-    return bool(count(x.untyped_storage()._cdata) <= 2)  # `x`, and the storage object of this line
+    return x.data_ptr() == address and other_views(x) == 0

@@ -27,6 +27,7 @@ import torch
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from phalanx.comm.communicator import Communicator
+from phalanx.comm.storage import other_views
 from phalanx.optim.copy_on_write import HostMemory
 from phalanx.optim.lars import Lars
 
@@ -93,8 +94,8 @@ def immovable(x: torch.Tensor) -> str:
         return "a tensor whose memory has gaps"
     if x.is_shared():  # type: ignore[no-untyped-call]
         return "memory that is shared already"
-    if not hasattr(torch._C, "_storage_Use_Count") or torch._C._storage_Use_Count(x.untyped_storage()._cdata) > 2:
-        return "memory of which somebody else has a view"  # 2: the tensor and the object that asks
+    if other_views(x) != 0:
+        return "memory of which somebody else has a view"
     return ""
 
 
