@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 
 from phalanx.comm.failure import CommunicationError, Store, clear
@@ -119,16 +120,31 @@ def _open_store(launch: Launch, deadline: float) -> dist.Store:
     host = "127.0.0.1" if launch.address == "localhost" else launch.address  # one address: no attempt at ::1, nor torch's warning
     limit = _left(deadline)
     if launch.rank == 0 and not launch.agent_store:
-        listener = _listen(host, launch)
-        return dist.TCPStore(
-            host, launch.port, launch.world, True, limit, wait_for_workers=False, master_listen_fd=listener.detach()
-        )
+        return _serve(_listen(host, launch), host, launch.world, limit)
     knock(host, launch.port, deadline)
     return dist.TCPStore(host, launch.port, launch.world, False, _left(deadline), wait_for_workers=False)
 
 
 def _left(deadline: float) -> datetime.timedelta:
     return datetime.timedelta(seconds=max(0.1, deadline - time.monotonic()))
+
+
+def _serve(listener: socket.socket, host: str, world: int, limit: datetime.timedelta) -> dist.Store:
+    """A store on a socket that listens already."""
+    # the libuv of torch 2.6 takes no such socket, and says so on stderr; of 2.7 to 2.12 we do not know
+    options: list[dict[str, Any]] = [*([{}] if torch.__version__ >= (2, 7) else []), {"use_libuv": False}]
+    with listener:
+        port = listener.getsockname()[1]
+        for more in options:
+            own = os.dup(listener.fileno())
+            try:
+                return dist.TCPStore(host, port, world, True, limit, wait_for_workers=False, master_listen_fd=own, **more)
+            except RuntimeError:
+                with contextlib.suppress(OSError):  # the store may have closed it
+                    os.close(own)
+                if more is options[-1]:
+                    raise
+    raise AssertionError("the last attempt returns or raises")
 
 
 def _listen(host: str, launch: Launch) -> socket.socket:
@@ -157,9 +173,7 @@ def _store_by_note(launch: Launch, deadline: float) -> dist.Store:
         # not the wildcard address that TCPStore would take: nobody else has business here
         listener = socket.create_server(("127.0.0.1", 0), backlog=max(128, launch.world))
         port = listener.getsockname()[1]
-        store = dist.TCPStore(
-            "127.0.0.1", port, launch.world, True, _left(deadline), wait_for_workers=False, master_listen_fd=listener.detach()
-        )
+        store = _serve(listener, "127.0.0.1", launch.world, _left(deadline))
         note.leave(str(port))
         try:
             store.wait([f"found/{rank}" for rank in range(1, launch.world)], _left(deadline))
