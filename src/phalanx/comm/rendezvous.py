@@ -132,7 +132,7 @@ def _left(deadline: float) -> datetime.timedelta:
 def _serve(listener: socket.socket, host: str, world: int, limit: datetime.timedelta) -> dist.Store:
     """A store on a socket that listens already."""
     # the libuv of torch 2.6 takes no such socket, and says so on stderr; of 2.7 to 2.12 we do not know
-    options: list[dict[str, Any]] = [*([{}] if torch.__version__ >= (2, 7) else []), {"use_libuv": False}]
+    options: list[dict[str, Any]] = [*([{}] if torch.__version__ >= "2.7" else []), {"use_libuv": False}]
     with listener:
         port = listener.getsockname()[1]
         for more in options:
