@@ -16,15 +16,21 @@ from phalanx.comm.communicator import Communicator
 
 def ddp_hook(comm: Communicator, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Average one of DDP's buckets over the ranks of `comm`, which has the same ranks as DDP's process group."""
-    future: Any = torch.futures.Future()
-    pending = comm.all_reduce_async(bucket.buffer(), op="mean")
-
-    def arrive() -> None:
-        try:
-            future.set_result(pending.wait())
-        except Exception as error:  # noqa: BLE001  DDP raises it in the training thread
-            future.set_exception(error)
-
+    if not isinstance(comm, Communicator):
+        raise TypeError(f"the state of ddp_hook is a communicator: register_comm_hook(comm, ddp_hook), got {type(comm).__name__}")
+    gradients = bucket.buffer()
+    if gradients.layout != torch.strided:
+        raise TypeError(
+            f"ddp_hook cannot average the sparse gradient of a parameter of shape {tuple(gradients.shape)}:"
+            " make the layer with sparse=False, or use DDP without this hook"
+        )
+    # the label: two buckets of one size in a different order on two ranks are an error, not a sum of unrelated gradients
+    pending = comm.all_reduce_async(gradients, op="mean", label=f"DDP bucket {bucket.index()}")
+    # a future that holds a CUDA tensor must know its device; on the CPU torch wants none
+    begun: Any = torch.futures.Future(devices=[gradients.device] if gradients.is_cuda else None)
+    # an error must come out of a callback. Future.set_exception only stores the exception as a value, and a rank that has left
+    # `Join` looks at no value: it would miss the error and hang in the next collective
+    averaged = begun.then(lambda _: pending.wait())
     # somebody has to wait: a Pending whose group hangs finds out, and says why, only in `wait`
-    threading.Thread(target=arrive, name="phalanx-ddp-bucket", daemon=True).start()
-    return future
+    threading.Thread(target=begun.set_result, args=[None], name="phalanx-ddp-bucket", daemon=True).start()
+    return averaged
