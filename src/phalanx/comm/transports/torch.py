@@ -45,7 +45,8 @@ _GLOO_ADDS = {
     torch.int64,
 }
 
-# torch 2.13 renamed them and deprecates the old names
+# newer versions of torch have other names, and deprecate the old ones
+_set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
@@ -108,7 +109,7 @@ class TorchTransport:
                 timeout=datetime.timedelta(seconds=timeout),
             )
             # so much for the start; from now on the watch ends a hopeless wait, and the engine's own limit is the last resort
-            dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=2 * timeout + 30))
+            _set_timeout(datetime.timedelta(seconds=2 * timeout + 30))
         except RuntimeError as error:
             raise CommunicationError(
                 f"create_communicator on rank {launch.rank}: all {launch.world} ranks have come, but torch.distributed does not "
