@@ -59,15 +59,19 @@ def test_version_is_a_string_of_numbers():
 
 
 def test_import_is_quick():
+    """On a busy machine everything takes longer, torch's own import as well: a fifth of that is quick there."""
     program = """
-import time, torch
+import time
 begun = time.perf_counter()
+import torch
+middle = time.perf_counter()
 import phalanx
 for name in phalanx.__all__:
     getattr(phalanx, name)
-print(time.perf_counter() - begun)
+print(middle - begun, time.perf_counter() - middle)
 """
-    assert min(float(fresh(program)) for _ in range(3)) < IMPORT_SECONDS
+    times = [[float(word) for word in fresh(program).split()] for _ in range(3)]
+    assert any(ours < max(IMPORT_SECONDS, torchs / 5) for torchs, ours in times), times
 
 
 def test_schedules_need_no_torch():
