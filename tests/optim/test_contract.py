@@ -45,6 +45,7 @@ def test_a_deep_copy_is_an_optimizer_of_its_own(comm, sync):
     assert [id(p) for group in twin.param_groups for p in group["params"]] == [id(p) for p in twin_model.parameters()]
     assert {name for name in vars(twin) if name[0] != "_"} == {name for name in vars(opt) if name[0] != "_"}
     before = flat(model)
+    assert opt.steps == 1
     plain_step(twin_model, twin, None, 1)
     assert torch.equal(flat(model), before)
     plain_step(model, opt, None, 1)  # the one that was copied still works, with the same momentum

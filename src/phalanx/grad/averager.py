@@ -121,7 +121,7 @@ class Averager:
         self._backward = -1  # the number of the last backward whose end we wait for
         self._paused = False
         self._busy = False  # a gradient has come since the last exchange
-        self._step = self._exchanges = 0  # steps so far, and exchanges since the last one
+        self.steps = self._exchanges = 0  # steps so far, and exchanges since the last one
         self._exchanged = False  # the gradients of this step, or of this evaluation of its closure
         self._mixed = False  # in the last exchange some ranks were in a backward, and others at their step
         self._ill = self._mine_ill = self._ill_told = False  # the last exchange had NaN or inf from some rank, from this one
@@ -280,7 +280,7 @@ class Averager:
 
     @property
     def _label(self) -> str:
-        return f"gradients of step {self._step + 1}, backward {self._exchanges + 1}"
+        return f"gradients of step {self.steps + 1}, backward {self._exchanges + 1}"
 
     def _stale(self) -> bool:
         """Whether parameters were added, frozen, or changed in type or layout since the groups were agreed on."""
@@ -398,16 +398,16 @@ class Averager:
         """The gradients were used."""
         if self._ill and not self._ill_told:
             self._ill_told = True
-            warn_of_nan(self._mine_ill, self._comm, self._step + 1)
+            warn_of_nan(self._mine_ill, self._comm, self.steps + 1)
         self._ill = False
-        self._step += 1
+        self.steps += 1
         self._exchanges, self._exchanged, self._mixed, self._record = 0, False, False, None
 
     def check_replicas(self) -> None:
         """After an update: every so many steps the ranks compare their parameters."""
         every = self._sync.check_every
-        if every and self._comm.size > 1 and self._step and self._step % every == 0:
-            check_drift(self._params, self._names, self._comm, self._step)
+        if every and self._comm.size > 1 and self.steps and self.steps % every == 0:
+            check_drift(self._params, self._names, self._comm, self.steps)
 
     def drop(self) -> None:
         """The gradients are about to be zeroed, whatever they were: a step without another backward sends zeros."""

@@ -239,6 +239,11 @@ class MultiNodeOptimizer(WrappedOptimizer):
         if self._statistics:
             average_together(self._statistics, self.comm)
 
+    @property
+    def steps(self) -> int:
+        """How many steps this optimizer has made, on all ranks."""
+        return self._averager.steps
+
     def spread(self) -> float:
         """How far the replicas are apart: not at all."""
         return 0.0
