@@ -78,6 +78,13 @@ SPECIAL = {
 EXEMPT = {
     "phalanx.comm.codec.MAX_DEPTH": "of nested objects",
     "phalanx.comm.launch.DEFAULT_PORT": "a port",
+    "phalanx.comm.hotline.CALLERS": "of questions that wait for an answer",
+    "phalanx.comm.hotline.LONGEST": "of a question",
+    "phalanx.comm.rendezvous._MAGIC": "of torch's store",
+    "phalanx.comm.rendezvous._PING": "of torch's store",
+    "phalanx.comm.rendezvous._VALIDATE": "of torch's store",
+    "phalanx.comm.traffic.TAGS": "of records of messages that are kept",
+    "phalanx.comm.traffic.TOLD": "of links in a message to a person",
     "phalanx.comm.operations.DEBUG_TEXT": "bytes of a text",
     "phalanx.comm.planned.LARGEST": "no message is longer",
     "phalanx.comm.processes.EXITING": "a flag of the kernel",

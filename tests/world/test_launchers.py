@@ -18,7 +18,7 @@ import pytest
 from tests.world.programs.herd import HERE, ROOT, Herd, clean_environment, free_port
 
 HELLO = HERE / "hello.py"
-DEADLINE = 60.0  # seconds for one job, which imports torch in each rank
+DEADLINE = 120.0  # seconds for one job, which imports torch in each rank
 PYTHON = [sys.executable, str(HELLO)]
 
 
