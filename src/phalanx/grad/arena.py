@@ -51,6 +51,7 @@ class Arena:
         self.groups = [self.flat[begin:end] for begin, end in spans]
         self.starts = dict(zip(params, starts))
         self.views = self.views_of(self.flat)
+        self._aliases: dict[torch.nn.Parameter, torch.Tensor] = {}  # those that were given last
         self._places = {p: (view.data_ptr(), view.stride()) for p, view in self.views.items()}
 
     def views_of(self, flat: torch.Tensor) -> dict[torch.nn.Parameter, torch.Tensor]:
@@ -82,8 +83,8 @@ class Arena:
             return
         else:
             dense = grad.detach() if grad.layout is torch.strided else grad.detach().to_dense()
-            beside = dense.untyped_storage().data_ptr() != self.flat.untyped_storage().data_ptr()
-            self.views[p].copy_(dense if beside else dense.clone())  # a transposed view of its own place, say
+            inside = 0 <= dense.data_ptr() - self.flat.data_ptr() < self.flat.nbytes
+            self.views[p].copy_(dense.clone() if inside else dense)  # inside: a transposed view of its own place, say
         if (grad is None or not grad.requires_grad) and self.fits(p):
             self.give(p)
 
@@ -98,10 +99,14 @@ class Arena:
     def give(self, p: torch.nn.Parameter) -> None:
         """Make what lies in its place the gradient of `p`."""
         if p.grad is None or not self.has(p, p.grad):
-            view = self.views[p]
-            # a tensor of its own on the same memory: a view's version would count our writes, too
-            alias = torch.empty(0, dtype=view.dtype, device=view.device)
-            p.grad = alias.set_(view.untyped_storage(), view.storage_offset(), view.shape, view.stride())
+            alias = self._aliases.get(p)
+            if alias is None or not self.has(p, alias):  # none yet, or the user has sent it elsewhere
+                view = self.views[p]
+                # a tensor of its own on the same memory: a view's version would count our writes, too
+                alias = torch.empty(0, dtype=view.dtype, device=view.device)
+                alias.set_(view.untyped_storage(), view.storage_offset(), view.shape, view.stride())
+                self._aliases[p] = alias
+            p.grad = alias
 
 
 def _view(flat: torch.Tensor, start: int, p: torch.nn.Parameter) -> torch.Tensor:
