@@ -525,7 +525,7 @@ def abort_from_another_thread(comm) -> None:
         begun = time.monotonic()
         with pytest.raises(Aborted, match="abort"):
             team.barrier()
-        assert time.monotonic() - begun < 0.8
+        assert time.monotonic() - begun < 5  # far from the timeout, on a busy machine, too
         timer.join()
     elif comm.rank == comm.size - 1:
         time.sleep(0.6)  # comes when all is over
