@@ -106,7 +106,7 @@ def _install_hook(found: Hook) -> None:
             sys.stderr.flush()
         interactive = sys.flags.interactive or hasattr(sys, "ps1")  # there the process lives on
         if threading.current_thread() is threading.main_thread() and not interactive:
-            _End.register(128 + signal.SIGINT if issubclass(kind, KeyboardInterrupt) else 1)
+            _End(128 + signal.SIGINT if issubclass(kind, KeyboardInterrupt) else 1)
         first = [watch.raised(error) for watch in mine]
         if short and all(first):
             print(f"[rank {mine[0].rank}] KeyboardInterrupt: all ranks end", file=sys.stderr, flush=True)
@@ -130,10 +130,6 @@ class _End:
         self._handlers = atexit._ncallbacks()
         # now, because Python 3.12 starts no thread at exit
         threading.Thread(target=self._cut_short, name="phalanx-end", daemon=True).start()
-
-    @classmethod
-    def register(cls, status: int) -> None:
-        cls(status)
 
     def run(self) -> None:
         if os.getpid() != _watches_process():

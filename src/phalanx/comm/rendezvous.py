@@ -31,6 +31,7 @@ import torch.distributed as dist
 
 from phalanx.comm.failure import CommunicationError, Store, clear
 from phalanx.comm.launch import Launch, Note
+from phalanx.comm.verdict import name_ranks
 
 T = TypeVar("T")
 
@@ -84,8 +85,7 @@ def meet(launch: Launch, timeout: float) -> dist.Store:
             error,
         ) from error
     if missing:
-        ranks = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))}"
-        raise failed(f"{ranks} of {launch.world} did not come within {timeout:g} s", missing)
+        raise failed(f"{name_ranks(missing)} of {launch.world} did not come within {timeout:g} s", missing)
     return store
 
 

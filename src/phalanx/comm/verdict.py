@@ -178,5 +178,10 @@ def _words(facts: Mapping[Fact, Sequence[int]]) -> str:
     )
 
 
+def name_ranks(ranks: Sequence[int]) -> str:
+    """In words: `rank 2`, or `ranks 1, 3`."""
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+
+
 def _count(ranks: int) -> str:
     return "1 rank" if ranks == 1 else f"{ranks} ranks"

@@ -18,6 +18,7 @@ import torch
 
 from phalanx.comm.communicator import Communicator
 from phalanx.comm.failure import CommunicationError
+from phalanx.comm.verdict import name_ranks
 from phalanx.grad.cargo import Cargo, lay_out
 from phalanx.grad.flight import Airport, Flight
 from phalanx.grad.gossip import Gossip
@@ -182,7 +183,7 @@ class Attendance:
             silent = frozenset(place.others()) - words.keys()
             if isinstance(action, Leave):
                 self._stop(
-                    f"{_ranks(action.by)} went on without it: it did not come to average_(), spread() or survivors() within "
+                    f"{name_ranks(action.by)} went on without it: it did not come to average_(), spread() or survivors() within "
                     f"{self._comm.patience:g} s, or its connection broke; {REMEDY}",
                     action.by,
                 )
@@ -192,7 +193,7 @@ class Attendance:
                 if not held:
                     held = True
                     self._warn(
-                        f"{_ranks(action.silent)} do not answer, and what is left is no majority of {self._alive()} ranks. "
+                        f"{name_ranks(action.silent)} do not answer, and what is left is no majority of {self._alive()} ranks. "
                         f"This rank stands still in round {self.round}, asks again for {self._comm.patience:g} s, and then stops"
                     )
                 lookout.skip(silent, silent)
@@ -204,7 +205,7 @@ class Attendance:
                     self._stop(f"it is {action.behind} rounds behind, and no rank gave it its replica; {REMEDY}", action.helpers)
             else:
                 if held:
-                    self._warn(f"it reaches {_ranks(sorted(words))} again")
+                    self._warn(f"it reaches {name_ranks(sorted(words))} again")
                 self._tell_skipped(lookout, action.skips, words)
                 lookout.skip(action.skips, silent)
                 return self._return(lookout, action, words) if isinstance(action, Return) else True
@@ -312,7 +313,7 @@ class Attendance:
         if new:
             left = len(self.roll.leaves) - len(self.roll.struck)
             self._warn(
-                f"{_ranks(new)} cannot be reached any more; gossip goes on without. {left} of {len(self.roll.leaves)} are left"
+                f"{name_ranks(new)} cannot be reached any more; gossip goes on without. {left} of {len(self.roll.leaves)} are left"
             )
 
     def _tell_skipped(self, lookout: Lookout, skips: frozenset[int], words: Mapping[int, Word]) -> None:
@@ -320,10 +321,10 @@ class Attendance:
         silent = [rank for rank in new if rank not in words]
         behind = [rank for rank in new if rank in words and not words[rank].gathering]
         if silent:
-            self._warn(f"{_ranks(silent)} did not answer in round {self.round}; gossip goes on without, until it is back")
+            self._warn(f"{name_ranks(silent)} did not answer in round {self.round}; gossip goes on without, until it is back")
         if behind:
             rounds = self.round - min(words[rank].round for rank in behind)
-            self._warn(f"{_ranks(behind)} fell {rounds} rounds behind; gossip goes on without, until it is back")
+            self._warn(f"{name_ranks(behind)} fell {rounds} rounds behind; gossip goes on without, until it is back")
 
     def _tell_rejoined(self, behind: int, helper: int) -> None:
         self._returns += 1
@@ -336,8 +337,8 @@ class Attendance:
     def _stop_as_minority(self, silent: Sequence[int]) -> NoReturn:
         here = self._alive() - len(silent)
         self._stop(
-            f"it cannot reach {_ranks(silent)}: {here} of {self._alive()} ranks are no majority (half of them is one, with the "
-            f"lowest rank), and must not train on alone; {REMEDY}",
+            f"it cannot reach {name_ranks(silent)}: {here} of {self._alive()} ranks are no majority (half of them is one, with "
+            f"the lowest rank), and must not train on alone; {REMEDY}",
             silent,
         )
 
@@ -346,7 +347,3 @@ class Attendance:
         error = CommunicationError(f"rank {self._comm.rank}: gossip stops here: {why}", operation="gossip", missing=missing)
         self._comm.part()
         raise error
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else "ranks " + ", ".join(map(str, ranks))

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from phalanx.comm.communicator import Communicator
+from phalanx.comm.verdict import name_ranks
 from phalanx.grad.replicas import ReplicaError, some
 
 log = logging.getLogger("phalanx")
@@ -46,8 +47,8 @@ def check_drift(params: Sequence[torch.Tensor], names: Sequence[str], comm: Comm
     who = [rank for rank, own in enumerate(every) if own != usual]
     where = [name for name, own in zip(names, zip(*every)) if len(set(own)) > 1]
     raise ReplicaError(
-        f"after step {step} the parameters of {_ranks(who)} differ from the other ranks', in {some(where)}. They were equal at "
-        "the first step. Usual reasons: gradients or parameters changed by hand on one rank, a checkpoint loaded on one rank, "
+        f"after step {step} the parameters of {name_ranks(who)} differ from the other ranks', in {some(where)}. They were equal "
+        "at the first step. Usual reasons: gradients or parameters changed by hand on one rank, a checkpoint loaded on one rank, "
         "different learning rates, a step that one rank skipped. phalanx.bcast_parameters(model, comm) makes them equal again"
     )
 
@@ -57,8 +58,8 @@ def warn_of_nan(mine: bool, comm: Communicator, step: int) -> None:
     who = [rank for rank, bad in enumerate(comm.allgather_obj(mine)) if bad]
     if who:
         warnings.warn(
-            f"step {step}: the gradients of {_ranks(who)} are not finite, so neither is the mean on any rank. Look at the loss "
-            "and the data of that rank. This is said once",
+            f"step {step}: the gradients of {name_ranks(who)} are not finite, so neither is the mean on any rank. Look at the "
+            "loss and the data of that rank. This is said once",
             stacklevel=2,
         )
 
@@ -73,7 +74,3 @@ def warn_of_equal_gradients(gradients: Sequence[torch.Tensor], comm: Communicato
             "phalanx.scatter_dataset(dataset, comm), or with torch's DistributedSampler",
             comm.size,
         )
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
