@@ -313,7 +313,8 @@ class Attendance:
         if new:
             left = len(self.roll.leaves) - len(self.roll.struck)
             self._warn(
-                f"{name_ranks(new)} cannot be reached any more; gossip goes on without. {left} of {len(self.roll.leaves)} are left"
+                f"{name_ranks(new)} cannot be reached any more; gossip goes on without. "
+                f"{left} of {len(self.roll.leaves)} are left"
             )
 
     def _tell_skipped(self, lookout: Lookout, skips: frozenset[int], words: Mapping[int, Word]) -> None:
