@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from phalanx.comm.communicator import Communicator
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +50,8 @@ class Gossip:
             raise ValueError(f"Gossip(average_every={every!r}): a number of steps, at least 1, or None for never")
         if self.patience is not None and not self.patience > 0:
             raise ValueError(f"Gossip(patience={self.patience!r}): seconds, more than 0, or None to measure")
+
+
+def level_of(comm: Communicator, sync: Gossip) -> str:
+    """Who gossips: ranks, or hosts whose ranks act as one."""
+    return sync.level or ("host" if comm.size > comm.inter_size > 1 else "rank")

@@ -28,11 +28,6 @@ from phalanx.grad.travel import Journey
 NOTE = torch.int32  # of the roll, and of the step before it: one more, so that zeros are no message
 
 
-def level_of(comm: Communicator, sync: Gossip) -> str:
-    """Who gossips: ranks, or hosts whose ranks act as one."""
-    return sync.level or ("host" if comm.size > comm.inter_size > 1 else "rank")
-
-
 class Gossiper:
     """Mixes the tensors of this rank with those of others. `home` has the ranks of this host, where hosts gossip."""
 

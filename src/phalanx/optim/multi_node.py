@@ -13,7 +13,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
@@ -21,14 +21,15 @@ from phalanx.comm.communicator import Communicator
 from phalanx.grad.allreduce import AllReduce
 from phalanx.grad.averager import Averager, StepRecord
 from phalanx.grad.cargo import average_together
-from phalanx.grad.gossip import Gossip
-from phalanx.grad.gossiper import level_of
+from phalanx.grad.gossip import Gossip, level_of
 from phalanx.grad.sparse import wants_sparse
 from phalanx.grad.travel import Journey
-from phalanx.optim.gossip_step import GossipOptimizer
 from phalanx.optim.host_step import HostStep
 from phalanx.optim.one_pass import OnePass, obstacle
 from phalanx.optim.wrapped import WrappedOptimizer
+
+if TYPE_CHECKING:
+    from phalanx.optim.gossip_step import GossipOptimizer
 
 
 @overload
@@ -92,6 +93,8 @@ def create_multi_node_optimizer(
     if bucket_bytes is not None and bucket_bytes < 1:
         raise ValueError(f"bucket_bytes={bucket_bytes}: at least 1, or None to measure")
     if isinstance(sync, Gossip):
+        from phalanx.optim.gossip_step import GossipOptimizer  # a fifth of our import time, and few scripts gossip
+
         return GossipOptimizer(optimizer, comm, sync, wire, bucket_bytes)
     if bucket_bytes is not None and sync is not None and sync.growing is not None:
         raise ValueError(f"bucket_bytes={bucket_bytes} and growing={sync.growing}: groups follow one of them")

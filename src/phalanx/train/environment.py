@@ -15,7 +15,7 @@ import phalanx
 from phalanx.comm.communicator import Communicator
 from phalanx.comm.launch import LaunchError, discover
 from phalanx.comm.start import AGENT
-from phalanx.grad.gossiper import level_of
+from phalanx.grad.gossip import level_of
 from phalanx.schedule import Schedule, gossip, gossip_period, to_text
 from phalanx.train.update import CommConfig
 
