@@ -424,7 +424,8 @@ def named_segments(comm) -> None:
         x.fill_(1)
         team.all_reduce(x)
         assert bool((x == comm.size).all())
-        assert not [name for name in os.listdir("/dev/shm") if name.startswith("phalanx")]
+        ours = tuple(f"phalanx-{pid}-" for pid in comm.allgather_obj(os.getpid()))
+        assert not [name for name in os.listdir("/dev/shm") if name.startswith(ours)]
         team.close()
     finally:
         shm.METHODS = (0, 1)
