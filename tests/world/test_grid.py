@@ -9,11 +9,13 @@ import pkgutil
 import re
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from tests.world import grid, grid_verbs
+from tests.world.conftest import Pools
 from tests.world.grid import Cell, cells, huge, quick
 from tests.world.grid_verbs import wrong_cells
 
@@ -47,6 +49,17 @@ def check(wrong: list[list[str]], count: int, record) -> None:
     record("wrong", len(found))
     print(f"{count} cells, {len(found)} wrong")
     assert not found, f"{len(found)} wrong results:\n" + "\n".join(found[:20])
+
+
+@pytest.fixture(name="pools")
+def pools_of_one_test(pools: Pools) -> Iterator[Pools]:
+    """The whole grid ends its ranks after each test: they keep what they once needed, and 60 of them need more than 24 GiB."""
+    if not WHOLE:
+        yield pools
+        return
+    made = Pools()
+    yield made
+    made.kill()
 
 
 # ---- the transports ---------------------------------------------------------------------------------------------------------
