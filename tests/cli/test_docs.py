@@ -120,3 +120,7 @@ def test_no_page_asks_for_the_network():
         assert not re.search(r"!\[[^\]]*\]\(https?:|<(script|img|link)\b", page.read_text(encoding="utf-8")), page.name
     assert "http" not in (DOCS / "site.css").read_text(encoding="utf-8")
     assert os.path.getsize(DOCS / "images" / "torus.svg") < 100_000
+
+
+def test_the_readme_takes_five_minutes():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 1000
