@@ -16,11 +16,11 @@ import torch
 
 from phalanx.comm.communicator import Communicator
 from phalanx.grad.attendance import Attendance
-from phalanx.grad.averager import StepRecord
 from phalanx.grad.cargo import WORD, Cargo, Layout, average_together, drift, halves, lay_out
 from phalanx.grad.flight import Airport, Flight, Kinds
 from phalanx.grad.gossip import Gossip
 from phalanx.grad.partners import Partners, check_topology
+from phalanx.grad.record import StepRecord
 from phalanx.grad.replicas import ReplicaError, odd
 from phalanx.grad.spread import spread
 from phalanx.grad.travel import Journey

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from phalanx.comm.communicator import Communicator
 from phalanx.comm.verdict import name_ranks
+from phalanx.grad.allreduce import AllReduce
 from phalanx.grad.replicas import ReplicaError, some
 
 log = logging.getLogger("phalanx")
@@ -36,41 +37,79 @@ def bit_sums(params: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.stack([bit_sum(p).cpu() for p in params]) if params else torch.zeros(0, dtype=torch.int64)
 
 
-def check_drift(params: Sequence[torch.Tensor], names: Sequence[str], comm: Communicator, step: int) -> None:
-    """Raise, on all ranks, where replicas that began equal have become different."""
-    sums = bit_sums(params)
-    ends = torch.stack([sums.sum(), -sums.sum()])
-    if int(comm.all_reduce(ends, op="max").sum()) == 0:
-        return
-    every = [tuple(own.tolist()) for own in comm.allgather(sums)]
-    usual = max(every, key=every.count)
-    who = [rank for rank, own in enumerate(every) if own != usual]
-    where = [name for name, own in zip(names, zip(*every)) if len(set(own)) > 1]
-    raise ReplicaError(
-        f"after step {step} the parameters of {name_ranks(who)} differ from the other ranks', in {some(where)}. They were equal "
-        "at the first step. Usual reasons: gradients or parameters changed by hand on one rank, a checkpoint loaded on one rank, "
-        "different learning rates, a step that one rank skipped. phalanx.bcast_parameters(model, comm) makes them equal again"
-    )
+class Health:
+    """What the ranks of `comm` look at beside the gradients' sums, and what they warn of, each once. All ranks call it alike."""
 
+    def __init__(self, comm: Communicator, sync: AllReduce) -> None:
+        self._comm, self._every = comm, sync.check_every
+        self._warned: set[str] = set()
 
-def warn_of_nan(mine: bool, comm: Communicator, step: int) -> None:
-    """Name the ranks whose gradients are not finite, on all ranks; called by all of them."""
-    who = [rank for rank, bad in enumerate(comm.allgather_obj(mine)) if bad]
-    if who:
-        warnings.warn(
-            f"step {step}: the gradients of {name_ranks(who)} are not finite, so neither is the mean on any rank. Look at the "
-            "loss and the data of that rank. This is said once",
-            stacklevel=2,
+    def _first(self, what: str) -> bool:
+        """Whether this was not warned of, or looked at, before."""
+        first = what not in self._warned
+        self._warned.add(what)
+        return first
+
+    def check_drift(self, names: Mapping[torch.nn.Parameter, str], step: int) -> None:
+        """Every so many steps: raise, on all ranks, where replicas that began equal have become different."""
+        if not self._every or self._comm.size == 1 or not step or step % self._every:
+            return
+        sums = bit_sums(list(names))
+        ends = torch.stack([sums.sum(), -sums.sum()])
+        if int(self._comm.all_reduce(ends, op="max").sum()) == 0:
+            return
+        every = [tuple(own.tolist()) for own in self._comm.allgather(sums)]
+        usual = max(every, key=every.count)
+        who = [rank for rank, own in enumerate(every) if own != usual]
+        where = [name for name, own in zip(names.values(), zip(*every)) if len(set(own)) > 1]
+        raise ReplicaError(
+            f"after step {step} the parameters of {name_ranks(who)} differ from the other ranks', in {some(where)}. They were "
+            "equal at the first step. Usual reasons: gradients or parameters changed by hand on one rank, a checkpoint loaded on "
+            "one rank, different learning rates, a step that one rank skipped. phalanx.bcast_parameters(model, comm) makes them equal again"
         )
 
+    def warn_of_nan(self, mine: bool, step: int) -> None:
+        """Some rank's gradients are not finite: name it, on all ranks."""
+        if not self._first("nan"):
+            return
+        who = [rank for rank, bad in enumerate(self._comm.allgather_obj(mine)) if bad]
+        if who:
+            warnings.warn(
+                f"step {step}: the gradients of {name_ranks(who)} are not finite, so neither is the mean on any rank. Look at "
+                "the loss and the data of that rank. You get this warning once",
+                stacklevel=3,
+            )
 
-def warn_of_equal_gradients(gradients: Sequence[torch.Tensor], comm: Communicator) -> None:
-    """Warn, on rank 0, if all ranks come with the same first gradients: they read the same samples. Called by all of them."""
-    dense = [g for g in gradients if g.layout is torch.strided]
-    every = comm.allgather_obj(int(bit_sums(dense).sum()))
-    if comm.rank == 0 and len(set(every)) == 1 and any(bool(g.any()) for g in dense):
-        log.warning(
-            "phalanx: all %d ranks have the same first gradients: do they read the same data? Give each rank its share with "
-            "phalanx.scatter_dataset(dataset, comm), or with torch's DistributedSampler",
-            comm.size,
+    def warn_of_equal_gradients(self, params: Sequence[torch.nn.Parameter]) -> None:
+        """Warn, on rank 0, if all ranks come with the same first gradients: they read the same samples."""
+        if self._comm.size == 1 or not self._first("equal"):
+            return
+        gradients = [p.grad.detach() for p in params if p.grad is not None and p.grad.layout is torch.strided]
+        every = self._comm.allgather_obj(int(bit_sums(gradients).sum()))
+        if self._comm.rank == 0 and len(set(every)) == 1 and any(bool(g.any()) for g in gradients):
+            log.warning(
+                "phalanx: all %d ranks have the same first gradients: do they read the same data? Give each rank its share with "
+                "phalanx.scatter_dataset(dataset, comm), or with torch's DistributedSampler",
+                self._comm.size,
+            )
+
+    def warn_of_unused(self, names: Mapping[torch.nn.Parameter, str]) -> None:
+        """Parameters that are trained and have no gradient."""
+        unused = [name for p, name in names.items() if p.requires_grad and p.grad is None]
+        if unused and self._first("unused"):
+            warnings.warn(
+                f"rank {self._comm.rank}: no gradient for {len(unused)} parameter(s), {some(unused)}; "
+                "they count as zeros in the mean. Told once",
+                stacklevel=6,
+            )
+
+    def warn_of_overflow(self, names: Mapping[torch.nn.Parameter, str], over: set[int], wire: torch.dtype | None) -> None:
+        """Means that were too large for 16 bits, of the parameters with these ids."""
+        if wire is None or not over or not self._first("overflow"):
+            return
+        bad = [name for p, name in names.items() if id(p) in over and not (p.grad is None or bool(torch.isfinite(p.grad).all()))]
+        warnings.warn(
+            f"the mean gradient of {some(bad)} is not finite: on the way as {wire} it exceeded "
+            f"{torch.finfo(wire).max:g}, or it was not finite before. Use wire=torch.bfloat16, or a GradScaler. Told once",
+            stacklevel=6,
         )

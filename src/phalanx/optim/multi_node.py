@@ -19,9 +19,10 @@ import torch
 
 from phalanx.comm.communicator import Communicator
 from phalanx.grad.allreduce import AllReduce
-from phalanx.grad.averager import Averager, StepRecord
+from phalanx.grad.averager import Averager
 from phalanx.grad.cargo import average_together
 from phalanx.grad.gossip import Gossip, level_of
+from phalanx.grad.record import StepRecord
 from phalanx.grad.sparse import wants_sparse
 from phalanx.grad.travel import Journey
 from phalanx.optim.host_step import HostStep

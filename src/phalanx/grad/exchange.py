@@ -1,0 +1,178 @@
+"""The groups of one backward on their way: they leave in index order, and every rank gets all of them back as means.
+
+A gradient may come in several pieces (reentrant checkpointing). If a piece comes after its group has left, the rank says so in one
+element at the end of the last group, which therefore always waits for the end of backward. Then all groups go again, and from the
+next backward on that group waits for the end, too. So every group leaves equally often on all ranks, whatever happens on one of
+them, and no rank has to ask.
+
+    the last elements of the last group, 0 or not      meaning, if any rank wrote it
+    SENT_AGAIN                                         a gradient came after its group had left: all groups go again
+    IN_BACKWARD, AT_STEP                               both: some ranks have joined at their step, and wait for more backwards
+    NOT_FINITE                                         a rank has NaN or inf in its own gradients
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from phalanx.comm.communicator import Communicator
+from phalanx.grad.arena import FLAGS
+from phalanx.grad.health import SAMPLE
+from phalanx.grad.travel import Carrier, Group
+from phalanx.grad.untouched import Untouched
+
+SENT_AGAIN, IN_BACKWARD, AT_STEP, NOT_FINITE = range(-FLAGS, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What the ranks told each other along with their gradients."""
+
+    mixed: bool = False  # some ranks were in a backward, and others at their step
+    ill: bool = False  # some rank has NaN or inf
+    mine_ill: bool = False  # this one has
+
+
+class Exchange:
+    """Groups that all ranks have agreed on, and which of them have left."""
+
+    def __init__(self, comm: Communicator, carrier: Carrier, untouched: Untouched) -> None:
+        self._comm, self._carrier, self._untouched = comm, carrier, untouched
+        self.groups: list[Group] = []
+        self._home: dict[int, Group] = {}  # by the id of the parameter
+        self._complete: set[torch.nn.Parameter] = set()  # those whose gradients are, in this backward
+        self._next = 0  # the group that leaves next
+        self._again = False  # here a gradient came after its group had left
+
+    def start_with(self, groups: list[Group]) -> None:
+        """All ranks have agreed on these groups, in this order."""
+        self.groups = groups
+        self._home = {id(p): group for group in groups for p in group.params}
+        self._complete.clear()
+        self._next, self._again = 0, False
+
+    def group_of(self, key: int) -> Group | None:
+        """Where the gradient of a parameter travels, by the id of the parameter."""
+        return self._home.get(key)
+
+    @property
+    def begun(self) -> bool:
+        """Whether groups have left."""
+        return any(group.left is not None for group in self.groups)
+
+    @property
+    def early_bytes(self) -> int:
+        """What has left so far."""
+        return sum(group.flat.nbytes for group in self.groups if group.left is not None)
+
+    # ---- during backward ---------------------------------------------------------------------------------------------------
+
+    def before(self, key: int) -> None:
+        """A gradient is about to be added to a parameter: not while its group is on the wire."""
+        group = self._home.get(key)
+        if group is not None and group.left is not None and group.pending is not None:
+            self._arrive(group)
+
+    def take(self, p: torch.nn.Parameter, *, accumulates: bool) -> bool:
+        """The gradient of `p` has come: complete for this backward, or it only `accumulates`. Whether a group may leave now."""
+        group = self._home.get(id(p))
+        if group is None:
+            return False
+        group.arena.take(p)
+        if not accumulates:
+            self._untouched.note(p)
+        if group.left is not None:  # too late for its group, which from now on waits for the end
+            self._again = group.surprised = True
+        elif p.grad is not None and p.grad.requires_grad:  # it has a graph: its group waits for the end
+            group.missing += p in self._complete
+            self._complete.discard(p)
+        elif not accumulates and p not in self._complete:
+            self._complete.add(p)
+            group.missing -= 1
+            return True
+        return False
+
+    def leave_in_order(self, label: str) -> None:
+        """What is complete leaves, in index order: the order of the hooks may differ between ranks."""
+        while self._next < len(self.groups) - 1:  # the last one waits for the end, it carries the flags
+            group = self.groups[self._next]
+            if group.missing > 0 or not group.early:
+                return
+            group.arena.take_all(group.params)  # a hook of the user's may have replaced a gradient since it came
+            for p in group.params:
+                self._untouched.note(p)
+            self._carrier.leave(group, label)
+            group.left_early = True
+            self._next += 1
+
+    # ---- at its end --------------------------------------------------------------------------------------------------------
+
+    def complete(self, label: str, *, at_step: bool) -> Said:
+        """What has not left leaves now; wait for all."""
+        if not self.groups:
+            return Said()
+        last = self.groups[-1]
+        for group in self.groups[:-1]:
+            if group.left is None:
+                group.arena.take_all(group.params)
+                self._carrier.leave(group, label)
+        last.arena.take_all(last.params)
+        mine_ill = self._carrier.counts and not bool(torch.isfinite(last.flat[:SAMPLE]).all())
+        self._carrier.leave(last, label, flags=[self._again, not at_step, at_step, mine_ill])
+        for group in self.groups:
+            if group.pending is not None:
+                self._arrive(group)
+        said = [word != 0 for word in last.travels[-FLAGS:].tolist()]
+        if said[SENT_AGAIN]:
+            self._send_again(label)
+        self._carrier.settle()
+        return Said(mixed=said[IN_BACKWARD] and said[AT_STEP], ill=said[NOT_FINITE], mine_ill=mine_ill)
+
+    def _arrive(self, group: Group) -> None:
+        """Wait for a group; what the user wrote to its gradients meanwhile is in no mean, or half of it is."""
+        self._carrier.arrive(group)
+        if group.left_early:
+            self._untouched.check(group.params, "while it was under way to the other ranks", may_be_dropped=False)
+
+    def _send_again(self, label: str) -> None:
+        self._agree_on_late_groups()
+        for group in self.groups[:-1]:
+            group.arena.take_all(group.params)
+            group.overflowed = False  # what counts is what comes now
+            self._carrier.leave(group, f"{label}, again")
+        self._carrier.arrive_all(self.groups)
+
+    def _agree_on_late_groups(self) -> None:
+        """After a surprise, on any rank: which groups wait for the end of backward from now on."""
+        told = self._comm.allgather_obj([group.surprised for group in self.groups])
+        for group, surprised in zip(self.groups, zip(*told)):
+            group.early, group.surprised = group.early and not any(surprised), False
+
+    def check_untouched(self, when: str) -> None:
+        """Raise if a gradient that is going to leave was changed since it was complete."""
+        for group in self.groups:
+            self._untouched.check(group.params, when, may_be_dropped=not group.left_early)
+
+    def forget_what_is_at_home(self) -> None:
+        """Gradients that have not left may change again."""
+        self._untouched.forget(keep=[p for group in self.groups if group.left is not None for p in group.params])
+
+    def finish(self) -> None:
+        """All are back. The next backward begins anew."""
+        self._again = False
+        self._untouched.forget()
+        self._complete.clear()
+        self._next = 0
+        for group in self.groups:
+            group.missing, group.left, group.left_early = len(group.params), None, False
+
+
+def overflowed(groups: Sequence[Group]) -> set[int]:
+    """The ids of the parameters whose means overflowed on a 16-bit wire, told once."""
+    over = {id(p) for group in groups if group.overflowed for p in group.params}
+    for group in groups:
+        group.overflowed = False
+    return over
