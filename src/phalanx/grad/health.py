@@ -65,7 +65,8 @@ class Health:
         raise ReplicaError(
             f"after step {step} the parameters of {name_ranks(who)} differ from the other ranks', in {some(where)}. They were "
             "equal at the first step. Usual reasons: gradients or parameters changed by hand on one rank, a checkpoint loaded on "
-            "one rank, different learning rates, a step that one rank skipped. phalanx.bcast_parameters(model, comm) makes them equal again"
+            "one rank, different learning rates, a step that one rank skipped. "
+            "phalanx.bcast_parameters(model, comm) makes them equal again"
         )
 
     def warn_of_nan(self, mine: bool, step: int) -> None:

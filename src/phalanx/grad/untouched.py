@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -26,8 +26,9 @@ class Print(NamedTuple):
 class Untouched:
     """Gradients as they were when they were complete, or left."""
 
-    def __init__(self, describe: Callable[[torch.nn.Parameter], str]) -> None:
-        self._describe = describe
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self.names: Mapping[torch.nn.Parameter, str] = {}  # for the error
         self._prints: dict[torch.nn.Parameter, Print] = {}
 
     def note(self, p: torch.nn.Parameter) -> None:
@@ -45,6 +46,6 @@ class Untouched:
             if before is None or before.matches(p.grad) or (may_be_dropped and p.grad is None):
                 continue
             raise RuntimeError(
-                f"{self._describe(p)} was changed {when}. Change gradients after backward() has returned, when they are the "
-                "mean; before it has, only inside opt.no_sync()"
+                f"rank {self._rank}: the gradient of {self.names.get(p, 'a parameter')} was changed {when}. Change gradients after "
+                "backward() has returned, when they are the mean; before it has, only inside opt.no_sync()"
             )
