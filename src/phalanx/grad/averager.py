@@ -70,7 +70,8 @@ class Averager:
         self._learned = False  # the groups are those of the parameters trained now
         self._seen: dict[torch.nn.Parameter, int] = {}  # pieces in which the gradient came, in the order of the first backward
         self._carrier = Carrier(comm, weighted=sync.weighted)
-        self._exchange = Exchange(comm, self._carrier, Untouched(self._describe))
+        self._untouched = Untouched(comm.rank)
+        self._exchange = Exchange(comm, self._carrier, self._untouched)
         self._previous = Previous(self._carrier)
         self._health = Health(comm, sync)
         self._hooks = Hooks(self._before, self._after)
@@ -91,6 +92,7 @@ class Averager:
     def watch(self, params: Sequence[torch.nn.Parameter], names: Sequence[str]) -> None:
         """From now on average the gradients of these; all ranks call it. The groups are learned anew in the next exchange."""
         self._params, self._names = list(params), dict(zip(params, names))
+        self._untouched.names = self._names
         self._learned = self._exchanged = False
         self._seen = dict.fromkeys(self._seen, 0)
         self._hook()
@@ -102,9 +104,6 @@ class Averager:
         """Hook the parameters that are trained now; a frozen one neither travels nor gets a gradient."""
         self._trained = [p for p in self._params if p.requires_grad]
         self._hooks.on(self._trained, among=self._params)
-
-    def _describe(self, p: torch.nn.Parameter) -> str:
-        return f"rank {self._comm.rank}: the gradient of {self._names.get(p, 'a parameter')}"
 
     @property
     def alone(self) -> bool:

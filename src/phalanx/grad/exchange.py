@@ -1,9 +1,9 @@
 """The groups of one backward on their way: they leave in index order, and every rank gets all of them back as means.
 
 A gradient may come in several pieces (reentrant checkpointing). If a piece comes after its group has left, the rank says so in
-one element at the end of the last group, which therefore always waits for the end of backward. Then all groups go again, and from the
-next backward on that group waits for the end, too. So every group leaves equally often on all ranks, whatever happens on one of
-them, and no rank has to ask.
+one element at the end of the last group, which therefore always waits for the end of backward. Then all groups go again, and
+from the next backward on that group waits for the end, too. So every group leaves equally often on all ranks, whatever happens
+on one of them, and no rank has to ask.
 
     the last elements of the last group, 0 or not      meaning, if any rank wrote it
     SENT_AGAIN                                         a gradient came after its group had left: all groups go again

@@ -46,6 +46,6 @@ class Untouched:
             if before is None or before.matches(p.grad) or (may_be_dropped and p.grad is None):
                 continue
             raise RuntimeError(
-                f"rank {self._rank}: the gradient of {self.names.get(p, 'a parameter')} was changed {when}. Change gradients after "
-                "backward() has returned, when they are the mean; before it has, only inside opt.no_sync()"
+                f"rank {self._rank}: the gradient of {self.names.get(p, 'a parameter')} was changed {when}. Change gradients "
+                "after backward() has returned, when they are the mean; before it has, only inside opt.no_sync()"
             )
