@@ -118,6 +118,7 @@ def share_secret(store: Any, rank: int, world: int, timeout: float, until_met: c
     if rank == 0:
         seat = open_job(store, prefix, mine, deadline, until_met)
         seat.speak()
+        until_met.callback(seat.keys.delete_key, "job")
         return seat.signer
     try:
         return find_job(store, prefix, mine, deadline).signer
