@@ -179,7 +179,7 @@ def _park_threads() -> None:
     if not waiting or not hasattr(signal, "SIGRTMAX"):
         return
     time.sleep(LOOK)  # who only waits for Python's lock gets it now, and must not be stopped with it
-    # not _INTERRUPT, if there is another: Python resets the signals that it handles, and a thread that is slow to get it would end us
+    # not _INTERRUPT, if there is another: Python resets what it handles, and a thread that gets the signal late would end us
     number = next(_unused_signals(), None) or _INTERRUPT
     if number is None:
         return
