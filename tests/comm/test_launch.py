@@ -128,6 +128,9 @@ def test_first_host_of_slurms_list(nodes, first):
         (SRUN, False),
         (SRUN | {"SLURM_STEP_NUM_NODES": "1"}, True),
         (SRUN | {"SLURM_STEP_NUM_NODES": "2"}, False),
+        (SRUN | {"SLURM_STEP_NODELIST": "gpu007"}, True),
+        (SRUN | {"SLURM_STEP_NODELIST": "gpu007,gpu008"}, False),
+        (SRUN | {"SLURM_STEP_NODELIST": "gpu[007]"}, False),  # one, but no need to parse that
     ],
 )
 def test_whether_all_ranks_are_on_one_host(environ, one_host):

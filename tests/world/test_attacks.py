@@ -13,12 +13,12 @@ import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from tests.world.pool import Pool
+from tests.world.programs.listening import listeners
 
 import phalanx
 import phalanx.data
@@ -27,25 +27,6 @@ IDLE = 1000  # connections per port, or what the limit of descriptors allows
 
 
 # ---- what listens --------------------------------------------------------------------------------------------------------------
-
-
-def listeners(pid: int) -> list[tuple[str, int]]:
-    """Addresses and ports at which a process listens, as the kernel has them."""
-    inodes = set()
-    for number in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(OSError):
-            inodes.add(os.readlink(f"/proc/{pid}/fd/{number}"))
-    found = []
-    for table in ("tcp", "tcp6"):
-        path = Path(f"/proc/{pid}/net/{table}")
-        for line in path.read_text().splitlines()[1:] if path.exists() else ():
-            words = line.split()
-            if words[3] == "0A" and f"socket:[{words[9]}]" in inodes:
-                address, port = words[1].split(":")
-                # words of 32 bits, each in the order of this machine
-                raw = b"".join(bytes.fromhex(address[i : i + 8])[::-1] for i in range(0, len(address), 8))
-                found.append((str(ipaddress.ip_address(raw)), int(port, 16)))
-    return found
 
 
 def where_it_listens(comm, wildcard: bool) -> list[tuple[str, int]]:

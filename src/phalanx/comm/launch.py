@@ -118,7 +118,7 @@ def _srun(environ: Mapping[str, str]) -> Launch:
             rank=_number(environ, "SLURM_PROCID"),
             world=_number(environ, "SLURM_STEP_NUM_TASKS"),
             local_rank=_number(environ, "SLURM_LOCALID", 0),
-            one_host=environ.get("SLURM_STEP_NUM_NODES") == "1",
+            one_host=environ.get("SLURM_STEP_NUM_NODES", "1" if first_host(nodes) == nodes else "") == "1",
             address=address,
             port=_number(environ, "MASTER_PORT", 20000 + zlib.crc32(step.encode()) % 10000),
             job=step,
