@@ -7,7 +7,7 @@ import time
 import pytest
 
 from phalanx.comm.launch import LaunchError
-from phalanx.comm.notes import Note, read, secret_path, write
+from phalanx.comm.notes import STALE, Note, read, secret_path, sweep, write
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +33,15 @@ def test_a_note_is_private_whole_and_gone_when_removed():
     note.remove()
     note.remove()
     assert not note.path.exists()
+
+
+def test_secrets_of_jobs_that_were_killed_are_removed_after_a_day():
+    old, new = secret_path("0" * 16), secret_path("1" * 16)
+    for path in (old, new):
+        write(path, "secret")
+    os.utime(old, (time.time() - STALE - 60,) * 2)
+    sweep()
+    assert [path.exists() for path in (old, new)] == [False, True]
 
 
 def test_a_folder_that_others_can_write_to_is_refused():

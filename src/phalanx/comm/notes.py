@@ -6,6 +6,7 @@ note, nor is a file of another user, or one that others can open.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import stat
@@ -18,6 +19,7 @@ from phalanx.comm.launch import LAUNCHERS, LaunchError
 from phalanx.comm.processes import look_up
 
 LONGEST = 4096  # bytes of a note
+STALE = 24 * 3600.0  # seconds after which a secret belongs to a job that was killed before its ranks had met
 
 
 class Note:
@@ -54,6 +56,14 @@ def secret_path(token: str) -> Path:
     if not is_token(token):
         raise ValueError(f"{token!r} is no token")
     return private_folder() / f"secret-{token}"
+
+
+def sweep() -> None:
+    """Remove secrets that nobody removed: their jobs were killed before all ranks had met."""
+    for path in private_folder().glob("secret-*"):
+        with contextlib.suppress(FileNotFoundError):  # another process sweeps, too
+            if time.time() - path.lstat().st_mtime > STALE:
+                path.unlink()
 
 
 def write(path: Path, text: str) -> None:

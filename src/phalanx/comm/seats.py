@@ -22,7 +22,7 @@ import torch.distributed as dist
 from phalanx.comm.addresses import is_loopback
 from phalanx.comm.failure import Store
 from phalanx.comm.launch import Launch, exported_secret
-from phalanx.comm.notes import is_token, read, secret_path, write
+from phalanx.comm.notes import is_token, read, secret_path, sweep, write
 from phalanx.comm.signed import SIGNATURE, SignedStore, Signer, peek
 
 FIRST_LOOK, LOOK = 0.005, 0.05  # seconds between two looks at what others must do, at first and in the end
@@ -85,6 +85,7 @@ def open_job(base: Any, prefix: str, launch: Launch, deadline: float, until_met:
     secret = exported_secret()
     if secret is None and _shares_a_host(launch):
         secret = secrets.token_hex(32)
+        sweep()
         path = secret_path(token)
         write(path, secret)
         until_met.callback(path.unlink, missing_ok=True)
