@@ -3,9 +3,11 @@
 import fcntl
 import os
 import secrets
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from phalanx.comm.transports import shm
 
@@ -242,3 +244,34 @@ def test_nothing_stays_open_after_a_refusal(size):
         assert len(os.listdir("/proc/self/fd")) == before
     finally:
         os.close(number)
+
+
+class Forged:
+    """A store in which a stranger writes over the places that rank 0 tells."""
+
+    def __init__(self, place):
+        self._store, self._place = dist.HashStore(), place
+
+    def set(self, key, value):
+        self._store.set(key, self._place if key.split("/")[-2].startswith("place") else value)
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+
+@pytest.mark.parametrize("make", [a_file, an_empty_file, random_bytes, a_fifo, a_directory])
+def test_ranks_that_are_pointed_at_something_else_live_and_share_no_memory(make, tmp_path, size, caplog):
+    path = tmp_path / "victim"
+    number = make(path, size)
+    store = Forged(place_of(number))
+    try:
+        before = path.read_bytes() if path.is_file() else b""
+        with ThreadPoolExecutor(2) as pool:
+            teams = list(pool.map(lambda rank: shm.HostTeam.join(store, rank, 2, timeout=20, name="world"), range(2)))
+        assert teams == [None, None]
+        assert (path.read_bytes() if path.is_file() else b"") == before
+    finally:
+        os.close(number)
+    assert "rank 1 cannot" in caplog.text
+    assert "is no segment of this job" in caplog.text
+    assert store.num_keys() == 0  # what the ranks told each other is gone

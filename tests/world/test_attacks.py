@@ -107,7 +107,7 @@ def forge(port: int) -> None:
 def test_forged_keys_change_nothing(job):
     port = job.run(port_of)[0]
     with ThreadPoolExecutor(1) as pool:
-        marched = pool.submit(job.run, march, 3.0, deadline=60)
+        marched = pool.submit(job.run, march, 2.0, deadline=60)
         time.sleep(0.5)
         forge(port)
         told = marched.result()
@@ -129,7 +129,7 @@ def test_idle_connections_change_nothing_and_are_given_back(job):
     job.run(march, 0.1)
     store, before, others = job.run(port_of)[0], descriptors(job), ports_of(job)
     with ThreadPoolExecutor(1) as pool, contextlib.ExitStack() as idle:
-        marched = pool.submit(job.run, march, 4.0, deadline=90)
+        marched = pool.submit(job.run, march, 2.5, deadline=90)
         until = time.monotonic() + 30
         while len(hotlines := ports_of(job) - others) < 2 and time.monotonic() < until:
             time.sleep(0.02)
@@ -151,7 +151,7 @@ def test_idle_connections_change_nothing_and_are_given_back(job):
         gloo = others - {store}
         for port in list(gloo) * min(IDLE, room // len(gloo)):
             idle.enter_context(socket.create_connection(("127.0.0.1", port), 20))
-        assert job.run(march, 1.0, deadline=60)[0][0] > 1
+        assert job.run(march, 0.5, deadline=60)[0][0] > 1
     assert max(job.run(leave)) < 15
 
 
