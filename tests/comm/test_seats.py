@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import json
 import os
+import socket
 import threading
 import time
 from dataclasses import replace
@@ -11,6 +12,8 @@ from dataclasses import replace
 import pytest
 import torch.distributed as dist
 
+from phalanx.comm import rendezvous
+from phalanx.comm.failure import CommunicationError
 from phalanx.comm.launch import Launch
 from phalanx.comm.notes import private_folder
 from phalanx.comm.seats import StrangerError, claim, find_job, keys_of, open_job, wait_for_all
@@ -170,3 +173,16 @@ def test_a_rank_that_was_started_twice_finds_its_seat_taken(store):
             claim(again, 0, "here")
         assert os.listdir(private_folder()) == [f"secret-{seat.token}"]
     assert os.listdir(private_folder()) == []
+
+
+def test_what_is_wrong_with_this_host_is_not_blamed_on_rank_0(monkeypatch, tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    private_folder().chmod(0o755)
+    with pytest.raises(CommunicationError, match="not a private folder of this user") as caught:
+        rendezvous.meet(replace(LOCAL, port=port), 5.0)
+    assert "does not answer" not in str(caught.value)
+    monkeypatch.setenv("PHALANX_SECRET", "short")
+    with pytest.raises(CommunicationError, match="fewer than 16"):
+        rendezvous.meet(replace(LOCAL, port=port), 5.0)

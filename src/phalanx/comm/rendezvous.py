@@ -80,7 +80,7 @@ def meet(launch: Launch, timeout: float) -> tuple[dist.Store, Signer | None]:
 
     try:
         store, signer, missing = bounded(deadline + MARGIN - time.monotonic(), sit_down)
-    except StrangerError as error:
+    except (StrangerError, LaunchError) as error:
         raise failed(str(error), []) from None
     except (RuntimeError, TimeoutError) as error:
         raise failed(
