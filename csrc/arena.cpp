@@ -3,7 +3,6 @@
 #include <cstdio>
 #include <cstring>
 #include <stdexcept>
-#include <system_error>
 #include <unistd.h>
 
 #include "team.hpp"
@@ -14,6 +13,11 @@ namespace {
 template <std::size_t n>
 void write_text(char (&to)[n], const std::string& text) {
     std::snprintf(to, n, "%s", text.c_str());
+}
+
+// Without a sum that could overflow.
+bool lies_in(const char* at, std::size_t bytes, const char* begin, std::size_t length) {
+    return at >= begin && bytes <= length && static_cast<std::size_t>(at - begin) <= length - bytes;
 }
 
 }  // namespace
@@ -40,28 +44,28 @@ Status Team::allocate(std::size_t bytes, bool one_for_all, Arena& arena) {
         write_text(header_->refusal, "");
         try {
             segment = Segment::create(total, method_);
-            write_text(header_->path, segment->path());
-        } catch (const std::system_error& error) {
+            write_text(header_->place, segment->place().text());
+        } catch (const SegmentError& error) {
             write_text(header_->refusal, error.what());
         }
     }
     if ((status = step(1)) != Status::ok) return status;
     if (header_->refusal[0] != 0) return refuse("rank 0: " + std::string(header_->refusal));
     write_text(me.refusal, "");
-    const std::string path = header_->path;
+    const Place place = Place::parse(std::string(header_->place, strnlen(header_->place, place_bytes)));
     if (rank_ != 0) {
         try {
-            segment = Segment::open(path, total);
-        } catch (const std::system_error& error) {
+            segment = Segment::open(place, total);
+        } catch (const SegmentError& error) {
             write_text(me.refusal, error.what());
         }
     }
     status = step(2);
     if (status != Status::ok) {
-        if (method_ == Method::named) unlink(path.c_str());  // rank 0 may be the one that died
+        if (method_ == Method::named) unlink(place.path().c_str());  // rank 0 may be the one that died
         return status;
     }
-    if (rank_ == 0) segment->forget_path();
+    if (rank_ == 0) segment->forget_place();
     for (int r = 0; r < size_; ++r)
         if (members_[r].refusal[0] != 0) return refuse("rank " + std::to_string(r) + ": " + members_[r].refusal);
 
@@ -98,7 +102,7 @@ bool Team::locate(const void* x, std::size_t bytes, Call& call) const {
         if (arena.stride == 0 && size_ > 1) continue;  // one for all: there is nothing to reduce
         const char* part = arena.part(rank_);
         const char* at = static_cast<const char*>(x);
-        if (at < part || at + bytes > part + arena.bytes) continue;
+        if (!lies_in(at, bytes, part, arena.bytes)) continue;
         call.arena = arena.id;
         call.offset = static_cast<std::uint64_t>(at - part);
         return true;
@@ -111,7 +115,7 @@ bool Team::locate_one_for_all(const void* x, std::size_t bytes, std::uint64_t& p
     for (const Arena& arena : arenas_) {
         const char* begin = arena.segment->data();
         const char* at = static_cast<const char*>(x);
-        if ((arena.stride != 0 && size_ > 1) || at < begin || at + bytes > begin + arena.bytes) continue;
+        if ((arena.stride != 0 && size_ > 1) || !lies_in(at, bytes, begin, arena.bytes)) continue;
         place = std::uint64_t{arena.id} << 48 ^ static_cast<std::uint64_t>(at - begin);
         return true;
     }

@@ -18,6 +18,9 @@ struct TensorRow {
     double adapted, trust, eps;  // the trust ratio, where `adapted`
 };
 
+// Whether offset and count are whole numbers that a double holds exactly: otherwise they are no size.
+bool is_plausible(const TensorRow& row);
+
 // trust * |w| / (|g| + weight_decay * |w| + eps); 1 where |w| or |g| is zero, and where the tensor is not adapted.
 double ratio_of(const TensorRow& row, double w_squared, double g_squared);
 Rule rule_of(const TensorRow& row, double ratio, double scale);

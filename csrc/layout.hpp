@@ -1,6 +1,7 @@
-// What lies where in the control segment. All zeros is its valid beginning, so that nobody has to prepare it.
+// What lies where in the control segment. All zeros is its valid beginning, so that nobody has to prepare it; only the nonce of
+// the segment (segment.hpp) stands there until all have mapped it.
 //
-//   Header                 who broke the team, and a letter box for the path of a new arena
+//   Header                 who broke the team, and a letter box for the place of a new arena
 //   Member[size]           process, cores, and what this rank found out when it gave up
 //   Slot[slots]            one operation in flight each: how many have arrived, and how far it is
 //   Line[slots][size]      what each rank calls, and which of its chunks are taken
@@ -23,7 +24,7 @@ constexpr int depth = 16;          // operations that a rank may have begun and 
 constexpr int slots = 2 * depth;  // when a rank begins operation g, all ranks have left operation g - 2 * depth (team.hpp)
 constexpr std::size_t line = 64;  // bytes of a cache line
 constexpr int thirds = 3;         // of each rank's part of the staging area (stage.cpp)
-constexpr std::size_t path_bytes = 96, text_bytes = 160;
+constexpr std::size_t place_bytes = 96, text_bytes = 160;
 
 enum class Verb : std::uint8_t {
     barrier,
@@ -107,9 +108,11 @@ struct alignas(line) Member {
 };
 
 struct alignas(line) Header {
-    Word broken;                // 1 + the rank whose report says why; 0 while all is well
-    char path[path_bytes];      // letter box: where to open the new arena
+    std::uint64_t nonce[2];    // of the segment, while it can be opened; nobody else writes here
+    Word broken;               // 1 + the rank whose report says why; 0 while all is well
+    char place[place_bytes];   // letter box: where to open the new arena
     char refusal[text_bytes];  // why there is none
 };
+static_assert(offsetof(Header, nonce) == 0, "a segment begins with its nonce");
 
 }  // namespace phalanx

@@ -9,9 +9,9 @@
 #include <new>
 #include <stdexcept>
 #include <sys/syscall.h>
-#include <system_error>
 #include <unistd.h>
 
+#include "arguments.hpp"
 #include "team.hpp"
 
 namespace {
@@ -21,14 +21,24 @@ using namespace phalanx;
 PyObject* raise_current() {
     try {
         throw;
-    } catch (const std::system_error& error) {
+    } catch (const SegmentError& error) {
         PyErr_SetString(PyExc_OSError, error.what());
+    } catch (const std::invalid_argument& error) {
+        PyErr_SetString(PyExc_ValueError, error.what());
     } catch (const std::bad_alloc&) {
         PyErr_NoMemory();
     } catch (const std::exception& error) {
         PyErr_SetString(PyExc_RuntimeError, error.what());
     }
     return nullptr;
+}
+
+PyObject* raise_again(const std::exception_ptr& thrown) {
+    try {
+        std::rethrow_exception(thrown);
+    } catch (...) {
+        return raise_current();
+    }
 }
 
 // ---- Arena: this rank's part, as a buffer that keeps the mapping alive ------------------------------------------------------
@@ -77,6 +87,8 @@ struct TeamObject {
     std::atomic<bool> busy;
 };
 
+constexpr double longest_timeout = 1e9;  // seconds: in nanoseconds it fits 64 bits
+
 TeamObject* as_team(PyObject* object) { return reinterpret_cast<TeamObject*>(object); }
 
 bool on_main_thread() { return syscall(SYS_gettid) == getpid(); }
@@ -119,13 +131,7 @@ bool run(TeamObject* self, Work work) {
     }
     Py_END_ALLOW_THREADS
     self->busy.store(false);
-    if (thrown) {
-        try {
-            std::rethrow_exception(thrown);
-        } catch (...) {
-            raise_current();
-        }
-    }
+    if (thrown) raise_again(thrown);
     return PyErr_Occurred() == nullptr;
 }
 
@@ -137,24 +143,30 @@ PyObject* run_for_status(TeamObject* self, Work work) {
 }
 
 int team_init(PyObject* object, PyObject* args, PyObject* keywords) {
-    static const char* names[] = {"rank", "size", "path", "method", "timeout", nullptr};
+    static const char* names[] = {"rank", "size", "place", "method", "timeout", nullptr};
     int rank = 0, size = 0, method = 0;
-    const char* path = nullptr;
+    const char* told = nullptr;
     double timeout = 60.0;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "iiz|id", const_cast<char**>(names), &rank, &size, &path, &method, &timeout))
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "iiz|id", const_cast<char**>(names), &rank, &size, &told, &method, &timeout)) {
+        as_value_error();
         return -1;
+    }
     if (size < 1 || size > max_ranks || rank < 0 || rank >= size || method < 0 || method > 1) {
         PyErr_Format(PyExc_ValueError, "rank %d of %d, method %d: a team has 1 to %d ranks", rank, size, method, max_ranks);
+        return -1;
+    }
+    if (!(timeout > 0 && timeout <= longest_timeout)) {  // false for NaN
+        PyErr_SetString(PyExc_ValueError, "timeout: seconds, more than 0 and at most 1e9");
         return -1;
     }
     TeamObject* self = as_team(object);
     try {
         const std::size_t bytes = round_to_pages(Team::control_bytes(size));
         std::shared_ptr<Segment> control =
-            path == nullptr ? Segment::create(bytes, static_cast<Method>(method)) : Segment::open(path, bytes);
+            told == nullptr ? Segment::create(bytes, static_cast<Method>(method)) : Segment::open(Place::parse(told), bytes);
         delete self->team;
         self->team = new Team(control, rank, size);
-        self->team->set_method(static_cast<Method>(method));
+        self->team->set_method(control->place().method);
         self->team->set_timeout(timeout);
         self->team->set_interrupt(interrupted);
     } catch (...) {
@@ -192,7 +204,7 @@ void team_dealloc(PyObject* object) {
 
 PyObject* team_meet(PyObject* object, PyObject*) {
     if (!run(as_team(object), [](Team& team) {
-            team.control().forget_path();
+            team.control().forget_place();
             team.meet();
         }))
         return nullptr;
@@ -203,43 +215,6 @@ PyObject* team_abort(PyObject* object, PyObject*) {
     if (as_team(object)->team != nullptr) as_team(object)->team->abort();
     Py_RETURN_NONE;
 }
-
-// The arguments of a collective, read one by one: the whole call must cost about a microsecond.
-struct Arguments {
-    PyObject* const* values;
-    Py_ssize_t count;
-    bool good = true;
-
-    bool expect(Py_ssize_t n) {
-        if (count != n) PyErr_Format(PyExc_TypeError, "expected %zd arguments, got %zd", n, count);
-        return count == n;
-    }
-    void* address(int i) {
-        void* at = PyLong_AsVoidPtr(values[i]);
-        if (at == nullptr && PyErr_Occurred()) good = false;
-        return at;
-    }
-    std::size_t size(int i) {
-        const std::size_t n = PyLong_AsSize_t(values[i]);
-        if (n == static_cast<std::size_t>(-1) && PyErr_Occurred()) good = false;
-        return n;
-    }
-    long below(int i, long limit) {
-        const long n = PyLong_AsLong(values[i]);
-        if (n == -1 && PyErr_Occurred()) {
-            good = false;
-        } else if (n < 0 || n >= limit) {
-            if (good) PyErr_Format(PyExc_ValueError, "argument %d is %ld, must be in 0..%ld", i, n, limit - 1);
-            good = false;
-        }
-        return n;
-    }
-    double real(int i) {
-        const double value = PyFloat_AsDouble(values[i]);
-        if (value == -1.0 && PyErr_Occurred()) good = false;
-        return value;
-    }
-};
 
 // What the calls that follow are about: a digest of it, and its number.
 bool set_topic(PyObject* object, PyObject* const* values) {
@@ -263,8 +238,8 @@ struct Reduction {
         Arguments args{values, n};
         good = args.expect(5);
         if (!good) return;
-        x = args.address(0);
-        count = args.size(1);
+        count = args.elements(1);
+        x = args.address(0, count);
         type = static_cast<Type>(args.below(2, types));
         op = static_cast<Op>(args.below(3, ops));
         scale = args.real(4);
@@ -299,16 +274,17 @@ PyObject* team_begin_all_reduce(PyObject* object, PyObject* const* values, Py_ss
 }
 
 PyObject* team_finish(PyObject* object, PyObject* ticket) {
-    const unsigned long long g = PyLong_AsUnsignedLongLong(ticket);
-    if (PyErr_Occurred()) return nullptr;
+    Arguments args{&ticket, 1};
+    const Generation g = args.size(0);
+    if (!args.good) return nullptr;
     return run_for_status(as_team(object), [&](Team& team) { return team.finish(g); });
 }
 
 PyObject* team_all_gather(PyObject* object, PyObject* const* values, Py_ssize_t n) {
     Arguments args{values, n};
     if (!args.expect(3)) return nullptr;
-    void* x = args.address(0);
-    const std::size_t count = args.size(1);
+    const std::size_t count = args.elements(1);
+    void* x = args.address(0, count);
     const Type type = static_cast<Type>(args.below(2, types));
     if (!args.good) return nullptr;
     return run_for_status(as_team(object), [&](Team& team) { return team.all_gather(x, count, type); });
@@ -318,8 +294,8 @@ PyObject* team_broadcast(PyObject* object, PyObject* const* values, Py_ssize_t n
     Arguments args{values, n};
     TeamObject* self = as_team(object);
     if (!args.expect(4)) return nullptr;
-    void* x = args.address(0);
-    const std::size_t count = args.size(1);
+    const std::size_t count = args.elements(1);
+    void* x = args.address(0, count);
     const Type type = static_cast<Type>(args.below(2, types));
     const int root = static_cast<int>(args.below(3, self->team == nullptr ? max_ranks : self->team->size()));
     if (!args.good) return nullptr;
@@ -335,8 +311,8 @@ PyObject* team_update(PyObject* object, PyObject* const* values, Py_ssize_t n) {
     what.velocities = static_cast<float*>(args.address(2));
     what.squares = static_cast<ChunkSquares*>(args.address(3));
     what.carry = args.below(4, 2) != 0;
-    what.rows = static_cast<const TensorRow*>(args.address(5));
-    what.tensors = args.size(6);
+    what.tensors = args.at_most(6, UINT32_MAX);
+    what.rows = static_cast<const TensorRow*>(args.address(5, what.tensors));
     what.scale = args.real(7);
     if (!args.good) return nullptr;
     return run_for_status(as_team(object), [&](Team& team) { return team.update(what); });
@@ -355,7 +331,7 @@ PyObject* team_barrier(PyObject* object, PyObject*) {
 PyObject* team_allocate(PyObject* object, PyObject* const* values, Py_ssize_t n) {
     Arguments args{values, n};
     if (!args.expect(2)) return nullptr;
-    const std::size_t bytes = args.size(0);
+    const std::size_t bytes = args.elements(0);
     const bool one_for_all = args.below(1, 2) != 0;
     if (!args.good) return nullptr;
     TeamObject* self = as_team(object);
@@ -371,8 +347,9 @@ PyObject* team_allocate(PyObject* object, PyObject* const* values, Py_ssize_t n)
 }
 
 PyObject* team_release(PyObject* object, PyObject* id) {
-    const unsigned long number = PyLong_AsUnsignedLong(id);
-    if (PyErr_Occurred()) return nullptr;
+    Arguments args{&id, 1};
+    const std::size_t number = args.at_most(0, UINT32_MAX);
+    if (!args.good) return nullptr;
     return run_for_status(as_team(object), [&](Team& team) { return team.release(static_cast<std::uint32_t>(number)); });
 }
 
@@ -409,15 +386,15 @@ PyObject* team_failure(PyObject* object, PyObject*) {
     return Py_BuildValue("iNNNs", failure.author, ranks(failure.dead), ranks(failure.late), calls, failure.refusal.c_str());
 }
 
-PyObject* team_path(PyObject* object, void*) {
+PyObject* team_place(PyObject* object, void*) {
     TeamObject* self = as_team(object);
-    return PyUnicode_FromString(self->team == nullptr ? "" : self->team->control().path().c_str());
+    return PyUnicode_FromString(self->team == nullptr ? "" : self->team->control().place().text().c_str());
 }
 
 #define FAST(name) reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)(void)>(team_##name)), METH_FASTCALL
 
 PyMethodDef team_methods[] = {
-    {"meet", team_meet, METH_NOARGS, "All ranks have mapped the control segment: forget its path, watch the processes."},
+    {"meet", team_meet, METH_NOARGS, "All ranks have mapped the control segment: forget its place, watch the processes."},
     {"leave", team_leave, METH_NOARGS, "Leave the team; idempotent."},
     {"abort", team_abort, METH_NOARGS, "From any thread: calls of this rank, now and later, fail within 50 ms."},
     {"all_reduce", FAST(all_reduce), "(address, count, type, op, scale[, digest, number]) -> status; the last two as in set_topic"},
@@ -437,7 +414,7 @@ PyMethodDef team_methods[] = {
 };
 
 PyGetSetDef team_attributes[] = {
-    {"path", team_path, nullptr, "where the others open the control segment", nullptr},
+    {"place", team_place, nullptr, "where the others open the control segment", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 
@@ -461,20 +438,27 @@ PyObject* module_choose_kernels(PyObject*, PyObject* name) {
 PyObject* module_lars_step(PyObject*, PyObject* const* values, Py_ssize_t n) {
     Arguments args{values, n};
     if (!args.expect(3)) return nullptr;
-    const OwnTensor* tensors = static_cast<const OwnTensor*>(args.address(0));
-    const TensorRow* rows = static_cast<const TensorRow*>(args.address(1));
-    const std::size_t count = args.size(2);
+    const std::size_t count = args.elements(2);
+    const OwnTensor* tensors = static_cast<const OwnTensor*>(args.address(0, count));
+    const TensorRow* rows = static_cast<const TensorRow*>(args.address(1, count));
     if (!args.good) return nullptr;
+    std::exception_ptr thrown;
     Py_BEGIN_ALLOW_THREADS
-    lars_step(tensors, rows, count);
+    try {
+        lars_step(tensors, rows, count);
+    } catch (...) {
+        thrown = std::current_exception();
+    }
     Py_END_ALLOW_THREADS
+    if (thrown) return raise_again(thrown);
     Py_RETURN_NONE;
 }
 
 PyObject* module_third_bytes(PyObject*, PyObject* ranks) {
-    const long size = PyLong_AsLong(ranks);
-    if (size == -1 && PyErr_Occurred()) return nullptr;
-    if (size < 1 || size > max_ranks) return PyErr_Format(PyExc_ValueError, "%ld ranks: 1 to %d", size, max_ranks);
+    Arguments args{&ranks, 1};
+    const long size = args.below(0, max_ranks + 1);
+    if (!args.good) return nullptr;
+    if (size == 0) return PyErr_Format(PyExc_ValueError, "a team has 1 to %d ranks", max_ranks);
     return PyLong_FromSize_t(third_bytes(static_cast<int>(size)));
 }
 
@@ -502,7 +486,7 @@ PyMODINIT_FUNC PyInit__native() {
     arena_type = reinterpret_cast<PyTypeObject*>(arena);
     // the layout of the control segment: ranks that run different builds must not meet in one
     const std::string layout = std::to_string(sizeof(Header)) + "." + std::to_string(sizeof(Member)) + "." +
-                               std::to_string(Team::control_bytes(max_ranks)) + ".3";
+                               std::to_string(Team::control_bytes(max_ranks)) + ".4";
     if (arena == nullptr || team == nullptr || PyModule_AddObject(module, "Arena", Py_NewRef(arena)) < 0 ||
         PyModule_AddObject(module, "Team", team) < 0 || PyModule_AddStringConstant(module, "LAYOUT", layout.c_str()) < 0 ||
         PyModule_AddIntConstant(module, "MAX_RANKS", max_ranks) < 0 || PyModule_AddIntConstant(module, "DEPTH", depth) < 0 ||

@@ -4,6 +4,7 @@
 // and sums the squares of w on the way (lars.hpp). Squares are left per chunk, where all ranks see them: all add up the same
 // numbers in the same order.
 #include <algorithm>
+#include <stdexcept>
 #include <vector>
 
 #include "lars.hpp"
@@ -52,23 +53,26 @@ struct Team::Plan {
 };
 
 Status Team::update(const FusedUpdate& what) {
-    Plan plan;
     std::size_t end = 0;
     bool adapts = false;
     for (std::size_t t = 0; t < what.tensors; ++t) {
-        const TensorRow& row = what.rows[t];
-        const std::size_t offset = static_cast<std::size_t>(row.offset), count = static_cast<std::size_t>(row.count);
-        end = std::max(end, offset + count);
-        adapts = adapts || row.adapted != 0;
-        const Rule plain = rule_of(row, 1, what.scale);
-        plan.tensors.push_back({plain, plain, row.adapted != 0, false, false, 0, 0, 0});
-        for (std::size_t at = 0; at < count; at += chunk_elements)
-            plan.chunks.push_back({static_cast<std::uint32_t>(t), offset + at, std::min(chunk_elements, count - at)});
+        if (!is_plausible(what.rows[t])) throw std::invalid_argument("offset and count of a tensor are whole numbers from 0 on");
+        end = std::max(end, static_cast<std::size_t>(what.rows[t].offset) + static_cast<std::size_t>(what.rows[t].count));
+        adapts = adapts || what.rows[t].adapted != 0;
     }
     Call call;
     std::uint64_t w = 0, v = 0, s = 0;
     const std::size_t bytes = end * sizeof(float);
     if (!locate(what.gradients, bytes, call)) return refuse("the gradients of a fused update lie in an arena");
+    Plan plan;
+    for (std::size_t t = 0; t < what.tensors; ++t) {
+        const TensorRow& row = what.rows[t];
+        const std::size_t offset = static_cast<std::size_t>(row.offset), count = static_cast<std::size_t>(row.count);
+        const Rule plain = rule_of(row, 1, what.scale);
+        plan.tensors.push_back({plain, plain, row.adapted != 0, false, false, 0, 0, 0});
+        for (std::size_t at = 0; at < count; at += chunk_elements)
+            plan.chunks.push_back({static_cast<std::uint32_t>(t), offset + at, std::min(chunk_elements, count - at)});
+    }
     if (!locate_one_for_all(what.parameters, bytes, w) || !locate_one_for_all(what.velocities, bytes, v) ||
         (adapts && !locate_one_for_all(what.squares, plan.chunks.size() * sizeof(ChunkSquares), s)))
         return refuse("the parameters, velocities and squares of a fused update lie in memory that is one for all ranks");

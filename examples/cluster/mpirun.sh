@@ -5,7 +5,8 @@
 set -euo pipefail
 here=$(dirname "$0")
 first=$(awk '!/^#/ { print $1; exit }' "$here/hostfile")
+export PHALANX_SECRET=$(openssl rand -hex 32)  # ranks sign what they tell each other
 
 exec mpirun --hostfile "$here/hostfile" --map-by node --bind-to none \
-    -x MASTER_ADDR="$first" -x MASTER_PORT=29500 -x OMP_NUM_THREADS=4 \
+    -x MASTER_ADDR="$first" -x MASTER_PORT=29500 -x OMP_NUM_THREADS=4 -x PHALANX_SECRET \
     python examples/imagenet.py --data imagefolder:/data/imagenet --epochs 90 --batch 1024 --pixels 224 --out /shared/run

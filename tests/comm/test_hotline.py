@@ -1,6 +1,9 @@
 """The side line between ranks: who lives answers, whatever its training thread does; strangers get nothing."""
 
+import contextlib
 import json
+import os
+import resource
 import socket
 import threading
 import time
@@ -8,7 +11,7 @@ import time
 import pytest
 
 import phalanx
-from phalanx.comm.hotline import LONGEST, Hotline
+from phalanx.comm.hotline import HELD, LONGEST, PATIENCE, Hotline
 
 
 def lines(n, answer):
@@ -117,6 +120,111 @@ def test_too_long_and_idle_callers_stop_nobody(three):
     assert made[0].ask({1: {"n": 3}}, 10).words[1]["n"] == 3
     for caller in [*idle, flood]:
         caller.close()
+
+
+def overheard(place, question):
+    """What a rank answers, word for word, and the question as it went over the wire."""
+    with socket.create_connection(place, 5) as caller:
+        caller.sendall(question)
+        caller.settimeout(10)
+        return caller.recv(1 << 16)
+
+
+def impostor(listener, answers, heard):
+    """Whoever listens where a rank has listened: it keeps what it is asked, and answers as it likes."""
+    with contextlib.suppress(OSError):
+        while True:
+            caller, _ = listener.accept()
+            with caller:
+                heard.append(caller.recv(1 << 16))
+                caller.sendall(answers(heard[-1]))
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        lambda question: b'{"rank": 1}\n',
+        lambda question: question,  # its own words
+        lambda question: b"0" * 64 + b' {"rank": 1}\n',
+        lambda question: b"[" * 50_000 + b"\n",
+        lambda question: b"\xff\n",
+    ],
+)
+def test_nobody_answers_for_a_rank_that_is_gone(three, answers):
+    made, places = three
+    made[1].close()
+    with socket.create_server(places[1]) as listener:
+        heard = []
+        thread = threading.Thread(target=impostor, args=(listener, answers, heard), daemon=True)
+        thread.start()
+        said = made[0].ask({1: {"n": 1}, 2: {"n": 2}}, 10)
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(5)
+    assert heard
+    assert said.words.keys() == {2}
+
+
+def test_an_answer_to_one_question_is_none_to_another(three):
+    """Recorded and played again, to the same rank and to another."""
+    made, places = three
+    question = made[0]._script.write("question to 1", {"nonce": "1", "n": 1})
+    answer = overheard(places[1], question)
+    assert json.loads(answer.partition(b" ")[2]) == {"rank": 1, "n": 1}
+    assert overheard(places[2], question) == b"", "another rank was asked"
+    made[1].close()
+    with socket.create_server(places[1]) as listener:
+        thread = threading.Thread(target=impostor, args=(listener, lambda question: answer, []), daemon=True)
+        thread.start()
+        assert not made[0].ask({1: {"n": 1}}, 10).words
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(5)
+
+
+def test_callers_who_together_say_too_much_are_hung_up_on(three):
+    made, places = three
+    callers = [socket.create_connection(places[1], 5) for _ in range(2 * HELD // LONGEST)]
+    for caller in callers:
+        caller.settimeout(10)
+        with contextlib.suppress(OSError):  # it has hung up on the eldest
+            caller.sendall(b"x" * (LONGEST - 1))
+    assert made[0].ask({1: {"n": 4}}, 20).words[1]["n"] == 4
+    until = time.monotonic() + PATIENCE - 1  # before it hangs up on who takes too long
+    while not any(hung_up(caller) for caller in callers):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    for caller in callers:
+        caller.close()
+
+
+def hung_up(caller):
+    caller.settimeout(0.0)
+    try:
+        return caller.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def test_a_process_without_descriptors_answers_again_when_it_has_some(three):
+    made, places = three
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    caller = socket.create_connection(places[1], 5)  # it holds a descriptor of the other end
+    with contextlib.ExitStack() as taken:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, limits[1]))
+        taken.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        waiting = [socket.socket() for _ in range(4)]
+        with contextlib.suppress(OSError):
+            while True:
+                taken.enter_context(open(os.devnull))
+        for each in waiting:
+            each.connect(places[2])  # nobody can accept it
+        spent = time.process_time()
+        time.sleep(0.5)
+        assert time.process_time() - spent < 0.4, "it waits, and does not turn in circles"
+    assert made[0].ask({2: {"n": 5}}, 20).words[2]["n"] == 5
+    for each in (caller, *waiting):
+        each.close()
 
 
 def test_a_communicator_has_one():

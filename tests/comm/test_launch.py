@@ -1,11 +1,8 @@
 """Rank, world and meeting point out of the environments that launchers leave; `discover` is a pure function."""
 
-import stat
-import time
-
 import pytest
 
-from phalanx.comm.launch import ALONE, DEFAULT_PORT, Launch, LaunchError, Note, discover, first_host
+from phalanx.comm.launch import ALONE, DEFAULT_PORT, Launch, LaunchError, discover, exported_secret, first_host
 
 TORCHRUN = {
     "RANK": "3",
@@ -118,23 +115,31 @@ def test_first_host_of_slurms_list(nodes, first):
     assert first_host(nodes) == first
 
 
-def test_a_note_is_private_whole_and_gone_when_removed(tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    note, same = Note({}), Note({})
-    assert note.path == same.path
-    assert Note({"PMIX_NAMESPACE": "prterun-h-1@1/2"}).path != note.path
-    assert note.read(time.monotonic() + 0.05) is None
-    note.leave("4711")
-    assert same.read(time.monotonic() + 1) == "4711"
-    assert stat.S_IMODE(note.path.parent.stat().st_mode) == 0o700
-    assert list(note.path.parent.iterdir()) == [note.path]
-    note.remove()
-    note.remove()
-    assert not note.path.exists()
+@pytest.mark.parametrize(
+    ("environ", "one_host"),
+    [
+        (TORCHRUN, False),
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": "8"}, True),
+        ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h"}, False),  # by hand, and nobody says how many are here
+        (OPEN_MPI, False),
+        (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "8"}, True),
+        ({"PMI_RANK": "1", "PMI_SIZE": "4"}, True),
+        ({"PMI_RANK": "1", "PMI_SIZE": "4", "MASTER_ADDR": "h"}, False),  # an MPICH that tells no local size, on several hosts
+        (SRUN, False),
+        (SRUN | {"SLURM_STEP_NUM_NODES": "1"}, True),
+        (SRUN | {"SLURM_STEP_NUM_NODES": "2"}, False),
+        (SRUN | {"SLURM_STEP_NODELIST": "gpu007"}, True),
+        (SRUN | {"SLURM_STEP_NODELIST": "gpu007,gpu008"}, False),
+        (SRUN | {"SLURM_STEP_NODELIST": "gpu[007]"}, False),  # one, but no need to parse that
+    ],
+)
+def test_whether_all_ranks_are_on_one_host(environ, one_host):
+    assert discover(environ).one_host is one_host
 
 
-def test_a_folder_that_others_can_write_to_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    Note({}).path.parent.chmod(0o777)
-    with pytest.raises(LaunchError, match="private"):
-        Note({})
+def test_a_secret_is_long_enough_or_an_error_that_does_not_tell_it():
+    assert exported_secret({}) is None
+    assert exported_secret({"PHALANX_SECRET": "0123456789abcdef"}) == "0123456789abcdef"
+    with pytest.raises(LaunchError, match="has 5 characters, fewer than 16") as caught:
+        exported_secret({"PHALANX_SECRET": "hello"})
+    assert "hello" not in str(caught.value)

@@ -41,6 +41,21 @@ def test_ranks_know_who_they_are(tmp_path, environment):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0 of 3", "1 of 3", "2 of 3"]
 
 
+def test_ranks_of_one_job_have_a_secret_that_no_other_job_has(tmp_path, environment):
+    words = (
+        "import os, pathlib, sys; assert os.environ['PHALANX_SECRET'] not in pathlib.Path('/proc/self/cmdline').read_text(); "
+        "pathlib.Path(os.environ['OUT'], os.environ['JOB'] + os.environ['RANK']).write_text(os.environ['PHALANX_SECRET'])"
+    )
+    os.environ["OUT"] = str(tmp_path)
+    for job in ("a", "b"):
+        os.environ["JOB"] = job
+        assert start_ranks(2, ["-c", words]) == 0
+    first, same, other, _ = (path.read_text() for path in sorted(tmp_path.iterdir()))
+    assert first == same != other
+    assert len(first) == 64
+    assert "PHALANX_SECRET" not in os.environ
+
+
 @pytest.mark.parametrize(("end", "code"), [("os._exit(2)", 2), ("os.kill(os.getpid(), 9)", 137)])
 def test_the_first_failure_is_the_result_and_nothing_is_said(environment, capfd, end, code):
     words = f"import os, time\nif os.environ['RANK'] == '1': {end}\ntime.sleep(30)"

@@ -51,9 +51,10 @@ class Job:
         self._process.communicate()
 
 
-def check(told: list[dict], size: int, hosts: int = 1, job: str = "") -> None:
+def check(told: list[dict], size: int, hosts: int = 1, job: str = "", listens: Sequence[str] = ("127.0.0.1",)) -> None:
     """Every rank told the truth about a world of `size` ranks that are spread evenly, in order, over `hosts`."""
     per_host = size // hosts
+    assert {address for line in told for address in line["listens"]} <= set(listens)
     assert [line["rank"] for line in told] == list(range(size))
     for rank, line in enumerate(told):
         assert line["size"] == size
@@ -114,7 +115,8 @@ def test_open_mpi_on_several_hosts_meets_through_mpi4py() -> None:
     # each rank is told that it is alone on its host: so they cannot meet by a note
     command = ["env", "OMPI_COMM_WORLD_LOCAL_RANK=0", "OMPI_COMM_WORLD_LOCAL_SIZE=1", *PYTHON]
     with mpirun(2, command, MASTER_PORT=str(free_port())) as job:
-        check(job.told(), 2)
+        told = job.told()
+    check(told, 2, listens={address for line in told for address in line["listens"]})  # MPI listens as well, and as it likes
 
 
 # ---- the variables that a launcher leaves, on forked processes -----------------------------------------------------------------
@@ -180,6 +182,18 @@ def test_batch_script_without_srun_is_a_world_of_one(herd: Herd, tmp_path: Path)
     check(run(herd, tmp_path, [batch]), 1)
 
 
+def test_by_hand_over_ipv6(herd: Herd, tmp_path: Path) -> None:
+    if not Path("/proc/net/if_inet6").exists() or "lo" not in Path("/proc/net/if_inet6").read_text():
+        pytest.skip("no IPv6 here")
+    check(run(herd, tmp_path, environment(2, MASTER_ADDR="::1")), 2, listens=("127.0.0.1", "::1"))
+
+
+def test_by_hand_under_the_name_of_this_host(herd: Herd, tmp_path: Path) -> None:
+    """LOCAL_WORLD_SIZE says that all are here: the store is on loopback, whatever address the name has."""
+    ranks = environment(2, MASTER_ADDR="some-name.invalid", LOCAL_WORLD_SIZE="2")
+    check(run(herd, tmp_path, ranks), 2)
+
+
 def test_alone(herd: Herd, tmp_path: Path) -> None:
     check(run(herd, tmp_path, [{}]), 1)
 
@@ -188,7 +202,7 @@ def test_alone(herd: Herd, tmp_path: Path) -> None:
 def test_own_process_group_is_used_and_survives(herd: Herd, tmp_path: Path, method: str) -> None:
     url = {"env": "env://", "tcp": f"tcp://127.0.0.1:{free_port()}", "file": f"file://{tmp_path}/store"}[method]
     told = run(herd, tmp_path, environment(3), [["own", url]] * 3)
-    check(told, 3)
+    check(told, 3, listens={address for line in told for address in line["listens"]})  # torch's own: the user's affair
     assert [line["own"] for line in told] == [[True, [3.0] * 4]] * 3
 
 
@@ -223,7 +237,10 @@ def two_hosts() -> Iterator[list[str]]:
             ip("netns", "del", name, check=False)
 
 
-def test_several_hosts_are_found_and_make_a_torus(herd: Herd, tmp_path: Path, two_hosts: list[str]) -> None:
-    told = run(herd, tmp_path, environment(4, MASTER_ADDR="10.77.0.1"), [["netns", two_hosts[rank // 2]] for rank in range(4)])
-    check(told, 4, hosts=2)
+@pytest.mark.parametrize("secret", ["", "a secret that all of them have"], ids=["unsigned", "signed"])
+def test_several_hosts_are_found_and_make_a_torus(herd: Herd, tmp_path: Path, two_hosts: list[str], secret: str) -> None:
+    variables = {"MASTER_ADDR": "10.77.0.1"} | ({"PHALANX_SECRET": secret} if secret else {})
+    told = run(herd, tmp_path, environment(4, **variables), [["netns", two_hosts[rank // 2]] for rank in range(4)])
+    check(told, 4, hosts=2, listens=("10.77.0.1", "10.77.0.2"))
     assert {line["schedule"] for line in told} == {"torus(2x2)"}
+    assert "10.77.0.1" in told[0]["listens"]  # the store, at the address that was named and no other

@@ -54,7 +54,7 @@ def create_communicator(algorithm: Schedule | None = None, *, backend: str | Non
         transport = TorchTransport.join(launch, backend, timeout)
     rank, size = transport.rank, transport.size
     made = next(_made)
-    store, ear, held = watch_stores(transport.store, f"phalanx/watch/{made}", timeout)
+    store, ear, held = watch_stores(transport.store, f"phalanx/watch/{made}", timeout, transport.signer)
     watch = Watch(rank, size, store, ear, timeout=timeout, store_rank=0 if held else None, end=end_unaware)
     issuer = Issuer(timeout, watch, transport.cut)
     transport.got_on = issuer.got_on
@@ -62,7 +62,8 @@ def create_communicator(algorithm: Schedule | None = None, *, backend: str | Non
     guard(watch, hook)
     # the keys of all hosts, over the store: the communicator that could gather them needs them to exist
     store.set(f"host/{rank}", host_key())
-    keys = [key.decode() for key in store.multi_get([f"host/{r}" for r in range(size)])]
+    with transport.met:
+        keys = [key.decode() for key in store.multi_get([f"host/{r}" for r in range(size)])]
     if algorithm is None:
         tell_if_unplanned(Hosts.of(keys))
     prepare(transport, range(size), algorithm or for_world(Hosts.of(keys), library=transport.library))

@@ -179,7 +179,8 @@ def _park_threads() -> None:
     if not waiting or not hasattr(signal, "SIGRTMAX"):
         return
     time.sleep(LOOK)  # who only waits for Python's lock gets it now, and must not be stopped with it
-    number = _INTERRUPT or next(_unused_signals(), None)
+    # not _INTERRUPT, if there is another: Python resets what it handles, and a thread that gets the signal late would end us
+    number = next(_unused_signals(), None) or _INTERRUPT
     if number is None:
         return
     libc = ctypes.CDLL(None)

@@ -2,8 +2,9 @@
 
 A thread of each rank answers whatever the training thread does, so an answer means "the process is alive and can be reached", and
 no answer means that it is not. Nothing travels until somebody asks. Each rank listens on the address that gloo uses as well, so
-whoever can exchange tensors can ask. A question and its answer are one line of JSON each; a random token of the job keeps
-strangers out.
+whoever can exchange tensors can ask. A question and its answer are one line each: a signature and JSON. The key of the signatures
+is random, and comes over the job's data connections. Nobody parses what is not signed; an answer is signed together with its
+question, so that nobody can answer for a rank that is gone, nor repeat what it once said.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from typing import Any
 LONGEST = 1 << 20  # bytes of a question or an answer
 PATIENCE = 5.0  # seconds in which a caller must have asked
 CALLERS = 1024  # at a time
+HELD = 16 << 20  # bytes of questions that have begun, of all callers together
+PAUSE = 0.05  # seconds without a new caller, when this process has no descriptor left for one
 
 Answer = Callable[[dict[str, Any]], Mapping[str, Any]]
 
@@ -42,12 +45,16 @@ class Hotline:
     def __init__(self, address: str, answer: Answer, allgather: Callable[[Any], list[Any]]) -> None:
         self._listener = socket.create_server((address, 0), backlog=min(CALLERS, socket.SOMAXCONN))
         port = self._listener.getsockname()[1]
-        told = allgather([address, port, secrets.token_hex(16)])
+        mine = [address, port, secrets.token_hex(32)]
+        told = [list(each) for each in allgather(mine)]
         self._places = [(host, port) for host, port, _ in told]
-        self._token: str = told[0][2]
+        self._script = _Script(bytes.fromhex(told[0][2]))
         self._wake, self._end = socket.socketpair()
         self._thread = threading.Thread(
-            target=_serve, args=(self._listener, self._wake, self._token, answer), name="phalanx-hotline", daemon=True
+            target=_serve,
+            args=(self._listener, self._wake, self._script, told.index(mine), answer),
+            name="phalanx-hotline",
+            daemon=True,
         )
         self._thread.start()
 
@@ -58,12 +65,13 @@ class Hotline:
         refused: set[int] = set()
         with selectors.DefaultSelector() as waiting, contextlib.ExitStack() as open_ones:
             for rank, question in questions.items():
-                message = json.dumps({"token": self._token, **question}).encode() + b"\n"
+                nonce = secrets.token_hex(16)
+                message = self._script.write(f"question to {rank}", {"nonce": nonce, **question})
                 caller = open_ones.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
                 caller.setblocking(False)
                 with contextlib.suppress(OSError):
                     caller.connect_ex(self._places[rank])
-                    waiting.register(caller, selectors.EVENT_WRITE, _Call(rank, message))
+                    waiting.register(caller, selectors.EVENT_WRITE, _Call(rank, message, nonce))
             while waiting.get_map() and (left := until - time.monotonic()) > 0:
                 for key, _ in waiting.select(left):
                     call: _Call = key.data
@@ -72,7 +80,7 @@ class Hotline:
                         if word is None:
                             waiting.modify(key.fileobj, selectors.EVENT_WRITE if call.left else selectors.EVENT_READ, call)
                             continue
-                        words[call.rank] = word
+                        words[call.rank] = self._script.read(f"answer to {call.nonce}", word)
                     except ConnectionRefusedError:
                         refused.add(call.rank)
                     except (OSError, ValueError):
@@ -91,10 +99,10 @@ class Hotline:
 class _Call:
     """One question on its way out, or its answer on the way back."""
 
-    def __init__(self, rank: int, message: bytes) -> None:
-        self.rank, self.left, self._come = rank, message, b""
+    def __init__(self, rank: int, message: bytes, nonce: str) -> None:
+        self.rank, self.left, self.nonce, self._come = rank, message, nonce, b""
 
-    def get_on(self, caller: socket.socket) -> dict[str, Any] | None:
+    def get_on(self, caller: socket.socket) -> bytes | None:
         """Send or receive what is possible now; the answer once it is complete."""
         if self.left:
             error = caller.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -106,17 +114,34 @@ class _Call:
         self._come += piece
         if not piece or len(self._come) > LONGEST:
             raise ValueError("the answer ended early, or does not end")
-        return _parsed(self._come) if self._come.endswith(b"\n") else None
+        return self._come if self._come.endswith(b"\n") else None
 
 
-def _parsed(line: bytes) -> dict[str, Any]:
-    found = json.loads(line)
-    if not isinstance(found, dict):
-        raise ValueError("not an object")
-    return found
+class _Script:
+    """Lines that are signed. `about` is signed, too, and does not travel: both ends know it."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+
+    def write(self, about: str, words: Mapping[str, Any]) -> bytes:
+        text = json.dumps(words).encode()
+        return self._signature(about, text) + b" " + text + b"\n"
+
+    def read(self, about: str, line: bytes) -> dict[str, Any]:
+        """ValueError unless a rank of the job has written it."""
+        signature, _, text = line.removesuffix(b"\n").partition(b" ")
+        if not hmac.compare_digest(signature, self._signature(about, text)):
+            raise ValueError("not signed by a rank of this job")
+        found = json.loads(text)
+        if not isinstance(found, dict):
+            raise ValueError("not an object")
+        return found
+
+    def _signature(self, about: str, text: bytes) -> bytes:
+        return hmac.digest(self._key, about.encode() + b"\n" + text, "sha256").hex().encode()
 
 
-def _serve(listener: socket.socket, wake: socket.socket, token: str, answer: Answer) -> None:
+def _serve(listener: socket.socket, wake: socket.socket, script: _Script, rank: int, answer: Answer) -> None:
     """Until the other end of `wake` is closed: take calls, read one line of each, answer it, hang up."""
     with selectors.DefaultSelector() as waiting, listener, wake:
         listener.setblocking(False)
@@ -129,27 +154,45 @@ def _serve(listener: socket.socket, wake: socket.socket, token: str, answer: Ans
                     if key.fileobj is wake:
                         return
                     if key.fileobj is listener:
-                        with contextlib.suppress(OSError):
-                            caller, _ = listener.accept()
-                            caller.setblocking(False)
-                            callers[caller] = (time.monotonic(), b"")
-                            waiting.register(caller, selectors.EVENT_READ)
+                        if (found := _accept(listener)) is not None:
+                            callers[found] = (time.monotonic(), b"")
+                            waiting.register(found, selectors.EVENT_READ)
                         continue
-                    caller = key.fileobj  # type: ignore[assignment]
+                    caller: socket.socket = key.fileobj  # type: ignore[assignment]
                     since, line = callers[caller]
                     more = _read(caller, line)
                     callers[caller] = (since, more or b"")
                     if more is None or more.endswith(b"\n"):
                         if more is not None:
-                            _reply(caller, more, token, answer)
+                            _reply(caller, more, script, rank, answer)
                         _hang_up(caller, waiting, callers)
-                late = [caller for caller, (since, _) in callers.items() if time.monotonic() - since > PATIENCE]
-                for caller in [*late, *list(callers)[: max(0, len(callers) - CALLERS)]]:
-                    if caller in callers:
-                        _hang_up(caller, waiting, callers)
+                for caller in _unwelcome(callers):
+                    _hang_up(caller, waiting, callers)
         finally:
             for caller in callers:
                 caller.close()
+
+
+def _accept(listener: socket.socket) -> socket.socket | None:
+    try:
+        caller, _ = listener.accept()
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):  # the listener stays ready: without a pause this were a busy loop
+            time.sleep(PAUSE)
+        return None
+    caller.setblocking(False)
+    return caller
+
+
+def _unwelcome(callers: Mapping[socket.socket, tuple[float, bytes]]) -> list[socket.socket]:
+    """Who takes too long, and the eldest of too many, or of those who together say too much."""
+    now = time.monotonic()
+    held, found = sum(len(line) for _, line in callers.values()), []
+    for number, (caller, (since, line)) in enumerate(callers.items()):
+        if now - since > PATIENCE or len(callers) - number > CALLERS or held > HELD:
+            found.append(caller)
+            held -= len(line)
+    return found
 
 
 def _read(caller: socket.socket, line: bytes) -> bytes | None:
@@ -163,13 +206,13 @@ def _read(caller: socket.socket, line: bytes) -> bytes | None:
     return line + piece if piece and len(line) + len(piece) <= LONGEST else None
 
 
-def _reply(caller: socket.socket, line: bytes, token: str, answer: Answer) -> None:
+def _reply(caller: socket.socket, line: bytes, script: _Script, rank: int, answer: Answer) -> None:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # a stranger's line is no reason to stop answering
-        question = _parsed(line)
-        if hmac.compare_digest(str(question.pop("token", "")), token):
-            reply = json.dumps(answer(question)).encode() + b"\n"
-            caller.settimeout(PATIENCE)
-            caller.sendall(reply)
+        question = script.read(f"question to {rank}", line)
+        nonce = question.pop("nonce")
+        reply = script.write(f"answer to {nonce}", answer(question))
+        caller.settimeout(PATIENCE)
+        caller.sendall(reply)
 
 
 def _hang_up(caller: socket.socket, waiting: selectors.BaseSelector, callers: dict[socket.socket, tuple[float, bytes]]) -> None:

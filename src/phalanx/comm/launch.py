@@ -14,18 +14,14 @@ from __future__ import annotations
 import os
 import re
 import socket
-import stat
-import tempfile
-import time
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-
-from phalanx.comm.processes import look_up
 
 DEFAULT_PORT = 29400  # of a MASTER_ADDR that comes without a MASTER_PORT
 LISTENER = "PHALANX_LISTENER"  # set by start.py for rank 0
+SECRET = "PHALANX_SECRET"  # signs what ranks tell each other through the store (signed.py)
+SHORTEST_SECRET = 16  # characters
 LAUNCHERS = frozenset(
     {"mpirun", "mpiexec", "mpiexec.hydra", "hydra_pmi_proxy", "orterun", "orted", "prterun", "prted", "prte", "prun"}
 )
@@ -49,6 +45,7 @@ class Launch:
     agent_store: bool = False  # torchrun's agent already holds the store at that address
     attempt: int = 0  # of an elastic torchrun: keys of an earlier attempt are not ours
     job: str = ""  # the launcher's name of it, the same on all its ranks
+    one_host: bool = False  # the launcher says that all ranks are on this host
     listener: int = -1  # of rank 0: the file descriptor of the meeting point's socket, where its parent has opened it
 
 
@@ -78,6 +75,7 @@ def _torchrun(environ: Mapping[str, str]) -> Launch:
         world=_number(environ, "WORLD_SIZE"),
         local_rank=_number(environ, "LOCAL_RANK", 0),
         local_world=_number(environ, "LOCAL_WORLD_SIZE", 1),
+        one_host=_number(environ, "LOCAL_WORLD_SIZE", 0) == _number(environ, "WORLD_SIZE"),
         address=environ.get("MASTER_ADDR"),
         port=_number(environ, "MASTER_PORT", DEFAULT_PORT),
         agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
@@ -99,6 +97,7 @@ def _mpirun(environ: Mapping[str, str], how: str, rank: str, size: str, local_ra
             world=world,
             local_rank=_number(environ, local_rank, 0),
             local_world=_number(environ, local_size, world),
+            one_host=_number(environ, local_size, 0 if environ.get("MASTER_ADDR") else world) == world,
             address=environ.get("MASTER_ADDR"),
             port=_number(environ, "MASTER_PORT", DEFAULT_PORT),
             job=environ.get("PMIX_NAMESPACE", ""),
@@ -119,11 +118,20 @@ def _srun(environ: Mapping[str, str]) -> Launch:
             rank=_number(environ, "SLURM_PROCID"),
             world=_number(environ, "SLURM_STEP_NUM_TASKS"),
             local_rank=_number(environ, "SLURM_LOCALID", 0),
+            one_host=environ.get("SLURM_STEP_NUM_NODES", "1" if first_host(nodes) == nodes else "") == "1",
             address=address,
             port=_number(environ, "MASTER_PORT", 20000 + zlib.crc32(step.encode()) % 10000),
             job=step,
         )
     )
+
+
+def exported_secret(environ: Mapping[str, str] = os.environ) -> str | None:
+    """The secret of the job, where a launcher carries one to all ranks."""
+    secret = environ.get(SECRET)
+    if secret is not None and len(secret) < SHORTEST_SECRET:
+        raise LaunchError(f"{SECRET} has {len(secret)} characters, fewer than {SHORTEST_SECRET}: use $(openssl rand -hex 32)")
+    return secret
 
 
 def _number(environ: Mapping[str, str], key: str, default: int | None = None) -> int:
@@ -169,50 +177,3 @@ def meeting_point_through_mpi4py() -> tuple[str, int]:
     MPI.COMM_WORLD.Bcast(told)  # as bytes: the lower-case bcast would pickle
     host, port = told.rstrip(b"\0").decode().split()
     return host, int(port)
-
-
-class Note:
-    """A file on this host by which rank 0 tells its siblings under one mpirun the port of its store.
-
-    Its name is that of the job: the launcher process that all of them descend from, with its start time, because process
-    ids come round again. The folder belongs to this user alone.
-    """
-
-    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
-        self.path = _private_folder() / f"{environ.get('PMIX_NAMESPACE', '').replace('/', '_')}{_launcher_process()}"
-
-    def leave(self, text: str) -> None:
-        part = self.path.with_name(f"{self.path.name}.{os.getpid()}")
-        part.write_text(text)
-        part.rename(self.path)  # readers see all of it or nothing
-
-    def read(self, deadline: float) -> str | None:
-        while time.monotonic() < deadline:
-            if self.path.exists():
-                return self.path.read_text()
-            time.sleep(0.02)
-        return None
-
-    def remove(self) -> None:
-        self.path.unlink(missing_ok=True)
-
-
-def _private_folder() -> Path:
-    folder = Path(tempfile.gettempdir()) / f"phalanx-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise LaunchError(f"{folder} is not a private folder of this user: remove it, or set TMPDIR")
-    return folder
-
-
-def _launcher_process() -> str:
-    """`pid-starttime` of the nearest ancestor that is an MPI launcher, else of the parent."""
-    parent = pid = os.getppid()
-    while pid > 1 and (found := look_up(pid)):
-        if found.name in LAUNCHERS:
-            parent = pid
-            break
-        pid = found.parent
-    found = look_up(parent)
-    return f"{parent}-{found.started if found else ''}"

@@ -4,7 +4,8 @@
     takes the port, or says who has it
     seat 0, job: its size and a token -->  job  ------------------------> knocks: is it a store? is this my job?
                                            seat r <---------------------- takes its seat, or leaves if somebody sits there
-    all are here                           token/here/...                 all are here
+                                           here/r <---------------------- is here
+    all are here ----------------------->  met  ------------------------> all are here
 
 A second job at the port of a running one leaves before it has touched anything that the running job reads: rank 0 cannot take the
 port, the others find their seats taken. What is not a store (a web server, a program that only listens) is recognised too.
@@ -16,9 +17,7 @@ import contextlib
 import datetime
 import errno
 import itertools
-import json
 import os
-import secrets
 import socket
 import struct
 import threading
@@ -29,8 +28,12 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from phalanx.comm.addresses import is_loopback, listen
 from phalanx.comm.failure import CommunicationError, Store, clear
-from phalanx.comm.launch import Launch, Note
+from phalanx.comm.launch import Launch, LaunchError, discover
+from phalanx.comm.notes import Note
+from phalanx.comm.seats import StrangerError, claim, find_job, keys_of, open_job, wait_for_all
+from phalanx.comm.signed import Signer
 from phalanx.comm.verdict import name_ranks
 
 T = TypeVar("T")
@@ -42,14 +45,11 @@ MARGIN = 0.3  # seconds: how much later than its own deadline a wait inside torc
 # given up. Meetings are numbered, so that none sees the keys of another.
 _base_stores: dict[Launch, dist.Store] = {}
 _meetings = itertools.count()
+_adoptions = itertools.count()
 
 
-class StrangerError(RuntimeError):
-    """Somebody listens at the meeting point who is not this job's store."""
-
-
-def meet(launch: Launch, timeout: float) -> dist.Store:
-    """The job's store, after every rank has come; an error names those that did not, or whose port it is."""
+def meet(launch: Launch, timeout: float) -> tuple[dist.Store, Signer | None]:
+    """The job's store, and what signs its keys, when every rank has come; an error names who did not, or whose port it is."""
     deadline = time.monotonic() + timeout
     where = f"{launch.address}:{launch.port}" if launch.address else "its host"
 
@@ -60,22 +60,27 @@ def meet(launch: Launch, timeout: float) -> dist.Store:
         error.__cause__ = cause
         return error
 
-    def sit_down() -> tuple[dist.Store, list[int]]:
-        if launch not in _base_stores:
-            _base_stores[launch] = _open_store(launch, deadline)
-        base = _base_stores[launch]
-        # an elastic job's earlier attempts used the same store
-        number = next(_meetings)
-        named = dist.PrefixStore(f"phalanx/{launch.attempt}/{number}", base)
-        store = dist.PrefixStore(_take_seat(named, launch, deadline), named)
-        missing = _wait_for_all(store, launch, deadline, min(0.5, timeout / 10))
-        if launch.rank == 0 and number and not missing:  # all have left the meeting before this one
-            clear(dist.PrefixStore(f"phalanx/{launch.attempt}/{number - 1}", base))
-        return store, missing
+    def sit_down() -> tuple[dist.Store, Signer | None, list[int]]:
+        with contextlib.ExitStack() as until_met:
+            if launch not in _base_stores:
+                _base_stores[launch] = _open_store(launch, deadline, until_met)
+            base = _base_stores[launch]
+            # an elastic job's earlier attempts used the same store
+            number = next(_meetings)
+            prefix = f"phalanx/{launch.attempt}/{number}"
+            if launch.rank == 0:
+                seat = open_job(base, prefix, launch, deadline, until_met)
+            else:
+                seat = find_job(base, prefix, launch, deadline)
+            claim(seat.keys, launch.rank, where if launch.address else "this host")
+            missing = wait_for_all(seat, launch, deadline, min(0.5, timeout / 10))
+            if launch.rank == 0 and number and not missing:  # all have left the meeting before this one
+                clear(dist.PrefixStore(f"phalanx/{launch.attempt}/{number - 1}", base))
+            return dist.PrefixStore(f"{prefix}/{seat.token}", base), seat.signer, missing
 
     try:
-        store, missing = bounded(deadline + MARGIN - time.monotonic(), sit_down)
-    except StrangerError as error:
+        store, signer, missing = bounded(deadline + MARGIN - time.monotonic(), sit_down)
+    except (StrangerError, LaunchError) as error:
         raise failed(str(error), []) from None
     except (RuntimeError, TimeoutError) as error:
         raise failed(
@@ -86,7 +91,41 @@ def meet(launch: Launch, timeout: float) -> dist.Store:
         ) from error
     if missing:
         raise failed(f"{name_ranks(missing)} of {launch.world} did not come within {timeout:g} s", missing)
-    return store
+    return store, signer
+
+
+def share_secret(store: Any, rank: int, world: int, timeout: float, until_met: contextlib.ExitStack) -> Signer | None:
+    """What signs the keys of a process group that the user has made, and whose ranks have met therefore."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    tcp = isinstance(store, dist.TCPStore)
+    try:
+        launch = discover()
+        one_host = launch.one_host and launch.world == world
+    except LaunchError:  # it describes another job than the user has made
+        one_host = False
+    mine = Launch(
+        how="its own process group",
+        rank=rank,
+        world=world,
+        address=store.host if tcp else "a file",
+        port=store.port if tcp else 0,
+        one_host=one_host,
+    )
+    # an elastic job keeps its store when it starts again
+    prefix = f"phalanx/own/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{next(_adoptions)}"
+    deadline = time.monotonic() + timeout
+    if rank == 0:
+        seat = open_job(store, prefix, mine, deadline, until_met)
+        seat.speak()
+        until_met.callback(seat.keys.delete_key, "job")
+        return seat.signer
+    try:
+        return find_job(store, prefix, mine, deadline).signer
+    except RuntimeError as error:
+        raise CommunicationError(
+            f"create_communicator on rank {rank}: {error}", operation="create_communicator", missing=[0]
+        ) from None
 
 
 def bounded(seconds: float, work: Callable[[], T]) -> T:
@@ -113,16 +152,25 @@ def bounded(seconds: float, work: Callable[[], T]) -> T:
 # ---- the store -----------------------------------------------------------------------------------------------------------------
 
 
-def _open_store(launch: Launch, deadline: float) -> dist.Store:
+def _open_store(launch: Launch, deadline: float, until_met: contextlib.ExitStack) -> dist.Store:
     if launch.address is None and launch.local_world == launch.world:
-        return _store_by_note(launch, deadline)
+        return _store_by_note(launch, deadline, until_met)
     assert launch.address is not None  # `join` has asked mpi4py where nobody else tells
-    host = "127.0.0.1" if launch.address == "localhost" else launch.address  # one address: no attempt at ::1, nor torch's warning
-    limit = _left(deadline)
+    host = _host(launch)
     if launch.rank == 0 and not launch.agent_store:
-        return _serve(_listen(host, launch), host, launch.world, limit)
+        listener = _listen(host, launch)
+        here = listener.getsockname()[0]  # as a name, `host` may lead back here by an address on which nobody listens
+        return _serve(listener, host if here in ("::", "0.0.0.0") else here, launch.world, _left(deadline))
     knock(host, launch.port, deadline)
     return dist.TCPStore(host, launch.port, launch.world, False, _left(deadline), wait_for_workers=False)
+
+
+def _host(launch: Launch) -> str:
+    """The meeting point as this host reaches it: nobody else has business with the store of a job on one host."""
+    host = launch.address or ""
+    if host.lower() == "localhost" or (launch.one_host and not launch.agent_store and not is_loopback(host)):
+        return "127.0.0.1"  # one address: no attempt at ::1, nor torch's warning
+    return host
 
 
 def _left(deadline: float) -> datetime.timedelta:
@@ -148,16 +196,12 @@ def _serve(listener: socket.socket, host: str, world: int, limit: datetime.timed
 
 
 def _listen(host: str, launch: Launch) -> socket.socket:
-    """The port of the meeting point; only on the loopback device where that is all that the others need."""
+    """The port of the meeting point."""
     if launch.listener >= 0:  # whoever started this process has taken it
         os.set_inheritable(launch.listener, False)
         return socket.socket(fileno=os.dup(launch.listener))
     try:
-        if host.startswith("127."):
-            return socket.create_server((host, launch.port), backlog=max(128, launch.world))
-        dual = socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if dual else socket.AF_INET
-        return socket.create_server(("", launch.port), family=family, dualstack_ipv6=dual, backlog=max(128, launch.world))
+        return listen(host, launch.port, max(128, launch.world))
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise RuntimeError(f"cannot listen at port {launch.port}: {error.strerror}") from error
@@ -166,32 +210,25 @@ def _listen(host: str, launch: Launch) -> socket.socket:
         ) from None
 
 
-def _store_by_note(launch: Launch, deadline: float) -> dist.Store:
+def _store_by_note(launch: Launch, deadline: float, until_met: contextlib.ExitStack) -> dist.Store:
     """All ranks on this host, and no meeting point given: a free loopback port, told by a note."""
     note = Note()
     if launch.rank == 0:
         # not the wildcard address that TCPStore would take: nobody else has business here
-        listener = socket.create_server(("127.0.0.1", 0), backlog=max(128, launch.world))
+        listener = listen("127.0.0.1", 0, max(128, launch.world))
         port = listener.getsockname()[1]
         store = _serve(listener, "127.0.0.1", launch.world, _left(deadline))
         note.leave(str(port))
-        try:
-            store.wait([f"found/{rank}" for rank in range(1, launch.world)], _left(deadline))
-        except RuntimeError:
-            pass  # `meet` names the ranks that did not come
-        finally:
-            note.remove()
+        until_met.callback(note.remove)
         return store
     port_text = note.read(deadline)
     if port_text is None:
         raise RuntimeError("no note from rank 0 on this host")
-    store = dist.TCPStore("127.0.0.1", int(port_text), launch.world, False, _left(deadline), wait_for_workers=False)
-    store.set(f"found/{launch.rank}", "")
-    return store
+    return dist.TCPStore("127.0.0.1", int(port_text), launch.world, False, _left(deadline), wait_for_workers=False)
 
 
-def watch_stores(store: Any, prefix: str, timeout: float) -> tuple[Store, Store, bool]:
-    """The store twice, under `prefix`: one client serves one thread at a time, and a watch sleeps on its own.
+def watch_stores(store: Any, prefix: str, timeout: float, signer: Signer | None) -> tuple[Store, Store, bool]:
+    """The store twice, under `prefix`, with signed keys: one client serves one thread at a time, and a watch sleeps on its own.
 
     Also whether the store is one that a rank's process holds.
     """
@@ -208,11 +245,7 @@ def watch_stores(store: Any, prefix: str, timeout: float) -> tuple[Store, Store,
     )
     held = tcp and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     prefix = f"{prefix}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"  # an elastic job keeps its store when it starts again
-    return _store(prefix, store), _store(prefix, other), held
-
-
-def _store(prefix: str, store: Any) -> Any:
-    return dist.PrefixStore(prefix, store)
+    return keys_of(store, prefix, signer, timeout), keys_of(other, prefix, signer, timeout), held
 
 
 # ---- is it a store? ------------------------------------------------------------------------------------------------------------
@@ -256,61 +289,5 @@ def _answers(address: str, port: int, deadline: float) -> bool:
 
 def _probe_is_valid() -> bool:
     """Whether this version of torch still speaks the protocol that `_answers` assumes: asked only before a stranger is blamed."""
-    own = dist.TCPStore("127.0.0.1", 0, 1, True, datetime.timedelta(seconds=5), wait_for_workers=False)
+    own: Any = _serve(listen("127.0.0.1", 0, 1), "127.0.0.1", 1, datetime.timedelta(seconds=5))
     return _answers("127.0.0.1", own.port, time.monotonic() + 5)
-
-
-# ---- is it my job? -------------------------------------------------------------------------------------------------------------
-
-
-def _take_seat(store: dist.Store, launch: Launch, deadline: float) -> str:
-    """The token of the job whose seat this process has taken; StrangerError if it is another job's, or the seat is taken."""
-    where = f"{launch.address}:{launch.port}" if launch.address else "this host"
-    remedy = "another job meets there: choose another MASTER_PORT"
-    if launch.rank == 0:
-        _claim(store, 0, where)
-        token = secrets.token_hex(8)
-        store.set("job", json.dumps({"world": launch.world, "job": launch.job, "token": token}))
-        return token
-    while not store.check(["job"]):
-        if time.monotonic() > deadline:
-            raise RuntimeError("there is a store, but rank 0 has not come")
-        time.sleep(LOOK)
-    found = json.loads(store.get("job"))
-    if found["world"] != launch.world:
-        raise StrangerError(f"the job at {where} has {found['world']} ranks, this one has {launch.world}: {remedy}")
-    if found["job"] != launch.job:
-        raise StrangerError(f"the job at {where} is {found['job']!r}, this one is {launch.job!r}: {remedy}")
-    _claim(store, launch.rank, where)
-    return str(found["token"])
-
-
-def _claim(store: dist.Store, rank: int, where: str) -> None:
-    me = secrets.token_hex(8)
-    if store.compare_set(f"seat/{rank}", "", me).decode() != me:
-        raise StrangerError(
-            f"another process is rank {rank} of the job at {where}: another job meets there (choose another MASTER_PORT), "
-            "or this rank was started twice"
-        )
-
-
-def _wait_for_all(store: dist.Store, launch: Launch, deadline: float, farewell: float) -> list[int]:
-    """The ranks that have not come by the deadline. Whose deadline is first tells the others, because with rank 0 the store ends.
-
-    A counter, looked at again and again: a store.wait that times out prints warnings, and one of n keys on n ranks is O(n * n).
-    """
-    try:
-        store.set(f"here/{launch.rank}", "")
-        store.add("here", 1)
-        while store.add("here", 0) < launch.world:
-            if store.check(["absent"]):
-                return [int(rank) for rank in store.get("absent").decode().split()]
-            if time.monotonic() > deadline - farewell:
-                missing = [rank for rank in range(launch.world) if not store.check([f"here/{rank}"])]
-                store.set("absent", " ".join(map(str, missing)))
-                time.sleep(farewell if launch.rank == 0 else 0.0)  # the store ends with this process: let the others read it
-                return missing
-            time.sleep(LOOK)
-    except RuntimeError:  # the store went away
-        return [0]
-    return []

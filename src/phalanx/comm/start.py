@@ -3,7 +3,8 @@
     start_ranks(4, ["-m", "phalanx", "train", "digits"])
 
 Rank 0 holds the store at a port of the loopback device which this process has opened for it: no race for a free port, and nobody
-outside of this host can connect.
+outside of this host can connect. A secret in the ranks' environment signs what they write there, so that other users of this host
+cannot.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -21,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from phalanx.comm.launch import LISTENER
+from phalanx.comm.launch import LISTENER, SECRET
 
 AGENT = "PHALANX_AGENT"  # the process that started the ranks, for its ranks
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -50,6 +52,7 @@ class Ranks:
                 AGENT: str(os.getpid()),
                 "WORLD_SIZE": str(count),
                 "LOCAL_WORLD_SIZE": str(count),
+                SECRET: secrets.token_hex(32),
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(listener.getsockname()[1]),
             }

@@ -9,6 +9,7 @@ import sys
 
 import torch
 import torch.distributed
+from listening import listeners  # beside this file
 
 import phalanx
 
@@ -30,6 +31,7 @@ def own_group(method: str) -> None:
 
 def main() -> None:
     what, detail = (*sys.argv[1:3], "", "")[:2]
+    inherited = listeners(os.getpid())  # MPICH's proxy leaves its own open
     if what == "netns":
         enter(detail)
     if what == "own":
@@ -46,6 +48,7 @@ def main() -> None:
             "sums": sorted({*small.tolist(), *large.tolist()}),
             "gathered": comm.allgather_obj({"rank": comm.rank, "job": os.environ.get("JOB", "")}),
             "schedule": comm.schedule.name,
+            "listens": sorted({address for address, port in listeners(os.getpid()) if (address, port) not in inherited}),
         }
     if what == "own":
         x = torch.ones(4)

@@ -141,9 +141,9 @@ class Store(Protocol):
     """The part of a torch.distributed store by which ranks find each other."""
 
     def set(self, key: str, value: str) -> None: ...
-    def get(self, key: str) -> bytes: ...
+    def check(self, keys: list[str]) -> bool: ...
     def wait(self, keys: list[str], timeout: datetime.timedelta) -> None: ...
-    def add(self, key: str, amount: int) -> int: ...
+    def multi_get(self, keys: list[str]) -> list[bytes]: ...
     def delete_key(self, key: str) -> bool: ...
 
 
@@ -419,7 +419,7 @@ def _meet(store: Store, rank: int, size: int, timeout: float, name: str) -> tupl
         keys = [f"{name}/{key}/{r}" for r in range(size)]
         store.set(keys[rank], mine)
         _wait(store, keys, timeout, f"join of {name}", rank)
-        return [store.get(key).decode() for key in keys]
+        return [text.decode() for text in store.multi_get(keys)]
 
     told = [json.loads(text) for text in share("hello", json.dumps(_identity()))]
     for what, words in (
@@ -439,15 +439,15 @@ def _meet(store: Store, rank: int, size: int, timeout: float, name: str) -> tupl
     reasons = []
     for method in METHODS:
         team: Any = None
-        path, reason = "", ""
+        place, reason = "", ""
         if rank == 0:
             team, reason = _enter(rank, size, None, method, timeout)
-            path = team.path if team is not None else ""
-        path = share(f"path{method}", path)[0]
-        if rank != 0 and path:
-            team, reason = _enter(rank, size, path, method, timeout)
+            place = team.place if team is not None else ""
+        place = share(f"place{method}", place)[0]
+        if rank != 0 and place:
+            team, reason = _enter(rank, size, place, method, timeout)
         answers = share(f"mapped{method}", reason)
-        if path and not any(answers):
+        if place and not any(answers):
             team.meet()
             return team, "", pids
         reasons.append(next(f"rank {r} cannot: {answer}" for r, answer in enumerate(answers) if answer))
@@ -457,23 +457,23 @@ def _meet(store: Store, rank: int, size: int, timeout: float, name: str) -> tupl
 
 def _forget_meeting(store: Store, rank: int, size: int, team: Any, name: str) -> None:
     """Take out of the store what the ranks told each other, after all have read it."""
-    phases = ["hello", *(f"{phase}{method}" for method in METHODS for phase in ("path", "mapped"))]
+    phases = ["hello", *(f"{phase}{method}" for method in METHODS for phase in ("place", "mapped"))]
+    ranks: Sequence[int] = [rank]
     if team is None:  # the last to come does it for all
-        if store.add(f"{name}/left", 1) < size:
+        store.set(f"{name}/left/{rank}", "")
+        if not store.check([f"{name}/left/{r}" for r in range(size)]):
             return
-        store.delete_key(f"{name}/left")
-        ranks: Sequence[int] = range(size)
+        phases.append("left")
+        ranks = range(size)
     elif team.barrier():
         return  # a rank died: it will be noticed
-    else:
-        ranks = [rank]
     for key in (f"{name}/{phase}/{r}" for phase in phases for r in ranks):
         store.delete_key(key)
 
 
-def _enter(rank: int, size: int, path: str | None, method: int, timeout: float) -> tuple[Any, str]:
+def _enter(rank: int, size: int, place: str | None, method: int, timeout: float) -> tuple[Any, str]:
     try:
-        return _native.Team(rank, size, path, method, timeout), ""
+        return _native.Team(rank, size, place, method, timeout), ""
     except OSError as error:
         return None, str(error)
 

@@ -11,8 +11,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
-import socket
-import struct
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,9 +18,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from phalanx.comm.addresses import interface_towards, is_loopback, own_address
 from phalanx.comm.failure import FOR_EVER, CommunicationError, clear
 from phalanx.comm.launch import Launch, meeting_point_through_mpi4py
-from phalanx.comm.rendezvous import meet
+from phalanx.comm.rendezvous import meet, share_secret
+from phalanx.comm.signed import Signer
 from phalanx.comm.traffic import Traffic
 from phalanx.comm.transports import Message
 from phalanx.schedule import Collective, Schedule
@@ -57,13 +57,15 @@ def already_initialized() -> bool:
 
 
 _lent = 0  # transports that use a default group which Phalanx initialised; the last one to close destroys it
+_signer: Signer | None = None  # of that group's job
 
 
 class TorchTransport:
     """The default process group as a transport, initialised here or by the user."""
 
-    def __init__(self, store: dist.Store, *, timeout: float) -> None:
-        self.store = store
+    def __init__(self, store: dist.Store, signer: Signer | None, *, timeout: float) -> None:
+        self.store, self.signer = store, signer
+        self.met = contextlib.ExitStack()  # what is put away when all ranks have met
         self._borrows = _lent > 0
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._limit = datetime.timedelta(seconds=2 * timeout + 30)
@@ -94,7 +96,7 @@ class TorchTransport:
         if launch.address is None and launch.local_world < launch.world:
             address, port = meeting_point_through_mpi4py()
             launch = replace(launch, address=address, port=port)
-        store = meet(launch, timeout)
+        store, signer = meet(launch, timeout)
         if backend is None:
             backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         if torch.cuda.is_available():
@@ -118,16 +120,22 @@ class TorchTransport:
             ) from error
         finally:
             restore()
-        global _lent
-        _lent = 1
-        return TorchTransport(store, timeout=timeout)
+        global _lent, _signer
+        _lent, _signer = 1, signer
+        return TorchTransport(store, signer, timeout=timeout)
 
     @staticmethod
     def adopt(timeout: float) -> TorchTransport:
         """Use what the user, or an earlier communicator, initialised."""
         global _lent
-        _lent += _lent > 0
-        return TorchTransport(dist.distributed_c10d._get_default_store(), timeout=timeout)
+        store = dist.distributed_c10d._get_default_store()
+        if _lent > 0:
+            _lent += 1
+            return TorchTransport(store, _signer, timeout=timeout)
+        met = contextlib.ExitStack()
+        made = TorchTransport(store, share_secret(store, dist.get_rank(), dist.get_world_size(), timeout, met), timeout=timeout)
+        made.met = met
+        return made
 
     def post(self, sends: Sequence[Message], receives: Sequence[Message], tag: int) -> Any:
         # receives first: on one gloo pair a send that is posted first makes the exchange half-duplex
@@ -261,52 +269,12 @@ def _point_gloo_at(launch: Launch) -> Any:
     """Let gloo listen on the interface that leads to rank 0; host names often resolve to a useless address (127.0.1.1)."""
     if "GLOO_SOCKET_IFNAME" in os.environ or launch.world == 1:
         return lambda: None
-    name = interface_towards(launch.address or "127.0.0.1", launch.port or 9)
+    one_host = launch.one_host or launch.address is None or is_loopback(launch.address)
+    name = interface_towards("127.0.0.1" if one_host else str(launch.address), launch.port or 9)
     if name is None:
         return lambda: None
     os.environ["GLOO_SOCKET_IFNAME"] = name
     return lambda: os.environ.pop("GLOO_SOCKET_IFNAME", None)
-
-
-def interface_towards(address: str, port: int) -> str | None:
-    """The interface whose address this host would use to talk to `address`; None where that cannot be told."""
-    try:
-        import fcntl
-
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((address, port))  # sends nothing: a datagram socket only chooses its route
-            mine = socket.inet_aton(probe.getsockname()[0])
-            for _, name in socket.if_nameindex():
-                request = struct.pack("256s", name.encode()[:15])
-                try:
-                    if fcntl.ioctl(probe.fileno(), 0x8915, request)[20:24] == mine:  # SIOCGIFADDR
-                        return name
-                except OSError:
-                    continue  # an interface without an IPv4 address
-    except (OSError, ImportError):
-        pass
-    return None
-
-
-def own_address(interface: str, towards: str | None) -> str:
-    """The address of this interface or, where none is named, the one that this host uses to talk to `towards`."""
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            if interface:
-                return _address_of(interface, probe)
-            if towards:
-                probe.connect((towards, 9))
-                return str(probe.getsockname()[0])
-    except (OSError, ImportError):
-        pass
-    return socket.gethostbyname(socket.gethostname())  # as gloo does
-
-
-def _address_of(interface: str, probe: socket.socket) -> str:
-    import fcntl
-
-    request = struct.pack("256s", interface.encode()[:15])
-    return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), 0x8915, request)[20:24])  # SIOCGIFADDR
 
 
 # ---- contenders of `phalanx bench` --------------------------------------------------------------------------------------------

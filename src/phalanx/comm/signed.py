@@ -1,0 +1,136 @@
+"""Keys of the job's store that only ranks of the job can write: each value carries a signature made with a secret of the job.
+
+torch's store believes everybody who can connect to its port. So what Phalanx reads there, alarms, verdicts and places of shared
+memory, is signed together with the full name of its key. A value that a stranger wrote, or copied from another key or job, counts
+as not written: a rank that reads it says so once, and waits on. This protects what ranks believe. It cannot keep a stranger who
+reaches the port from deleting keys, or from the keys of torch itself, which are not signed: SECURITY.md says who should reach it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hmac
+import logging
+import time
+from typing import Any
+
+import torch.distributed as dist
+
+log = logging.getLogger("phalanx")
+
+SIGNATURE = 64  # hex digits of an HMAC-SHA256
+LOOK = 0.05  # seconds between two looks at a key that a stranger has written to
+TRIES = 100  # times that a stranger may overwrite a key while a rank writes it
+NOTHING = b"?"  # the answer of `peek` where there is no such key; no signed value looks like that
+
+
+class Signer:
+    """The key of one job: signs what a rank writes, and recognises what ranks have written."""
+
+    def __init__(self, secret: str, token: str) -> None:
+        """`token` is new for every meeting of a job: what was signed in one is worth nothing in another."""
+        self._key = hmac.digest(secret.encode(), b"phalanx " + token.encode(), "sha256")
+        self._warned = False
+
+    def sign(self, key: str, value: str) -> str:
+        return f"{self._signature(key, value.encode())} {value}"
+
+    def read(self, key: str, found: bytes) -> bytes | None:
+        """What a rank of this job has written; None if it was somebody else, and the first time a warning."""
+        if self.recognises(key, found):
+            return found[SIGNATURE + 1 :]
+        if not self._warned:
+            self._warned = True
+            log.warning(
+                "phalanx: ignored what the job's store holds as %s: no rank of this job wrote it, so somebody else can reach the "
+                "store (later ones are ignored without a word; see SECURITY.md)",
+                key,
+            )
+        return None
+
+    def recognises(self, key: str, found: bytes) -> bool:
+        return found[SIGNATURE : SIGNATURE + 1] == b" " and hmac.compare_digest(
+            found[:SIGNATURE], self._signature(key, found[SIGNATURE + 1 :]).encode()
+        )
+
+    def _signature(self, key: str, value: bytes) -> str:
+        name = key.encode()
+        return hmac.digest(self._key, len(name).to_bytes(4, "big") + name + value, "sha256").hex()
+
+
+def peek(store: Any, key: str) -> bytes | None:
+    """What a key holds now, None if there is no such key: `get` of torch's stores would wait for it."""
+    # compare_set writes only where it finds what was expected, and creates nothing unless that is empty
+    found: bytes = store.compare_set(key, NOTHING, NOTHING)
+    return None if found == NOTHING else found
+
+
+class SignedStore:
+    """A store under `prefix` in which only ranks of the job write. `seconds` bounds a `get`."""
+
+    def __init__(self, store: Any, prefix: str, signer: Signer, seconds: float) -> None:
+        self._store: Any = dist.PrefixStore(prefix, store)  # its type lacks multi_set, the object has it
+        self._prefix, self._signer, self._seconds = prefix, signer, seconds
+
+    def set(self, key: str, value: str) -> None:
+        self._store.set(key, self._sign(key, value))
+
+    def multi_set(self, keys: list[str], values: list[str]) -> None:
+        self._store.multi_set(keys, [self._sign(key, value) for key, value in zip(keys, values)])
+
+    def get(self, key: str) -> bytes:
+        return self.multi_get([key])[0]
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """The values, as soon as ranks have written all of them."""
+        until = time.monotonic() + self._seconds
+        return [self._read(key, found, until) for key, found in zip(keys, self._store.multi_get(keys))]
+
+    def check(self, keys: list[str]) -> bool:
+        return bool(self._store.check(keys)) and all(self._peek(key) is not None for key in keys)
+
+    def wait(self, keys: list[str], timeout: datetime.timedelta) -> None:
+        until = time.monotonic() + timeout.total_seconds()
+        self._store.wait(keys, timeout)
+        for key, found in zip(keys, self._store.multi_get(keys)):
+            self._read(key, found, until)
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        """Write `desired` unless a rank has written before, and return what counts. `expected` is empty: nothing yet."""
+        if expected:
+            raise ValueError("a signed store compares with nothing written yet")
+        mine = self._sign(key, desired)
+        before = b""
+        for _ in range(TRIES):
+            found: bytes = self._store.compare_set(key, before, mine)
+            value = self._signer.read(self._name(key), found)
+            if value is not None:
+                return value
+            before = found  # a stranger's: replace it, unless a rank does so first
+        raise RuntimeError(f"somebody who is no rank of this job keeps writing to {self._name(key)}")
+
+    def delete_key(self, key: str) -> bool:
+        return bool(self._store.delete_key(key))
+
+    def list_keys(self) -> list[str]:
+        return list(self._store.list_keys()) if hasattr(self._store, "list_keys") else []
+
+    def _name(self, key: str) -> str:
+        return f"{self._prefix}/{key}"
+
+    def _sign(self, key: str, value: str) -> str:
+        return self._signer.sign(self._name(key), value)
+
+    def _peek(self, key: str) -> bytes | None:
+        found = peek(self._store, key)
+        return None if found is None else self._signer.read(self._name(key), found)
+
+    def _read(self, key: str, found: bytes, until: float) -> bytes:
+        value = self._signer.read(self._name(key), found)
+        # not deleted: between the look and the deletion a rank may write
+        while value is None:
+            if time.monotonic() > until:
+                raise RuntimeError(f"no rank of this job has written {self._name(key)}")
+            time.sleep(LOOK)
+            value = self._peek(key)
+        return value
