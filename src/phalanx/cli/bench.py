@@ -13,8 +13,11 @@ from typing import Any
 from phalanx.cli.bench_config import MODELS, AllReduceBench, Bench, GossipBench, TrainBench, parse_size
 from phalanx.cli.bench_ranks import RankError, measure, run_ranks
 from phalanx.cli.bench_table import Record, print_table, write_lines
-from phalanx.cli.names import FORMS, UsageError
+from phalanx.cli.names import FORMS, UsageError, check_environment
+from phalanx.cli.terminal import tell
 from phalanx.comm.launch import LaunchError, discover
+from phalanx.comm.verdict import CommunicationError
+from phalanx.schedule import ScheduleError
 
 DEADLINE = 1800  # seconds
 MAX_RANKS = 256  # processes started on one machine: a slip of the finger should not end it
@@ -129,13 +132,19 @@ def run(bench: Bench, args: argparse.Namespace) -> int:
         raise UsageError(str(error)) from None
     launched = launch.how != "alone"
     ranks = launch.world if launched else args.ranks or max(2, len(os.sched_getaffinity(0)))
-    if launched and args.ranks not in (None, ranks):
-        raise UsageError(f"--ranks {args.ranks}, but {launch.how} started {ranks}: leave --ranks out")
-    if not 2 <= ranks <= MAX_RANKS and not launched:
-        raise UsageError(f"--ranks {ranks}: from 2 to {MAX_RANKS}")
-    if ranks < 2:
-        raise UsageError(f"{launch.how} started one rank: a comparison needs at least 2")
-    bench.check(ranks)
+    try:
+        check_environment()
+        if launched and args.ranks not in (None, ranks):
+            raise UsageError(f"--ranks {args.ranks}, but {launch.how} started {ranks}: leave --ranks out")
+        if not 2 <= ranks <= MAX_RANKS and not launched:
+            raise UsageError(f"--ranks {ranks}: from 2 to {MAX_RANKS}")
+        if ranks < 2:
+            raise UsageError(f"{launch.how} started one rank: a comparison needs at least 2")
+        bench.check(ranks)
+    except (UsageError, ScheduleError):
+        if launch.rank != 0:  # one line for all of them
+            return 2
+        raise
     with contextlib.ExitStack() as files:
         takers: list[Callable[[Record], None]] = []
         if launch.rank == 0:
@@ -151,16 +160,24 @@ def run(bench: Bench, args: argparse.Namespace) -> int:
                 taker(record)
 
         if launched:
-            for record in measure(bench, launch.how):
-                take(record)
+            try:
+                for record in measure(bench, launch.how):
+                    take(record)
+            except CommunicationError as error:
+                if error.operation != "create_communicator":
+                    raise
+                tell(error)
+                return 1
         else:
             try:
                 run_ranks(bench, ranks, args.deadline, take)
             except RankError as error:
-                print(f"phalanx: {error}", file=sys.stderr)
+                tell(error)
+                for line in error.words:
+                    print(f"  {line}", file=sys.stderr)
                 return 1
     if wrong and launch.rank == 0:
-        print(f"phalanx: {wrong} results were wrong", file=sys.stderr)
+        tell(f"{wrong} results were wrong")
     return 1 if wrong else 0
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phalanx.cli.names import UsageError
+from phalanx.cli.terminal import tell
 
 if TYPE_CHECKING:
     from phalanx.train.manifest import Place
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         try:
             reading = read(directory, place, [ENTRY], args.rank)
         except DamagedError as error:
-            print(f"phalanx: damaged: {error}", file=sys.stderr)
+            tell(f"damaged: {error}")
             continue
         manifest = reading.manifest
         if not 0 <= args.rank < manifest.world:
@@ -65,11 +65,11 @@ def run(args: argparse.Namespace) -> int:
             os.replace(fresh, args.file)
         except (OSError, RuntimeError) as error:  # torch wraps what the system says
             fresh.unlink(missing_ok=True)
-            print(f"phalanx: cannot write {args.file}: {error}", file=sys.stderr)
+            tell(f"cannot write {args.file}: {error}")
             return 1
         print(f"{args.file}: the model of {place.name}, rank {args.rank} of {manifest.world}")
         return 0
-    print(f"phalanx: every checkpoint in {directory} is damaged", file=sys.stderr)
+    tell(f"every checkpoint in {directory} is damaged")
     return 1
 
 

@@ -55,18 +55,51 @@ def find_schedule(text: str) -> Schedule:
     name, colon, rest = text.partition(":")
     if colon and name in SCHEDULES:
         return parse_name(text)
-    path = Path(text)
-    if not path.is_file():
+    if not is_file(text):
         hint = f" (it goes on: {name}:{SCHEDULES[name].form})" if rest == "" and name in SCHEDULES else ""
         raise UsageError(f"{text!r} is neither a schedule nor a file{hint}; the schedules are {FORMS}")
-    try:
-        content = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{text}: {error}") from None
+    content = read_text(text)
     try:
         return schedule.from_json(content) if content.lstrip().startswith("{") else schedule.from_text(content)
     except schedule.ScheduleError as error:
         raise schedule.ScheduleError(f"{text}: {error}") from None
+
+
+def verified(text: str) -> Schedule:
+    """The schedule called `text`, proved as collectives and as single messages; ScheduleError if it is wrong."""
+    s = find_schedule(text)
+    try:
+        schedule.verify(s)
+        schedule.verify(schedule.lower(s))
+    except schedule.ScheduleError as error:
+        raise schedule.ScheduleError(f"{text}: {error}") from None
+    return s
+
+
+def check_environment() -> None:
+    """Raise UsageError for a PHALANX_ variable that makes no sense: one line here is better than one from each rank."""
+    from phalanx.comm.settings import check_settings
+
+    try:
+        check_settings()
+    except ValueError as error:  # a ScheduleError is one
+        raise UsageError(str(error)) from None
+
+
+def is_file(text: str | Path) -> bool:
+    """Whether there is such a file; no name is too odd or too long to ask."""
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def read_text(path: str | Path) -> str:
+    """The text of a file that was named on the command line."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: {error.strerror if isinstance(error, OSError) else error}") from None
 
 
 def parse_name(text: str) -> Schedule:

@@ -11,6 +11,7 @@ from typing import Any
 
 from phalanx.cli.bench_config import parse_size
 from phalanx.cli.names import UsageError
+from phalanx.cli.terminal import tell
 
 SIZE = "256M"
 
@@ -91,11 +92,11 @@ def run(args: argparse.Namespace) -> int:
         return _failed(f"cannot write the shards: {error}")
     progress.finish()
     for name, reason in done.skipped.examples:
-        print(f"phalanx: left out: {reason if name in reason else f'{name}: {reason}'}", file=sys.stderr)
+        tell(f"left out: {reason if name in reason else f'{name}: {reason}'}")
     if more := done.skipped.count - len(done.skipped.examples):
-        print(f"phalanx: and {more} more", file=sys.stderr)
+        tell(f"and {more} more")
     told = f"{done.samples} images of {len(source.classes)} classes in {len(done.paths)} shards"
-    print(f"phalanx: {told}{f', {done.skipped.count} left out' if done.skipped.count else ''}", file=sys.stderr)
+    tell(f"{told}{f', {done.skipped.count} left out' if done.skipped.count else ''}")
     print(names.spec(len(done.paths)))
     return 0
 
@@ -114,12 +115,12 @@ def _opened(spec: str, split: str) -> Any:
     except SourceError as error:
         raise UsageError(str(error)) from None
     for warning in said:
-        print(f"phalanx: {warning.message}", file=sys.stderr)
+        tell(warning.message)
     return source
 
 
 def _failed(message: str) -> int:
-    print(f"phalanx: {message}", file=sys.stderr)
+    tell(message)
     return 1
 
 
@@ -128,6 +129,7 @@ class Progress:
 
     def __init__(self, total: int) -> None:
         self.total, self.terminal = total, sys.stderr.isatty()
+        self.screen = getattr(sys.stderr, "own", sys.stderr) if self.terminal else sys.stderr  # `own` takes a carriage return
         self.next = time.monotonic() + (0 if self.terminal else 10)
 
     def __call__(self, samples: int, shards: int) -> None:
@@ -135,8 +137,8 @@ class Progress:
         if now >= self.next:
             self.next = now + (0.2 if self.terminal else 10)
             text = f"{samples} of {self.total} images, shard {shards}"
-            print(f"\r{text} " if self.terminal else text, end="" if self.terminal else "\n", file=sys.stderr, flush=True)
+            print(f"\r{text} " if self.terminal else text, end="" if self.terminal else "\n", file=self.screen, flush=True)
 
     def finish(self) -> None:
         if self.terminal:
-            print(f"\r{' ' * 60}\r", end="", file=sys.stderr, flush=True)
+            print(f"\r{' ' * 60}\r", end="", file=self.screen, flush=True)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from math import inf, nan
 from pathlib import Path
 
-from phalanx.cli.names import UsageError
+from phalanx.cli.names import UsageError, is_file, read_text
 from phalanx.cluster import (
     MODELS,
     PRESETS,
@@ -149,6 +149,8 @@ def run(args: argparse.Namespace) -> int:
         return _run(args)
     except ValueError as error:
         raise UsageError(str(error)) from None
+    except ArithmeticError as error:  # of what was typed and what the files say, something is absurd
+        raise UsageError(f"these numbers are too large or too small to plan with ({error})") from None
     except OSError as error:
         raise UsageError(f"{error.filename}: {error.strerror}") from None
 
@@ -215,8 +217,8 @@ def _pictures(args: argparse.Namespace, plan: Plan) -> None:
 def _cluster(args: argparse.Namespace) -> Cluster:
     if args.cluster in PRESETS:
         cluster = PRESETS[args.cluster]
-    elif Path(args.cluster).is_file():
-        cluster = cluster_model.from_json(Path(args.cluster).read_text(encoding="utf-8"))
+    elif is_file(args.cluster):
+        cluster = cluster_model.from_json(read_text(args.cluster))
     else:
         raise UsageError(f"{args.cluster!r} is neither a file nor one of {', '.join(PRESETS)}")
     return cluster if args.ranks is None else cluster.with_ranks(args.ranks)
@@ -225,9 +227,9 @@ def _cluster(args: argparse.Namespace) -> Cluster:
 def _profile(args: argparse.Namespace, cluster: Cluster) -> BackendProfile:
     profile = PROFILES[args.backend]
     if args.profile:
-        profile = backend_profile.from_json(args.profile.read_text(encoding="utf-8"))
+        profile = backend_profile.from_json(read_text(args.profile))
     if args.calibrate:
-        rows = calibration.read_rows(args.calibrate.read_text(encoding="utf-8").splitlines())
+        rows = calibration.read_rows(read_text(args.calibrate).splitlines())
         profile = calibration.fit(rows, cluster, profile)
     return profile
 
@@ -236,9 +238,9 @@ def _model(args: argparse.Namespace) -> tuple[Model, Compute]:
     """A known model, whose device `--rate` describes, or one's own, whose file may do so."""
     if args.model in MODELS:
         return MODELS[args.model], _compute(args, MODELS[args.model])
-    if not Path(args.model).is_file():
+    if not is_file(args.model):
         raise UsageError(f"--model {args.model} is neither a file nor one of {', '.join(MODELS)}")
-    model, measured = model_file.from_json(Path(args.model).read_text(encoding="utf-8"))
+    model, measured = model_file.from_json(read_text(args.model))
     if not args.rate:
         if args.overhead:
             raise UsageError("--overhead has no effect: the file of the model says what does not grow with the batch")

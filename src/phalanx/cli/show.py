@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from phalanx.cli.names import FORMS, UsageError, find_schedule
 from phalanx.schedule import lower, show, to_json, to_text, trace
+from phalanx.schedule.printable import one_line
 
 EXAMPLES = """examples:
   phalanx show torus:2x3                     ranks down, steps across
@@ -47,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         width = shutil.get_terminal_size((100, 24)).columns
         limits = {"max_ranks": s.world, "max_steps": len(s.steps)} if args.all else {}
-        sys.stdout.write(show(s, width=width, **limits))
+        sys.stdout.write(show(replace(s, name=one_line(s.name)), width=width, **limits))
     if args.trace:
         try:
             args.trace.write_text(trace(s), encoding="utf-8")

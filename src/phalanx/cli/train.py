@@ -8,16 +8,18 @@ import itertools
 import json
 import os
 import shlex
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phalanx.cli.names import UsageError, find_schedule
+from phalanx.cli.names import UsageError, check_environment, is_file, verified
+from phalanx.cli.terminal import forgive_output, tell
 from phalanx.comm.launch import LaunchError, discover
-from phalanx.comm.start import AGENT, end_with_agent, start_ranks
+from phalanx.comm.settings import AGENT
+from phalanx.comm.start import end_with_agent, start_ranks
 from phalanx.schedule import Schedule, ScheduleError
+from phalanx.schedule.plain_json import read_json
 from phalanx.train.rows import write_json
 
 if TYPE_CHECKING:  # torch takes seconds to import, and `phalanx --help` has no use for it
@@ -77,6 +79,7 @@ def run(args: argparse.Namespace) -> int:
     except LaunchError as error:
         raise UsageError(str(error)) from None
     try:
+        check_environment()
         plan = read_plan(args.plan) if args.plan else None
         config = resolve(args.recipe, args.settings, plan.settings if plan else None)
         if args.show:
@@ -93,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
         if ranks == 1:
             return train_here(args, config, out, plan)
     except DirectoryInUseError as error:
-        print(f"phalanx: {error}", file=sys.stderr)
+        tell(error)
         return 1
     except (ConfigError, UsageError, ScheduleError) as error:
         if launch.rank != 0:  # one line for all of them
@@ -131,7 +134,7 @@ def load(recipe: str) -> RunConfig:
 
     named = RECIPES / f"{recipe.replace('-', '_')}.py"
     path = named if recipe in recipe_names() else Path(recipe)
-    if not path.is_file():
+    if not is_file(path):
         raise UsageError(f"{recipe!r} is neither a recipe nor a file; the recipes are {', '.join(recipe_names())}")
     spec = importlib.util.spec_from_file_location(f"recipe_{path.stem}", path)
     if spec is None or spec.loader is None:
@@ -139,7 +142,7 @@ def load(recipe: str) -> RunConfig:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # noqa: BLE001  whatever the user's file does wrong
+    except (Exception, SystemExit) as error:  # noqa: BLE001  whatever the user's file does wrong
         raise UsageError(f"{path}: {type(error).__name__}: {error}") from None
     config = getattr(module, "config", None)
     if not isinstance(config, RunConfig):
@@ -179,7 +182,7 @@ def find_algorithm(config: RunConfig, ranks: int) -> Schedule | None:
     """The schedule that the configuration names."""
     if config.comm.algorithm is None:
         return None
-    schedule = find_schedule(config.comm.algorithm)
+    schedule = verified(config.comm.algorithm)
     if schedule.world != ranks or schedule.goal != "sum":
         raise UsageError(f"comm.algorithm={config.comm.algorithm}: not an all-reduce of {ranks} ranks")
     return schedule
@@ -210,8 +213,11 @@ def prepare_directory(out: Path | None, config: RunConfig, *, resume: bool) -> P
                     else f"{out} has checkpoints of an earlier run: --resume continues it, --out names another directory"
                 )
             write_json(out / "config.json", plain(config))
-    except OSError as error:
-        raise UsageError(f"--out {out or RUNS}: {error.strerror or error}") from None
+    except UsageError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise UsageError(f"--out {out or RUNS / config.name}: {reason}") from None
     return out
 
 
@@ -246,7 +252,7 @@ def check_same_run(out: Path, config: RunConfig) -> None:
     from phalanx.train.entries import compare_plain
 
     try:
-        before = json.loads((out / "config.json").read_text(encoding="utf-8"))
+        before = read_json((out / "config.json").read_text(encoding="utf-8"))
         odd = compare_plain("config", identity(json.loads(json.dumps(plain(config)))), identity(before))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise UsageError(
@@ -271,6 +277,7 @@ def train_here(args: argparse.Namespace, config: RunConfig, out: Path | None, pl
     import torch
 
     from phalanx.comm.create import create_communicator
+    from phalanx.comm.verdict import CommunicationError
     from phalanx.data import BadSample, SampleError, SourceError
     from phalanx.train.config import ConfigError
     from phalanx.train.lock import DirectoryInUseError, one_job
@@ -285,21 +292,27 @@ def train_here(args: argparse.Namespace, config: RunConfig, out: Path | None, pl
     if "OMP_NUM_THREADS" not in os.environ and launch.world > 1:
         torch.set_num_threads(1)
     try:
-        with create_communicator(find_algorithm(config, launch.world), timeout=config.comm.timeout) as comm:
+        comm = create_communicator(find_algorithm(config, launch.world), timeout=config.comm.timeout)
+    except (CommunicationError, LaunchError) as error:  # of the meeting: the peers did not come, or the port is another's
+        tell(error)
+        return 1
+    try:
+        with comm:
             out = agree_on_directory(out, config, comm, resume=args.resume)
             with one_job(out, comm):  # as train() does: the plan is a record of the run, too
                 if plan and comm.rank == 0:
                     write_json(out / FILE, plan.content)
                 result = train(config, comm, out=out, resume=args.resume, goes_on_with=resuming_command(args, out, comm.size))
+        forgive_output()
         return 128 + result.signal if result.why == "stopped" else 0
     except ConfigError:
         raise
     except DirectoryInUseError as error:
         if launch.rank == 0:  # all ranks have it
-            print(f"phalanx: {error}", file=sys.stderr)
+            tell(error)
         return 1
     except (SourceError, SampleError, BadSample, CheckpointError) as error:
-        print(f"phalanx: rank {launch.rank}: {error}", file=sys.stderr)
+        tell(f"rank {launch.rank}: {error}")
         return 1
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 from phalanx.cli.names import FORMS, find_schedule
 from phalanx.schedule import Schedule, lower, lowered_ops, verify
+from phalanx.schedule.printable import one_line
 
 MAX_LOWERED = 4_000_000  # ops; some 10 s and 1 GB
 
@@ -47,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
             lowered = lower(s)
             verify(lowered)
             facts.append(f"lowered {_size(lowered)}")
-    print(f"ok  {'; '.join(facts)}; {time.perf_counter() - start:.2f} s")
+    print(one_line(f"ok  {'; '.join(facts)}; {time.perf_counter() - start:.2f} s"))
     return 0
 
 

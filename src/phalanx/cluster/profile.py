@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.schedule import Kind
+from phalanx.schedule.plain_json import read_json
 
 Calls = Literal["never", "on one host", "always"]
 Floats = NDArray[np.float64]
@@ -215,7 +216,7 @@ def to_json(profile: BackendProfile) -> str:
 def from_json(text: str) -> BackendProfile:
     """The profile that `to_json` wrote."""
     try:
-        content = json.loads(text)
+        content = read_json(text)
         content["memory"] = _or_inf(content["memory"])
         content["protocols"] = tuple(
             Protocol(

@@ -30,7 +30,7 @@ import torch
 import torch.distributed as dist
 
 from phalanx.comm.failure import CommunicationError, Store, clear
-from phalanx.comm.launch import Launch, Note
+from phalanx.comm.launch import LISTENER, Launch, Note
 from phalanx.comm.verdict import name_ranks
 
 T = TypeVar("T")
@@ -150,8 +150,11 @@ def _serve(listener: socket.socket, host: str, world: int, limit: datetime.timed
 def _listen(host: str, launch: Launch) -> socket.socket:
     """The port of the meeting point; only on the loopback device where that is all that the others need."""
     if launch.listener >= 0:  # whoever started this process has taken it
-        os.set_inheritable(launch.listener, False)
-        return socket.socket(fileno=os.dup(launch.listener))
+        try:
+            os.set_inheritable(launch.listener, False)
+            return socket.socket(fileno=os.dup(launch.listener))
+        except OSError as error:
+            raise StrangerError(f"{LISTENER}={launch.listener} is not an open socket ({error.strerror}): unset it") from None
     try:
         if host.startswith("127."):
             return socket.create_server((host, launch.port), backlog=max(128, launch.world))

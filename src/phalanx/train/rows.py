@@ -8,6 +8,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from phalanx.schedule.plain_json import read_json
+
 
 class Rows:
     """Appends to `path`; with `keep_to_step`, rows of earlier starts stay up to that step, and those beyond it go.
@@ -36,7 +38,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     rows = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            row = json.loads(line)
+            row = read_json(line)
         except ValueError:
             continue
         if isinstance(row, dict):
@@ -51,7 +53,8 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def _happened(row: dict[str, Any], step: int) -> bool:
-    return row.get("kind") != "end" and row.get("step", 0) <= step
+    at = row.get("step", 0)
+    return row.get("kind") != "end" and isinstance(at, int | float) and at <= step
 
 
 def _write_whole(path: Path, text: str) -> None:

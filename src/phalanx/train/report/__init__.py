@@ -3,7 +3,7 @@
     write_report([Path("runs/digits")], Path("runs/digits/report.html"))
 
 run        what a directory tells, as a value         figures, tables   what the page shows of it
-plots      lines, areas and bars as SVG               pictures          schedules and timelines as SVG
+plots      lines, areas and bars as SVG               pictures, timeline   schedules and a few steps as SVG
 prediction what a plan said beside what was measured
 page       the HTML around them, with page.css and page.js inside
 """
