@@ -6,7 +6,8 @@ import random
 LONG = "9" * 400  # a number that no float holds
 WORDS = (
     "", " ", "x", "-1", "0", "1.5", "nan", "inf", "-inf", "1e400", "1e-300", "1e300", LONG, "9" * 5000, "0x10", "1_000", "٣",
-    "\x1b[31mred", "a\nb", "\udcff", "é\u202eb", "a" * 300, "/", ".", "..", "/dev/null/x", "nowhere/x", "torus:2x", "ring:" + LONG, "1@", "@", "1@x",
+    "\x1b[31mred", "a\nb", "\udcff", "é\u202eb", "a" * 300, "/", ".", "..", "/dev/null/x", "nowhere/x",
+    "torus:2x", "ring:" + LONG, "1@", "@", "1@x",
 )  # fmt: skip
 PATHS = ("", ".", "/", "..", "/dev/null/x", "nowhere/x", "a" * 300, "\udcff/x", "\x1b]0;title\x07", "a\nb/x")
 
@@ -14,8 +15,10 @@ DEEP = "[" * 100_000
 BINARY = (b"", b"\n", b"\xff\xfe\x00", b"\x00" * 100, b"\x7fELF\x02", b"null", b"[]", b"{}", b'"text"', b"3", b"NaN", b"{", b"[1")
 
 LEAVES = (
-    None, True, -1, 0, 1.5, 1e308, -1e308, 1e-320, "x", "", "\x1b[31m\n", "\ud800", "<meta http-equiv=refresh content=0>", [], {}, [[]], [None],
-    "RAW:Infinity", "RAW:-Infinity", "RAW:NaN", f"RAW:{LONG}", f"RAW:-{LONG}", f"RAW:0.{LONG}", "RAW:1e999", "RAW:" + "[" * 500 + "]" * 500,
+    None, True, -1, 0, 1.5, 1e308, -1e308, 1e-320, "x", "", "\x1b[31m\n", "\ud800", "<meta http-equiv=refresh content=0>",
+    [], {}, [[]], [None],
+    "RAW:Infinity", "RAW:-Infinity", "RAW:NaN", f"RAW:{LONG}", f"RAW:-{LONG}", f"RAW:0.{LONG}", "RAW:1e999",
+    "RAW:" + "[" * 500 + "]" * 500,
 )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from phalanx.cli.bench_config import MODELS, AllReduceBench, Bench, GossipBench,
 from phalanx.cli.bench_ranks import RankError, measure, run_ranks
 from phalanx.cli.bench_table import Record, print_table, write_lines
 from phalanx.cli.names import FORMS, UsageError, check_environment
+from phalanx.cli.numbers import at_least_one, whole
 from phalanx.cli.terminal import tell
 from phalanx.comm.launch import LaunchError, discover
 from phalanx.comm.verdict import CommunicationError
@@ -68,8 +69,8 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         **style,
     )
     gossip.add_argument("--size", metavar="SIZE", type=_size, default=4 << 20, help="of the parameters, in bytes (default 4M)")
-    gossip.add_argument("--compute", metavar="MS", type=_positive, default=50, help="milliseconds to wait (default 50)")
-    gossip.add_argument("--steps", metavar="N", type=_positive, default=8, help="steps in one piece (default 8)")
+    gossip.add_argument("--compute", metavar="MS", type=at_least_one, default=50, help="milliseconds to wait (default 50)")
+    gossip.add_argument("--steps", metavar="N", type=at_least_one, default=8, help="steps in one piece (default 8)")
     _add_only(gossip, beside="no communication")
     _add_running(gossip, repeat=5, unit="blocks")
     gossip.set_defaults(
@@ -83,8 +84,8 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         **style,
     )
     train.add_argument("--model", choices=MODELS, default=MODELS[0], help=f"default {MODELS[0]}")
-    train.add_argument("--pixels", metavar="N", type=_positive, default=64, help="height and width of an image (default 64)")
-    train.add_argument("--batch", metavar="N", type=_positive, default=2, help="images per rank (default 2)")
+    train.add_argument("--pixels", metavar="N", type=at_least_one, default=64, help="height and width of an image (default 64)")
+    train.add_argument("--batch", metavar="N", type=at_least_one, default=2, help="images per rank (default 2)")
     _add_only(train, beside="no communication and DDP")
     train.add_argument("--all", action="store_true", help="also say which known contenders are not installed")
     _add_running(train, repeat=9, unit="steps")
@@ -101,20 +102,19 @@ def _add_only(parser: argparse.ArgumentParser, *, beside: str) -> None:
 
 
 def _add_running(parser: argparse.ArgumentParser, *, repeat: int, unit: str) -> None:
-    parser.add_argument("--ranks", metavar="N", type=_positive, help="processes to start here, where no launcher did")
-    parser.add_argument("--repeat", metavar="N", type=_positive, default=repeat, help=f"{unit} per contender (default {repeat})")
+    parser.add_argument("--ranks", metavar="N", type=at_least_one, help="processes to start here, where no launcher did")
+    parser.add_argument(
+        "--repeat", metavar="N", type=at_least_one, default=repeat, help=f"{unit} per contender (default {repeat})"
+    )
     parser.add_argument("--pin", action="store_true", help="keep every rank, with its threads, on a core of its own")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the records there, one per line")
     parser.add_argument(
-        "--deadline", metavar="S", type=_positive, default=DEADLINE, help=f"seconds for ranks started here (default {DEADLINE})"
+        "--deadline",
+        metavar="S",
+        type=whole(1, 10**6),
+        default=DEADLINE,
+        help=f"seconds for ranks started here (default {DEADLINE})",
     )
-
-
-def _positive(text: str) -> int:
-    number = int(text) if text.isascii() and text.isdigit() else 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 up")
-    return number
 
 
 def _size(text: str) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phalanx.cli.names import UsageError
+from phalanx.cli.numbers import whole
 from phalanx.cli.terminal import tell
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument("directory", metavar="RUN", type=Path, help="a run, its directory of checkpoints, or one checkpoint")
     parser.add_argument("file", metavar="FILE", type=Path, help="what to write")
-    parser.add_argument("--rank", metavar="N", type=int, default=0, help="whose replica (default: 0)")
+    parser.add_argument("--rank", metavar="N", type=whole(0), default=0, help="whose replica (default: 0)")
     parser.set_defaults(run=run)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -23,6 +24,7 @@ class OneLineParser(argparse.ArgumentParser):
         raise UsageError(f"{message} (usage: {self.prog} --help)")
 
 
+@functools.cache
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line, with all its verbs."""
     parser = OneLineParser(

@@ -6,11 +6,11 @@ import argparse
 import sys
 import time
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 from phalanx.cli.bench_config import parse_size
 from phalanx.cli.names import UsageError
+from phalanx.cli.numbers import at_least_one, whole
 from phalanx.cli.terminal import tell
 
 SIZE = "256M"
@@ -37,24 +37,10 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("--split", default="train", help="train, val, validation or test (default train)")
     full = parser.add_mutually_exclusive_group()
     full.add_argument("--size", metavar="SIZE", type=_size, help=f"bytes of a shard at most, such as 64M or 1G (default {SIZE})")
-    full.add_argument("--count", metavar="N", type=_count, help="samples of a shard, instead")
-    parser.add_argument("--shuffle", metavar="SEED", type=_seed, help="in a random order; default: class by class")
+    full.add_argument("--count", metavar="N", type=at_least_one, help="samples of a shard, instead")
+    parser.add_argument("--shuffle", metavar="SEED", type=whole(0), help="in a random order; default: class by class")
     parser.add_argument("--skip-bad", action="store_true", help="leave unreadable and empty files out, and name them")
     parser.set_defaults(run=run)
-
-
-def _number(least: int, meaning: str) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        number = int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else -1
-        if number < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is not {meaning}")
-        return number
-
-    return parse
-
-
-_count = _number(1, "a number from 1 up")
-_seed = _number(0, "a number from 0 up")
 
 
 def _size(text: str) -> int:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
 from dataclasses import replace
-from math import inf, nan
+from math import inf
 from pathlib import Path
 
+import numpy as np
+
 from phalanx.cli.names import UsageError, is_file, read_text
+from phalanx.cli.numbers import at_least_one, not_negative, part, positive
 from phalanx.cluster import (
     MODELS,
     PRESETS,
@@ -44,32 +46,6 @@ EXAMPLES = """examples:
   phalanx plan --cluster cloud-10g --ranks 32 --batch 2048 --rate 300@64 --wire both --gossip
   phalanx plan --show-cluster lab > mine.json     then edit it, and: phalanx plan --cluster mine.json ...
 """
-
-
-def number(what: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
-    """A reader of numbers that make sense, for argparse."""
-
-    def read(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = nan
-        if not fits(value):
-            raise argparse.ArgumentTypeError(f"{text}: {what}")
-        return value
-
-    return read
-
-
-not_negative = number("a number, 0 or more", lambda x: 0 <= x < inf)
-positive = number("a number, more than 0", lambda x: 0 < x < inf)
-part = number("a part, from 0 to 1", lambda x: 0 <= x <= 1)
-_at_least_one = number("a whole number, at least 1", lambda x: x >= 1 and x % 1 == 0)
-
-
-def at_least_one(text: str) -> int:
-    """A number of things."""
-    return int(_at_least_one(text))
 
 
 def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -146,7 +122,8 @@ def run(args: argparse.Namespace) -> int:
         if not getattr(args, name):
             raise UsageError(f"--{name} is missing; `phalanx plan --help` has examples")
     try:
-        return _run(args)
+        with np.errstate(over="raise", invalid="raise", divide="raise"):  # an error, not a warning and a plan of infinities
+            return _run(args)
     except ValueError as error:
         raise UsageError(str(error)) from None
     except ArithmeticError as error:  # of what was typed and what the files say, something is absurd

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phalanx.cli.names import UsageError
+from phalanx.cli.numbers import at_least_one
 from phalanx.cli.train import recipe_names, resolve
 from phalanx.schedule.markup import Markup, tag
 
@@ -49,7 +50,9 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--set", metavar="PATH=VALUE", action="append", default=[], dest="settings", help="change the recipe; may be repeated"
     )
-    parser.add_argument("--samples", metavar="N", type=int, help="to train with (default: those of the data, if they are here)")
+    parser.add_argument(
+        "--samples", metavar="N", type=at_least_one, help="to train with (default: those of the data, if they are here)"
+    )
     parser.add_argument("--svg", metavar="FILE", type=Path, help="write a picture, too; it knows light and dark")
     parser.add_argument("--json", action="store_true", help=f"the values instead, at most about {POINTS} of them")
     parser.set_defaults(run=run)
@@ -59,15 +62,13 @@ def run(args: argparse.Namespace) -> int:
     """Print what was asked for."""
     from phalanx.train.config import ConfigError
 
-    if args.samples is not None and args.samples < 1:
-        raise UsageError(f"--samples {args.samples}: at least 1")
     try:
         config = resolve(args.recipe, args.settings)
         samples = args.samples if args.samples is not None else count_samples(config)
         points = moments(config, samples, POINTS)
     except ConfigError as error:
         raise UsageError(str(error)) from None
-    except ValueError as error:
+    except (ValueError, ArithmeticError) as error:
         raise UsageError(f"{args.recipe}: {error}") from None
     if args.json:
         print(json.dumps({"recipe": config.name, "samples": samples, "steps": [asdict(moment) for moment in points]}))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phalanx.cli.names import UsageError, check_environment, is_file, verified
+from phalanx.cli.numbers import at_least_one
 from phalanx.cli.terminal import forgive_output, tell
 from phalanx.comm.launch import LaunchError, discover
 from phalanx.comm.settings import AGENT
@@ -44,7 +45,7 @@ def add_to(verbs: Any) -> None:
     parser.add_argument(
         "--ranks",
         metavar="N",
-        type=int,
+        type=at_least_one,
         help="processes to start here (default: as many as cores, if the batch can be divided so)",
     )
     parser.add_argument(
@@ -155,8 +156,6 @@ def check_everything(config: RunConfig, ranks: int) -> None:
     from phalanx.grad.partners import check_topology
     from phalanx.train.check import check, open_sources
 
-    if ranks < 1:
-        raise UsageError(f"--ranks {ranks}: at least 1")
     find_algorithm(config, ranks)
     if config.comm.sync == "gossip" and config.comm.gossip.level != "host":
         try:
