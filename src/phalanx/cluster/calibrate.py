@@ -7,6 +7,7 @@ much as 64 MiB), first by a search along one number at a time; what is left is t
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.schedule import Schedule, halving_doubling, hierarchical, recursive_doubling, ring, torus, tree
-from phalanx.schedule.plain_json import read_json
 
 from .model import Cluster
 from .profile import BackendProfile
@@ -58,8 +58,8 @@ def read_rows(lines: Iterable[str]) -> list[Measured]:
     found = []
     for number, line in enumerate(lines, 1):
         try:
-            row = read_json(line)
-        except ValueError:
+            row = json.loads(line)
+        except json.JSONDecodeError:
             row = None
         if not isinstance(row, dict):
             raise ValueError(f"line {number} is no row of `phalanx bench allreduce --json`: {line[:60]!r}")

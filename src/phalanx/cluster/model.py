@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from math import ceil, inf
 from typing import Any, Literal, cast
 
-from phalanx.schedule.plain_json import read_json
-
 Sharing = Literal["pair", "rank", "host"]
 GBIT = 1e9 / 8  # bytes/s
 GB = 1e9  # bytes/s, as vendors count
@@ -119,8 +117,8 @@ def to_json(cluster: Cluster) -> str:
 def from_json(text: str) -> Cluster:
     """The cluster that `to_json` wrote, or that a person did."""
     try:
-        content = read_json(text)
-    except ValueError as error:
+        content = json.loads(text)
+    except json.JSONDecodeError as error:
         raise ClusterError(f"a cluster file is JSON: {error}") from None
     if not isinstance(content, dict):
         raise ClusterError("a cluster file is one JSON object; `phalanx plan --show-cluster NAME` prints an example")

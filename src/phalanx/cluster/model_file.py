@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
-from phalanx.schedule.plain_json import read_json
-
 from .workload import Compute, Model, Tensor
 
 
@@ -24,7 +22,7 @@ def to_json(model: Model, compute: Compute) -> str:
 def from_json(text: str) -> tuple[Model, Compute]:
     """What `to_json` wrote."""
     try:
-        content = read_json(text)
+        content = json.loads(text)
         tensors = tuple(Tensor(str(name), int(elements), float(work), 0) for name, elements, work in content["tensors"])
         model = Model(str(content["name"]), tensors, int(content["samples"]))
         compute = Compute(**content["compute"])

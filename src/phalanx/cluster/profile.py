@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.schedule import Kind
-from phalanx.schedule.plain_json import read_json
 
 Calls = Literal["never", "on one host", "always"]
 Floats = NDArray[np.float64]
@@ -216,7 +215,7 @@ def to_json(profile: BackendProfile) -> str:
 def from_json(text: str) -> BackendProfile:
     """The profile that `to_json` wrote."""
     try:
-        content = read_json(text)
+        content = json.loads(text)
         content["memory"] = _or_inf(content["memory"])
         content["protocols"] = tuple(
             Protocol(

@@ -10,12 +10,10 @@ import functools
 import json
 import os
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 
 from phalanx.comm.hosts import Hosts
 from phalanx.schedule import Schedule, ScheduleError, from_json, lower, verify
-from phalanx.schedule.plain_json import read_json
 
 PLANNED = "PHALANX_SCHEDULES"
 LARGEST = 1 << 62  # bytes; no message is longer
@@ -42,17 +40,11 @@ def tell_if_unplanned(hosts: Hosts) -> None:
         )
 
 
-def check_planned(environ: Mapping[str, str] = os.environ) -> None:
-    """Raise where PHALANX_SCHEDULES names a file that holds no schedules."""
-    if path := environ.get(PLANNED):
-        _read(path)
-
-
 @functools.lru_cache(maxsize=4)
 def _read(path: str) -> tuple[tuple[int, int], tuple[tuple[int, Schedule], ...]]:
     """Hosts, ranks per host, and the verified all-reduces with the bytes up to which they serve."""
     try:
-        content = read_json(Path(path).read_text(encoding="utf-8"))
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
         grid = int(content["hosts"]), int(content["per_host"])
         read = [(item["up_to"], from_json(json.dumps(item["schedule"]))) for item in content["schedules"]]
         ranges = tuple((LARGEST if limit is None else int(limit), schedule) for limit, schedule in read)
@@ -60,7 +52,7 @@ def _read(path: str) -> tuple[tuple[int, int], tuple[tuple[int, Schedule], ...]]
         raise ValueError(
             f"{PLANNED}={path}: {error.strerror}; leave it unset, or make one with `phalanx plan --schedules`"
         ) from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{PLANNED}={path} is not what `phalanx plan --schedules` writes: {error}") from None
     for _, schedule in ranges:
         if schedule.goal != "sum" or schedule.world != grid[0] * grid[1]:

@@ -7,7 +7,6 @@ from fractions import Fraction
 from typing import Any, cast
 
 from .ops import Collective, Goal, Kind, Move, Op, Scale, Schedule, ScheduleError, Step
-from .plain_json import read_json
 from .wellformed import GOALS, KINDS
 
 
@@ -21,10 +20,10 @@ def to_json(s: Schedule) -> str:
 def from_json(text: str) -> Schedule:
     """The schedule that `to_json` wrote; `ScheduleError` names the line, or the step and op, that makes no sense."""
     try:
-        data = read_json(text)
+        data = json.loads(text)
     except json.JSONDecodeError as error:
         raise ScheduleError(f"line {error.lineno}: {error.msg}") from None
-    except ValueError as error:  # a number or a nesting that no schedule has
+    except (ValueError, RecursionError) as error:  # a number or a nesting that no schedule has
         raise ScheduleError(f"not a schedule: {error}") from None
     name, world, chunks, goal, root, steps = _fields(data, "the schedule", "schedule", "world", "chunks", "goal", "root", "steps")
     if goal not in GOALS:

@@ -25,7 +25,6 @@ from fractions import Fraction
 from typing import cast
 
 from .ops import Collective, Goal, Kind, Move, Op, Scale, Schedule, ScheduleError, Step
-from .plain_json import read_json
 from .wellformed import GOALS, KINDS
 
 HEADER = ("schedule", "world", "chunks", "goal", "root")
@@ -125,8 +124,8 @@ def _run_from_text(text: str) -> range:
 
 def _string(text: str, number: int) -> str:
     try:
-        value = read_json(text)
-    except ValueError:
+        value = json.loads(text)
+    except json.JSONDecodeError:
         value = None
     if not isinstance(value, str):
         raise ScheduleError(f'line {number}: {text!r} is not a text in double quotes, such as "all-gather"')

@@ -195,8 +195,6 @@ def parse(text: str, kind: Any, path: str) -> Any:
             number = kind(text.replace("_", ""))
         except ValueError:
             raise ConfigError(f"{path}={text}: {'a whole number' if kind is int else 'a number'}") from None
-        if kind is int and abs(number) >= 2**63:
-            raise ConfigError(f"{path}={text}: a whole number of 64 bits")
         if kind is float and not math.isfinite(number):
             raise ConfigError(f"{path}={text}: a finite number")
         return number

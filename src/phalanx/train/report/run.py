@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from phalanx.schedule.plain_json import read_json
 from phalanx.train.report.plots import Number, is_number
 from phalanx.train.rows import read_rows
 
 WHY = {"epochs": "complete", "target": "target reached", "stopped": "stopped on request"}
 NO_END = "no end recorded"  # killed, or still running
-LARGEST = 1e100  # of a number that is drawn: axes multiply and divide, and no run has such numbers
 
 
 class ReportError(ValueError):
@@ -76,13 +76,11 @@ class Run:
 
 
 def value_of(row: dict[str, Any], path: str) -> Number:
-    """A number of a row, `times.input` for one inside another; None where there is none that makes sense."""
+    """A number of a row, `times.input` for one inside another; None where there is none."""
     found: Any = row
     for name in path.split("."):
         found = found.get(name) if isinstance(found, dict) else None
-    if isinstance(found, bool) or not isinstance(found, int | float) or not -LARGEST < found < LARGEST:
-        return None
-    return float(found) if abs(found) > 1 / LARGEST else 0.0
+    return float(found) if isinstance(found, int | float) and not isinstance(found, bool) and math.isfinite(found) else None
 
 
 def read_runs(directories: Sequence[Path]) -> list[Run]:
@@ -108,11 +106,9 @@ def read_run(directory: Path, name: str) -> Run:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = read_json(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ReportError(f"{path}: {error.strerror}") from None
-    except ValueError as error:
-        raise ReportError(f"{path} is damaged: {error}") from None
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ReportError(f"{path}: {error}") from None
     if not isinstance(found, dict):
         raise ReportError(f"{path} is damaged: it holds no object")
     return found
