@@ -9,8 +9,7 @@ from pathlib import Path
 
 from phalanx import schedule
 from phalanx.schedule import Schedule
-
-MAX_RANKS = 65536  # a slip of the finger such as torus:4000x8000 would fill the memory
+from phalanx.schedule.limits import MAX_RANKS
 
 
 class UsageError(ValueError):

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 from phalanx.cli.names import FORMS, UsageError, find_schedule
-from phalanx.schedule import lower, show, to_json, to_text, trace
+from phalanx.schedule import lower, lowered_ops, show, to_json, to_text, trace
+from phalanx.schedule.limits import MAX_LOWERED
 
 EXAMPLES = """examples:
   phalanx show torus:2x3                     ranks down, steps across
@@ -41,6 +42,8 @@ def run(args: argparse.Namespace) -> int:
     """Print the schedule in the form asked for."""
     s = find_schedule(args.schedule)
     if args.lower:
+        if (count := lowered_ops(s)) > MAX_LOWERED:
+            raise UsageError(f"{args.schedule}: {count:,} messages; --lower makes at most {MAX_LOWERED:,}: take fewer ranks")
         s = lower(s)
     if args.text or args.json:
         sys.stdout.write(to_text(s) if args.text else to_json(s))
