@@ -146,9 +146,9 @@ def load(directory, comm, first):
 
 @pytest.mark.parametrize("cases", blocks(0.02))
 @pytest.mark.parametrize("part", ["manifest.json", "rank-00000.json"])
-def test_directory(saved, tmp_path, part, cases):
+def test_directory(saved, memory, part, cases):
     source, first, comm = saved
-    directory = tmp_path / "checkpoints"
+    directory = memory / "checkpoints"
     shutil.copytree(source, directory)
     manifest, other = directory / "step-000000002" / "manifest.json", directory / "step-000000002" / "rank-00000.json"
     body, structure = unsealed(manifest.read_bytes()), other.read_bytes()

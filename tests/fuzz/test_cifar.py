@@ -69,8 +69,8 @@ def test_plain_pickle(cases):
 
 
 @pytest.mark.parametrize("cases", blocks(0.25))
-def test_cifar(tmp_path, cases):
-    layout, path = LAYOUTS["cifar10"][1], tmp_path / "data_batch_1"
+def test_cifar(memory, cases):
+    layout, path = LAYOUTS["cifar10"][1], memory / "data_batch_1"
 
     def read(data):
         path.write_bytes(data)

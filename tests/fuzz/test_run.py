@@ -77,8 +77,8 @@ LINES = "\n".join(map(json.dumps, ROWS)).encode()
 
 
 @pytest.mark.parametrize("cases", blocks())
-def test_rows(tmp_path, cases):
-    path = tmp_path / "metrics.jsonl"
+def test_rows(memory, cases):
+    path = memory / "metrics.jsonl"
 
     def read(data):
         path.write_bytes(data)
@@ -137,16 +137,16 @@ def test_trace(cases):
 
 
 @pytest.mark.parametrize("cases", blocks(0.1))
-def test_page(tmp_path, cases):
+def test_page(memory, cases):
     files = ("config", "environment", "trace", "plan")
 
     def read(data):
         """Each line is a file; the rest are rows."""
         lines = data.split(b"\n")
         for name, line in zip(files, lines):
-            (tmp_path / f"{name}.json").write_bytes(line)
-        (tmp_path / "metrics.jsonl").write_bytes(b"\n".join(lines[len(files) :]))
-        assert build([read_run(tmp_path, "run")]).startswith("<!doctype html>")
+            (memory / f"{name}.json").write_bytes(line)
+        (memory / "metrics.jsonl").write_bytes(b"\n".join(lines[len(files) :]))
+        assert build([read_run(memory, "run")]).startswith("<!doctype html>")
 
     environment = {"date": "2026-11-17T00:00:00+00:00", "host": "h", "cores": 2, "device": "cpu", "ranks": 2, "hosts": 1,
                    "versions": {"torch": "2.13"}, "command": ["phalanx", "train"],

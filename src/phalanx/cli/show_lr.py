@@ -111,7 +111,9 @@ def moments(config: RunConfig, samples: int | None, points: int) -> list[Moment]
     if total < 1:
         raise ValueError(f"{samples} samples make no batch of {course.plan.stages[0].batch}")
     warm = int(config.rate.warmup)
-    numbers = {min(total, round(1 + (total - 1) * i / points)) for i in range(points + 1)} | {steps(epoch) for epoch in borders[1:]}
+    numbers = {min(total, round(1 + (total - 1) * i / points)) for i in range(points + 1)} | {
+        steps(epoch) for epoch in borders[1:]
+    }
     numbers |= {steps(epoch) + 1 for epoch in borders[:-1]}
     numbers |= {steps(warm) + round((config.rate.warmup - warm) * (steps(min(warm + 1, epochs)) - steps(warm)))} - {0}
     return [course.at_step(number, samples, config.data.last) for number in sorted(numbers)]

@@ -69,13 +69,19 @@ def read_rows(lines: Iterable[str]) -> list[Measured]:
         if not isinstance(row, dict):
             raise ValueError(f"line {number} is no row of `phalanx bench allreduce --json`: {line[:60]!r}")
         contender = row.get("contender")
-        name = re.fullmatch(r"phalanx (\w+)\((\d{1,9}(?:x\d{1,9}){0,9})\)", contender, re.ASCII) if isinstance(contender, str) else None
+        name = (
+            re.fullmatch(r"phalanx (\w+)\((\d{1,9}(?:x\d{1,9}){0,9})\)", contender, re.ASCII)
+            if isinstance(contender, str)
+            else None
+        )
         if name and name[1] in _MAKERS and "time_us" in row:
             if name[0] not in made:
                 made[name[0]] = _make(name[1], name[2], number)
                 ranks += made[name[0]].world
             if ranks > MOST:
-                raise ValueError(f"line {number} of the rows: their schedules have more than {MOST} ranks together; divide the file")
+                raise ValueError(
+                    f"line {number} of the rows: their schedules have more than {MOST} ranks together; divide the file"
+                )
             schedule = made[name[0]]
             nbytes, seconds = (_positive(row, key, number) for key in ("size", "time_us"))
             found.append(Measured(schedule, nbytes, seconds / 1e6))

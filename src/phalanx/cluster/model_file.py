@@ -46,7 +46,9 @@ MAX_TEXT = 1000  # characters
 
 def _tensor(name: Any, elements: Any, work: Any) -> Tensor:
     count = _number(elements, "the elements of a tensor", int, 1, MAX_COUNT)
-    return Tensor(_text(name, "the name of a tensor"), count, float(_number(work, "the work of a tensor", float, 0, MAX_COUNT)), 0)
+    return Tensor(
+        _text(name, "the name of a tensor"), count, float(_number(work, "the work of a tensor", float, 0, MAX_COUNT)), 0
+    )
 
 
 def _compute(per_sample: Any, fixed: Any = 0.0, forward: Any = 1 / 3, optimizer: Any = 0.0, source: Any = "") -> Compute:

@@ -129,7 +129,9 @@ def _jpeg_header(data: bytes, name: str, max_pixels: int) -> Header | None:
     if height * width > PIXELS_PER_BYTE * len(data):
         raise BadSample(name, f"claims {width}x{height} pixels, but has {len(data)} bytes: cut off, or a bomb")
     if height * width * scans > MAX_PASSES:
-        raise BadSample(name, f"a JPEG of {width}x{height} pixels in {scans} scans takes too long: more than {MAX_PASSES:,} in all")
+        raise BadSample(
+            name, f"a JPEG of {width}x{height} pixels in {scans} scans takes too long: more than {MAX_PASSES:,} in all"
+        )
     return header
 
 

@@ -46,7 +46,7 @@ def read_factor(text: str) -> Fraction:
 
 
 def work(s: Schedule) -> int:
-    """How many slots the checker touches at most: it holds every rank's atoms, and each op reads and writes those of its chunks."""
+    """How many slots the checker touches at most: those of all ranks once, and for each op those of its chunks."""
     borders = {0}
     parts: set[tuple[range, int]] = set()
     for op in s.ops():

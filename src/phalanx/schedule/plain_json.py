@@ -48,10 +48,7 @@ def _is_deeper(value: Any, deepest: int) -> bool:
     level = [value]
     for _ in range(deepest):
         level = [
-            inner
-            for own in level
-            if isinstance(own, (list, dict))
-            for inner in (own.values() if isinstance(own, dict) else own)
+            inner for own in level if isinstance(own, (list, dict)) for inner in (own.values() if isinstance(own, dict) else own)
         ]
         if not level:
             return False

@@ -87,5 +87,6 @@ def _settings(run: dict[str, Any], hosts: int) -> dict[str, str]:
         return settings | {"comm.sync": "gossip", "comm.gossip.level": level}
     # on one host a ring is one call, which is what a communicator does without being told a schedule
     algorithm = "none" if hosts == 1 and schedule.startswith("ring:") else schedule
-    settings |= {"comm.sync": "allreduce", "comm.algorithm": algorithm, "comm.bucket_bytes": str(int(_number(run["group_bytes"], "group_bytes", LARGEST, float)))}
+    group = int(_number(run["group_bytes"], "group_bytes", LARGEST, float))
+    settings |= {"comm.sync": "allreduce", "comm.algorithm": algorithm, "comm.bucket_bytes": str(group)}
     return settings | {"comm.double_buffering": "true" if sync == "double buffering" else "false"}

@@ -8,7 +8,9 @@ from typing import Any
 
 from phalanx.schedule import Collective, Move, Schedule, lower, show
 from phalanx.schedule.describe import describe
+from phalanx.schedule.limits import MAX_RANKS
 from phalanx.train.report.plots import ticks
+from phalanx.train.report.run import MOST
 
 RANKS, STEPS = 16, 40  # of a schedule that is drawn; a larger one is shown as text, with its middle left out
 APART = 14  # pixels between groups that stand side by side in one step
@@ -117,7 +119,7 @@ def name_calls(schedule: Schedule) -> list[tuple[str, int]]:
 
 def draw_timeline(trace: Mapping[str, Any]) -> str:
     """The steps of `trace.json` on the first ranks: above what the training thread does, below what is on the wire."""
-    spans = [e for e in trace.get("traceEvents", []) if e.get("ph") == "X" and e.get("cat") in ("phase", *TRAVELS)]
+    spans = [e for e in _events(trace) if e.get("ph") == "X" and e.get("cat") in ("phase", *TRAVELS) and _is_span(e)]
     ranks = sorted({e["pid"] for e in spans})
     if not spans:
         return ""
@@ -144,8 +146,24 @@ def draw_timeline(trace: Mapping[str, Any]) -> str:
 
 def name_travels(trace: Mapping[str, Any]) -> dict[str, int]:
     """The legend of what is on the wire."""
-    there = {e.get("cat") for e in trace.get("traceEvents", [])}
+    there = [e.get("cat") for e in _events(trace)]
     return {name: colour for name, colour in TRAVELS.items() if name in there}
+
+
+def _events(trace: Mapping[str, Any]) -> list[dict[str, Any]]:
+    events = trace.get("traceEvents")
+    return [e for e in events if isinstance(e, dict)] if isinstance(events, list) else []
+
+
+def _is_span(event: Mapping[str, Any]) -> bool:
+    """Whether it is one that we write; a trace of another program, or one that was edited, may have others."""
+    rank, begun, took = event.get("pid"), event.get("ts"), event.get("dur")
+    return (
+        isinstance(event.get("name"), str)
+        and type(rank) is int
+        and 0 <= rank < MAX_RANKS
+        and all(isinstance(at, int | float) and 0 <= at <= MOST for at in (begun, took))
+    )
 
 
 def _lane(spans: Iterable[Mapping[str, Any]], left: float, y: float, begin: float, scale: float) -> Iterable[str]:
