@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 from phalanx.recipes.digits import config as digits
 from phalanx.schedule import Move, halving_doubling, hierarchical, lower, ring, to_text, torus, tree
 from phalanx.train.report import ReportError, build, write_report
-from phalanx.train.report.pictures import draw_schedule, draw_timeline
+from phalanx.train.report.pictures import draw_schedule
 from phalanx.train.report.plots import MOST, Scale, Series, decades, plot_bars, plot_lines, plot_stack, thin, ticks
 from phalanx.train.report.prediction import prediction
 from phalanx.train.report.run import NO_END, Run, read_run, read_runs
+from phalanx.train.report.timeline import draw_timeline
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from phalanx import schedule
 from phalanx.schedule import Schedule
-
-MAX_RANKS = 65536  # a slip of the finger such as torus:4000x8000 would fill the memory
+from phalanx.schedule.limits import MAX_LOWERED, MAX_RANKS, MAX_WORK, work
 
 
 class UsageError(ValueError):
@@ -65,14 +64,21 @@ def find_schedule(text: str) -> Schedule:
         raise schedule.ScheduleError(f"{text}: {error}") from None
 
 
-def verified(text: str) -> Schedule:
-    """The schedule called `text`, proved as collectives and as single messages; ScheduleError if it is wrong."""
+def find_all_reduce(text: str, ranks: int, option: str) -> Schedule:
+    """The schedule called `text`, proved: a file may hold a wrong one, and every rank would say so."""
     s = find_schedule(text)
+    if s.world != ranks:
+        raise UsageError(f"{option} is for {s.world} ranks, but there are {ranks}")
+    if s.goal != "sum":
+        raise UsageError(f"{option} computes a {s.goal}, not the sum that an all-reduce is")
+    if work(s) > MAX_WORK:
+        raise UsageError(f"{option}: to check it takes {work(s):,} additions, more than {MAX_WORK:,}")
     try:
         schedule.verify(s)
-        schedule.verify(schedule.lower(s))
+        if schedule.lowered_ops(s) <= MAX_LOWERED:
+            schedule.verify(schedule.lower(s))
     except schedule.ScheduleError as error:
-        raise schedule.ScheduleError(f"{text}: {error}") from None
+        raise schedule.ScheduleError(f"{option}: {error}") from None
     return s
 
 

@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from phalanx.cli.names import FORMS, UsageError, find_schedule
-from phalanx.schedule import lower, show, to_json, to_text, trace
+from phalanx.schedule import lower, lowered_ops, show, to_json, to_text, trace
+from phalanx.schedule.limits import MAX_LOWERED
 from phalanx.schedule.printable import one_line
 
 EXAMPLES = """examples:
@@ -43,6 +44,8 @@ def run(args: argparse.Namespace) -> int:
     """Print the schedule in the form asked for."""
     s = find_schedule(args.schedule)
     if args.lower:
+        if (count := lowered_ops(s)) > MAX_LOWERED:
+            raise UsageError(f"{args.schedule}: {count:,} messages; --lower makes at most {MAX_LOWERED:,}: take fewer ranks")
         s = lower(s)
     if args.text or args.json:
         sys.stdout.write(to_text(s) if args.text else to_json(s))

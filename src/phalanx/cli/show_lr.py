@@ -105,13 +105,19 @@ def moments(config: RunConfig, samples: int | None, points: int) -> list[Moment]
         marks |= {(epoch, 0.0) for epoch in borders[:-1]} | {(epoch - 1, 1.0) for epoch in borders[1:]}
         marks |= {(int(config.rate.warmup), config.rate.warmup % 1)}
         return [course.at(epoch, done) for epoch, done in sorted(marks)]
-    steps = [course.plan.steps_before(epoch, samples, config.data.last) for epoch in range(epochs + 1)]
-    if steps[-1] < 1:
+
+    def steps(epoch: int) -> int:
+        return course.plan.steps_before(epoch, samples, config.data.last)
+
+    total = steps(epochs)
+    if total < 1:
         raise ValueError(f"{samples} samples make no batch of {course.plan.stages[0].batch}")
     warm = int(config.rate.warmup)
-    numbers = {round(1 + (steps[-1] - 1) * i / points) for i in range(points + 1)} | {steps[epoch] for epoch in borders[1:]}
-    numbers |= {steps[epoch] + 1 for epoch in borders[:-1]}
-    numbers |= {steps[warm] + round((config.rate.warmup - warm) * (steps[min(warm + 1, epochs)] - steps[warm]))} - {0}
+    numbers = {min(total, round(1 + (total - 1) * i / points)) for i in range(points + 1)} | {
+        steps(epoch) for epoch in borders[1:]
+    }
+    numbers |= {steps(epoch) + 1 for epoch in borders[:-1]}
+    numbers |= {steps(warm) + round((config.rate.warmup - warm) * (steps(min(warm + 1, epochs)) - steps(warm)))} - {0}
     return [course.at_step(number, samples, config.data.last) for number in sorted(numbers)]
 
 

@@ -13,14 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phalanx.cli.names import UsageError, check_environment, is_file, verified
+from phalanx.cli.names import UsageError, check_environment, find_all_reduce, is_file
 from phalanx.cli.numbers import at_least_one
 from phalanx.cli.terminal import forgive_output, tell
 from phalanx.comm.launch import LaunchError, discover
 from phalanx.comm.settings import AGENT
 from phalanx.comm.start import end_with_agent, start_ranks
 from phalanx.schedule import Schedule, ScheduleError
-from phalanx.schedule.plain_json import read_json
+from phalanx.schedule.plain_json import loads
 from phalanx.train.rows import write_json
 
 if TYPE_CHECKING:  # torch takes seconds to import, and `phalanx --help` has no use for it
@@ -181,10 +181,7 @@ def find_algorithm(config: RunConfig, ranks: int) -> Schedule | None:
     """The schedule that the configuration names."""
     if config.comm.algorithm is None:
         return None
-    schedule = verified(config.comm.algorithm)
-    if schedule.world != ranks or schedule.goal != "sum":
-        raise UsageError(f"comm.algorithm={config.comm.algorithm}: not an all-reduce of {ranks} ranks")
-    return schedule
+    return find_all_reduce(config.comm.algorithm, ranks, f"comm.algorithm={config.comm.algorithm}")
 
 
 def prepare_directory(out: Path | None, config: RunConfig, *, resume: bool) -> Path:
@@ -251,7 +248,7 @@ def check_same_run(out: Path, config: RunConfig) -> None:
     from phalanx.train.entries import compare_plain
 
     try:
-        before = read_json((out / "config.json").read_text(encoding="utf-8"))
+        before = loads((out / "config.json").read_text(encoding="utf-8"))
         odd = compare_plain("config", identity(json.loads(json.dumps(plain(config)))), identity(before))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise UsageError(

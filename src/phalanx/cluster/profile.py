@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.schedule import Kind
+from phalanx.schedule.plain_json import brief, loads
 
 Calls = Literal["never", "on one host", "always"]
 Floats = NDArray[np.float64]
@@ -213,9 +214,9 @@ def to_json(profile: BackendProfile) -> str:
 
 
 def from_json(text: str) -> BackendProfile:
-    """The profile that `to_json` wrote."""
+    """The profile that `to_json` wrote; ValueError for anything else, also for numbers that no backend has."""
     try:
-        content = json.loads(text)
+        content = loads(text)
         content["memory"] = _or_inf(content["memory"])
         content["protocols"] = tuple(
             Protocol(
@@ -227,9 +228,56 @@ def from_json(text: str) -> BackendProfile:
             )
             for p in content["protocols"]
         )
-        return BackendProfile(**content)
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"this is not a backend profile as `phalanx plan --save-profile` writes it: {error}") from None
+        profile = BackendProfile(**content)
+        _check(profile)
+    except KeyError as error:
+        raise ValueError(f"{NOT_A_PROFILE}: it has no {error}") from None
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{NOT_A_PROFILE}: {str(error)[:300]}") from None
+    return profile
+
+
+NOT_A_PROFILE = "this is not a backend profile as `phalanx plan --save-profile` writes it"
+MAX_LANES = 64  # pieces of a buffer under way; each one is simulated
+MAX_PROTOCOLS = 16
+MAX_TEXT = 10_000  # characters of a name or a source
+SECONDS = (-1.0, 1e6)  # NCCL's constants less those of the wires may fall below 0
+RATE = (1.0, 1e18)  # bytes/s, or bytes
+
+
+def _check(profile: BackendProfile) -> None:
+    """Raise ValueError for what a file may hold and a backend cannot be."""
+    if profile.calls not in ("never", "on one host", "always"):
+        raise ValueError(f"calls is {brief(profile.calls)}; 'never', 'on one host' or 'always'")
+    if type(profile.lanes) is not int or not 1 <= profile.lanes <= MAX_LANES:
+        raise ValueError(f"lanes is {brief(profile.lanes)}; a whole number from 1 to {MAX_LANES}")
+    if len(profile.protocols) > MAX_PROTOCOLS:
+        raise ValueError(f"{len(profile.protocols)} protocols; at most {MAX_PROTOCOLS}")
+    for name in ("rendezvous", "trees"):
+        if type(getattr(profile, name)) is not bool:
+            raise ValueError(f"{name} is {brief(getattr(profile, name))}; true or false")
+    for name, value in (("name", profile.name), ("source", profile.source), *(("name", p.name) for p in profile.protocols)):
+        if not isinstance(value, str) or len(value) > MAX_TEXT:
+            raise ValueError(f"{name} is {brief(value)}; a text of at most {MAX_TEXT} characters")
+    for name in ("call", "start", "message", "message_inside", "queue"):
+        _within(getattr(profile, name), name, 0.0, SECONDS[1])
+    for name in ("network", "inside"):
+        _within(getattr(profile, name), name, 1e-9, 1e3)
+    _within(profile.residual, "residual", 0.0, 1e3)
+    _within(profile.lane_bytes, "lane_bytes", *RATE)
+    if profile.memory != inf:
+        _within(profile.memory, "memory", *RATE)
+    for p in profile.protocols:
+        _within(p.share, f"share of {brief(p.name)}", 1e-9, 1e3)
+        for value in (p.ring.base, p.ring.inside, p.ring.network, p.tree.base, p.tree.inside, p.tree.network):
+            _within(value, f"a latency of {brief(p.name)}", *SECONDS)
+        for value in (ceiling for ceiling in p.ceilings if ceiling != inf):
+            _within(value, f"a ceiling of {brief(p.name)}", *RATE)
+
+
+def _within(value: object, name: str, least: float, most: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+        raise ValueError(f"{name} is {brief(value)}; a number from {least:g} to {most:g}")
 
 
 def _three(values: list[float | None]) -> tuple[float, float, float]:

@@ -168,6 +168,9 @@ def _type_of(owner: Any, name: str) -> Any:
     return typing.get_type_hints(type(owner))[name]
 
 
+LARGEST = 1 << 53  # of a whole number: what JSON and floats have exactly
+
+
 def parse(text: str, kind: Any, path: str) -> Any:
     """`text` as a value of the annotated type `kind`."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
@@ -195,7 +198,9 @@ def parse(text: str, kind: Any, path: str) -> Any:
             number = kind(text.replace("_", ""))
         except ValueError:
             raise ConfigError(f"{path}={text}: {'a whole number' if kind is int else 'a number'}") from None
-        if kind is float and not math.isfinite(number):
+        if kind is int and abs(number) > LARGEST:
+            raise ConfigError(f"{path}={text[:40]}: a whole number of at most {LARGEST:,}")
+        if not math.isfinite(number):
             raise ConfigError(f"{path}={text}: a finite number")
         return number
     if kind is str:

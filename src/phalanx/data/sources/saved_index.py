@@ -22,6 +22,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from phalanx.data.source import Skipped
+
 MAGIC = b"phalanx index 1\n"
 HEAD = struct.Struct("<IQ")
 MAX_BYTES = 1 << 30  # ImageNet's has 40 MB
@@ -44,6 +46,18 @@ def places(beside: Path) -> list[Path]:
         key = hashlib.sha256(os.fsencode(os.path.realpath(beside))).hexdigest()[:32]
         found.append(Path(cache) / "phalanx" / f"{key}.index")
     return found
+
+
+def read_skipped(facts: Any) -> Skipped:
+    """What was left out, of an index that has it among its facts; ValueError where that is not what was saved."""
+    if not isinstance(facts, list | tuple) or len(facts) != 2 or type(facts[0]) is not int:
+        raise ValueError("not a number and examples")
+    pairs = facts[1] if isinstance(facts[1], list | tuple) else [None]
+    if not all(
+        isinstance(pair, list | tuple) and len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in pairs
+    ):
+        raise ValueError("examples are pairs of texts")
+    return Skipped(facts[0], tuple((name, reason) for name, reason in pairs))
 
 
 def save(index: Saved, beside: Path) -> Path | None:

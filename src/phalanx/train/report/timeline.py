@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from phalanx.schedule.limits import MAX_RANKS
 from phalanx.schedule.markup import NOTHING, Markup, join, tag
 from phalanx.train.report.plots import ticks
+from phalanx.train.report.run import MOST
 
 LANES = 8  # ranks that are drawn
 TRAVELS = {"all-reduce": 5, "exchange": 5}  # what is on the wire, and its colour
@@ -36,13 +37,14 @@ def _spans(events: list[Any]) -> Iterator[Span]:
     for event in events:
         if not isinstance(event, dict) or event.get("ph") != "X":
             continue
-        rank, kind, begun, took = (event.get(key) for key in ("pid", "cat", "ts", "dur"))
-        if isinstance(rank, int) and kind in ("phase", *TRAVELS) and _is_time(begun) and _is_time(took) and took >= 0:
-            yield Span(rank, kind, str(event.get("name", "")), float(begun), float(took))
+        rank, kind, name, begun, took = (event.get(key) for key in ("pid", "cat", "name", "ts", "dur"))
+        known = isinstance(kind, str) and kind in ("phase", *TRAVELS) and isinstance(name, str)
+        if known and type(rank) is int and 0 <= rank < MAX_RANKS and _is_time(begun) and _is_time(took):
+            yield Span(rank, kind, name, float(begun), float(took))
 
 
 def _is_time(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and abs(value) < 1e15
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MOST
 
 
 def draw_timeline(trace: Mapping[str, Any]) -> Markup:
