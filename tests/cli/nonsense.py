@@ -42,9 +42,9 @@ def mutants(content, seed, most=60):
             made.append("\n".join([*lines[:number], raw(json.dumps(replaced(row, path, ...))), *lines[number + 1 :]]) + "\n")
     if not rows:
         words = content.split(" ")
-        for place in range(min(len(words), 20)):
-            for leaf in ("", "x", "-1", "1" + LONG, '"\x1b[31m"', '"\\u001b[31m\\n"', '"\\ud800"', "1/0", "0:9:0", "[" * 2000):
-                made.append(" ".join([*words[:place], leaf, *words[place + 1 :]]))
+        odd = ("", "x", "-1", "1" + LONG, '"\x1b[31m"', '"\\u001b[31m\\n"', '"\\ud800"', "1/0", "0:9:0", "[" * 2000)
+        these = range(min(len(words), 20))
+        made += [" ".join([*words[:place], leaf, *words[place + 1 :]]) for place in these for leaf in odd]
         made += [content.replace("\n", end, 3) for end in ("\r", "\n\n", "\x00", "\u2028")]
     chance.shuffle(made)
     return made[:most]

@@ -6,6 +6,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from phalanx.schedule.limits import work
 from tests.fuzz.harness import Parser, blocks, fuzz
 from tests.fuzz.mutate import JSON, TEXT
 
@@ -34,7 +35,6 @@ from phalanx.schedule import (
     tree,
     verify,
 )
-from phalanx.schedule.limits import work
 
 SEEDS = (
     ring(3), lower(ring(3)), torus(2, 3), lower(torus(2, 2)), hierarchical(2, 2), halving_doubling(4), tree(3), gossip(4, 1), ring(1),

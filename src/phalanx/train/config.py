@@ -54,9 +54,11 @@ class RunConfig:
     tensorboard: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch", "micro_batch", "evaluate_every", "checkpoint_every", "checkpoint_every_steps", "keep"):
+        for name in ("epochs", "batch", "evaluate_every", "checkpoint_every", "keep", "log_every"):
             _at_least(1, name, getattr(self, name))
-        _at_least(1, "log_every", self.log_every)
+        for name in ("micro_batch", "checkpoint_every_steps"):
+            if getattr(self, name) is not None:
+                _at_least(1, name, getattr(self, name))
         _at_least(0, "trace_steps", self.trace_steps)
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"seed={self.seed}: from 0 to 2**32 - 1")
@@ -97,8 +99,10 @@ class RunConfig:
         return self.data.on_bad == "skip" or self.data.last == "keep"
 
 
-def _at_least(least: int, name: str, value: int | None) -> None:
-    if value is not None and value < least:
+def _at_least(least: int, name: str, value: int) -> None:
+    if not isinstance(value, int):
+        raise ConfigError(f"{name}={value!r}: a whole number")
+    if value < least:
         raise ConfigError(f"{name}={value}: at least {least}")
 
 
