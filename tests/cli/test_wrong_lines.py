@@ -9,6 +9,7 @@ import contextlib
 import io
 import json
 import re
+import socket
 import warnings
 
 import pytest
@@ -17,7 +18,7 @@ from tests.cli.nonsense import BINARY, DEEP, PATHS, WORDS, mutants
 from phalanx.cli.main import build_parser, main
 from phalanx.cluster import PRESETS, PROFILES, by_size, model, model_file, profile, uniform
 from phalanx.cluster.workload import Compute, Model, Tensor
-from phalanx.schedule import ring, to_json, to_text
+from phalanx.schedule import lower, ring, to_json, to_text
 
 CONTROLS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\ud800-\udfff]")
 PLAN = ["plan", "--cluster", "lab", "--ranks", "1", "--batch", "8", "--rate", "300@8", "--group", "1", "--algorithm", "ring"]
@@ -214,6 +215,24 @@ def test_nonsense_in_the_environment_is_one_line(run_directory, monkeypatch, ver
             for key, value in (one | changed).items():
                 patch.setenv(key, value)
             check([*LINES[verb][: len(verb.split())]], codes=(2,))
+
+
+def test_ranks_that_do_not_come_are_one_line(run_directory, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # a port where nobody listens any more
+        port = listener.getsockname()[1]
+    for key, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}.items():
+        monkeypatch.setenv(key, value)
+    check(["train", "--set", "comm.timeout=0.5"], codes=(1,))
+    monkeypatch.setenv("MASTER_ADDR", "no.such.host.invalid")
+    check(["train", "--set", "comm.timeout=0.5"], codes=(1,))
+
+
+def test_a_wrong_schedule_is_refused_before_ranks_are_started(run_directory):
+    wrong = to_text(lower(ring(2))).replace("add 0 -> 1 [1]", "copy 0 -> 1 [1]")
+    assert wrong != to_text(lower(ring(2)))
+    (run_directory / "wrong.txt").write_text(wrong)
+    check(["bench", "allreduce", "--ranks", "2", "--algorithm", "wrong.txt"], codes=(1,))
+    check(["train", "--ranks", "2", "--set", "comm.algorithm=wrong.txt"], codes=(2,))
 
 
 def test_a_recipe_may_do_anything(run_directory):

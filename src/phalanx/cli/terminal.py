@@ -70,11 +70,20 @@ class Output:
 def guarded() -> Iterator[None]:
     """Let everything printed inside pass an `Output`. If standard error takes no more, nobody is left to be told."""
     before = sys.stdout, sys.stderr
+    if None in before:
+        _occupy_descriptors()
     sys.stdout, sys.stderr = Output(before[0], raises=True), Output(before[1], raises=False)  # type: ignore[assignment]
     try:
         yield
     finally:
         sys.stdout, sys.stderr = before
+
+
+def _occupy_descriptors() -> None:
+    """Where 0, 1 or 2 was closed, the next file to be opened would get it, and with it what a library prints there."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
 
 
 def tell(message: object) -> None:
@@ -94,6 +103,7 @@ def forgive_output() -> None:
 def give_up_output() -> None:
     """Let Python find nothing wrong when it flushes standard output at its end."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
+        descriptor = sys.stdout.fileno()
         sink = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(sink, sys.stdout.fileno())
+        os.dup2(sink, descriptor)
         os.close(sink)
