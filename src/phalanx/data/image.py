@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from phalanx.schedule.printable import one_line
+
 MAX_PIXELS = 1 << 26  # 67 million: beyond every camera's JPEG of a data set; at most 7 bytes each are held while decoding
 PIXELS_PER_BYTE = 1024  # of a JPEG, at most: a block of 64 takes one bit at the least, so 512 are possible
 MAX_SCANS = 100  # of a progressive JPEG; encoders write about 10
@@ -42,7 +44,7 @@ class BadSample(Exception):  # noqa: N818  # it names the sample, not the accide
         self.reason = reason
 
     def __str__(self) -> str:
-        return f"{self.name or 'a sample'}: {self.reason}"
+        return one_line(f"{self.name or 'a sample'}: {self.reason}")  # the name comes from an archive, maybe from a stranger
 
     def named(self, name: str) -> BadSample:
         """The same, by its name, for those who know it better than the decoder."""
