@@ -30,7 +30,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog="phalanx",
         description="Massively distributed data-parallel training, on collective algorithms that are values.",
-        epilog="`phalanx VERB --help` explains a verb, with examples.",
+        epilog="`phalanx VERB --help` explains a verb, with examples. "
+        "Exit codes: 0 success, 1 failed, 2 wrong usage, 128 + N ended by signal N.",
     )
     parser.add_argument("--version", action="version", version=f"phalanx {phalanx.__version__}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
