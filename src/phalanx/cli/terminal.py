@@ -72,7 +72,7 @@ def guarded() -> Iterator[None]:
     before = sys.stdout, sys.stderr
     if None in before:
         _occupy_descriptors()
-    sys.stdout, sys.stderr = Output(before[0], raises=True), Output(before[1], raises=False)  # type: ignore[assignment]
+    sys.stdout, sys.stderr = Output(before[0], raises=True), Output(before[1], raises=False)
     try:
         yield
     finally:

@@ -139,10 +139,10 @@ def _number(environ: Mapping[str, str], key: str, default: int | None = None) ->
 
 
 def _checked(launch: Launch) -> Launch:
-    if not 1 <= launch.world <= MOST_RANKS:
-        raise LaunchError(f"{launch.how} says that there are {launch.world} ranks: from 1 to {MOST_RANKS}")
     if not 0 <= launch.rank < launch.world:
         raise LaunchError(f"{launch.how} says rank {launch.rank} of {launch.world}: ranks run from 0 to {launch.world - 1}")
+    if launch.world > MOST_RANKS:
+        raise LaunchError(f"{launch.how} says that there are {launch.world} ranks: at most {MOST_RANKS}")
     if launch.local_rank < 0 or launch.local_world < 1:
         raise LaunchError(f"{launch.how} says local rank {launch.local_rank} of {launch.local_world}: they count from 0")
     if launch.world > 1 and launch.address is not None and not 1 <= launch.port <= 65535:

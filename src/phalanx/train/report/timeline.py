@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from phalanx.schedule.limits import MAX_RANKS
 from phalanx.schedule.markup import NOTHING, Markup, join, tag
@@ -37,13 +37,14 @@ def _spans(events: list[Any]) -> Iterator[Span]:
     for event in events:
         if not isinstance(event, dict) or event.get("ph") != "X":
             continue
-        rank, kind, name, begun, took = (event.get(key) for key in ("pid", "cat", "name", "ts", "dur"))
-        known = isinstance(kind, str) and kind in ("phase", *TRAVELS) and isinstance(name, str)
-        if known and type(rank) is int and 0 <= rank < MAX_RANKS and _is_time(begun) and _is_time(took):
+        rank, kind, name, begun, took = [event.get(key) for key in ("pid", "cat", "name", "ts", "dur")]
+        if not isinstance(kind, str) or kind not in ("phase", *TRAVELS) or not isinstance(name, str):
+            continue
+        if type(rank) is int and 0 <= rank < MAX_RANKS and _is_time(begun) and _is_time(took):
             yield Span(rank, kind, name, float(begun), float(took))
 
 
-def _is_time(value: Any) -> bool:
+def _is_time(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MOST
 
 
