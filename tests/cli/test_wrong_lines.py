@@ -235,6 +235,57 @@ def test_a_wrong_schedule_is_refused_before_ranks_are_started(run_directory):
     check(["train", "--ranks", "2", "--set", "comm.algorithm=wrong.txt"], codes=(2,))
 
 
+def test_no_launcher_s_variables_are_believed(monkeypatch):
+    for key, variables in {
+        "OMPI_COMM_WORLD_SIZE": {"OMPI_COMM_WORLD_RANK": "0"},
+        "PMI_SIZE": {"PMI_RANK": "0"},
+        "SLURM_STEP_NUM_TASKS": {"SLURM_PROCID": "0", "SLURM_STEP_NODELIST": "a[1-3"},
+        "SLURM_STEP_NODELIST": {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"},
+        "TORCHELASTIC_RESTART_COUNT": {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h"},
+    }.items():
+        numbers = (
+            ("", "x", "-1", "0", "9" * 400, "1.5", "٣") if key != "TORCHELASTIC_RESTART_COUNT" else ("", "x", "1.5", "9" * 400)
+        )
+        for value in ("", "[", "a" * 99, "\x1b[31m", "a b") if key.endswith("LIST") else numbers:
+            with monkeypatch.context() as patch:
+                for name, text in (variables | {key: value}).items():
+                    patch.setenv(name, text)
+                check(["train"], codes=(2,))
+
+
+@pytest.mark.parametrize("columns", ["0", "1", "-5", "x", "", "7", "9" * 30])
+def test_any_width_of_the_terminal_will_do(monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    for argv in (["show", "torus:2x3"], ["show-lr", "digits", "--samples", "100"], ["--help"], ["plan", "--help"]):
+        code, err, out = say(argv)
+        assert (code, err) == (0, ""), argv
+        assert out
+
+
+def test_checkpoints_and_runs_of_nonsense_are_one_line(run_directory):
+    place = run_directory / "other" / "checkpoints" / "step-000000001"
+    place.mkdir(parents=True)
+    for content in (*BINARY, DEEP.encode()):
+        (place / "manifest.json").write_bytes(content)
+        code, err, _ = say(["export", "other", "model.pt"])
+        assert code == 1
+        assert err.count("\n") == 2, "which one is damaged, and that there is no other"
+        (run_directory / "run" / "config.json").write_bytes(content)
+        check(["train", "--ranks", "1", "--resume", "--out", "run"], codes=(2,))
+
+
+def test_shards_of_any_name_are_packed_or_refused(run_directory):
+    (run_directory / "images" / "a").mkdir(parents=True)
+    (run_directory / "images" / "b").mkdir()
+    for name in ("a/1.png", "b/2.png"):
+        (run_directory / "images" / name).write_bytes(b"\x89PNG")
+    for pattern in (*PATHS, *WORDS[::2], "%d", "%s-%d", "%99999d", "%d%d", "x%", "nowhere/%d"):
+        code, err, out = say(["pack", "imagefolder:images", "--split", "train", "--", pattern])
+        assert code in (0, 1, 2)
+        assert err.count("\n") == 1
+        assert not CONTROLS.search(err + out)
+
+
 def test_a_recipe_may_do_anything(run_directory):
     head = "from phalanx.train.config import RunConfig\nconfig = RunConfig(name='x', "
     for text in (

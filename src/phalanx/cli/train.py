@@ -281,8 +281,9 @@ def train_here(args: argparse.Namespace, config: RunConfig, out: Path | None, pl
     from phalanx.train.planned import FILE
     from phalanx.train.trainer import train
 
-    end_with_agent()
     launch = discover()
+    if launch.how != "alone":  # alone it was started by somebody else, whatever the environment says
+        end_with_agent()
     if plan:
         plan.check(config, launch.world)
     if "OMP_NUM_THREADS" not in os.environ and launch.world > 1:

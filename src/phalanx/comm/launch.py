@@ -158,7 +158,7 @@ def _is_host(address: str) -> bool:
         address.encode("idna")
     except UnicodeError:
         return False
-    return bool(address) and not re.search(r"\s", address)
+    return re.fullmatch(r"[\w.:%-]+", address) is not None  # a colon and a percent sign: fe80::1%eth0
 
 
 def first_host(nodes: str) -> str:

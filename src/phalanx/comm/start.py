@@ -196,4 +196,5 @@ def end_with_agent() -> None:
     if started_by is not None and sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != started_by:  # it has died before this
+            sys.stderr.write(f"phalanx: process {started_by} ({AGENT}), which started this rank, is gone: the rank ends\n")
             os.kill(os.getpid(), signal.SIGTERM)
