@@ -40,7 +40,7 @@ Mutator = Callable[[Random, bytes, Sequence[bytes]], bytes]
 class Parser:
     """What is fuzzed. `read` takes an input and returns, or raises one of `errors`; `seeds` are inputs that it must accept.
 
-    `share` is the part of the cases that a slow parser gets. `repair` makes checksums right again, in most cases, so that nonsense
+    `repair` makes checksums right again, in most cases, so that nonsense
     gets past them.
     """
 
@@ -49,7 +49,6 @@ class Parser:
     errors: tuple[type[Exception], ...]
     seeds: tuple[bytes, ...]
     mutators: tuple[Mutator, ...]
-    share: float = 1.0
     repair: Callable[[bytes], bytes] | None = None
 
     def case(self, number: int) -> bytes:
@@ -61,9 +60,9 @@ class Parser:
         return self.repair(data) if self.repair and rng.random() < 0.9 else data
 
 
-def blocks(share: float = 1.0) -> list[range]:
-    """The cases of this run, in blocks of which each fits into one test."""
-    count = max(1, round(CASES * share))
+def blocks(share: float = 1.0, least: int = 2000) -> list[range]:
+    """The cases of this run, in blocks of which each fits into one test. A slow parser gets a `share` of them, or the `least`."""
+    count = max(min(CASES, least), round(CASES * share))
     return [range(start + SHARD, min(start + BLOCK, count), SHARDS) for start in range(0, count, BLOCK)]
 
 

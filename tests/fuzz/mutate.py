@@ -94,7 +94,9 @@ def numbers(rng: Random, data: bytes, _: Sequence[bytes]) -> bytes:
 
 def words(rng: Random, data: bytes, seeds: Sequence[bytes]) -> bytes:
     """A word replaced by another."""
-    return _replace_one(rng, data, _WORD, lambda: rng.choice(_WORD.findall(rng.choice(seeds)) or [b""]))
+    other = rng.choice(seeds)
+    word = _WORD.search(other, rng.randrange(len(other) + 1))
+    return _replace_one(rng, data, _WORD, lambda: word[0] if word else b"")
 
 
 def lines(rng: Random, data: bytes, seeds: Sequence[bytes]) -> bytes:
@@ -114,10 +116,9 @@ def lines(rng: Random, data: bytes, seeds: Sequence[bytes]) -> bytes:
 
 
 def _replace_one(rng: Random, data: bytes, pattern: re.Pattern[bytes], new: Callable[[], bytes]) -> bytes:
-    found = list(pattern.finditer(data))
-    if not found:
+    chosen = pattern.search(data, rng.randrange(len(data) + 1)) or pattern.search(data)
+    if chosen is None:
         return data
-    chosen = rng.choice(found)
     return data[: chosen.start()] + new() + data[chosen.end() :]
 
 

@@ -144,7 +144,7 @@ def load(directory, comm, first):
         )
 
 
-@pytest.mark.parametrize("cases", blocks(0.02))
+@pytest.mark.parametrize("cases", blocks(0.01, least=30))
 @pytest.mark.parametrize("part", ["manifest.json", "rank-00000.json"])
 def test_directory(saved, memory, part, cases):
     source, first, comm = saved

@@ -100,7 +100,7 @@ def shard(tmp_path_factory):
         os.environ["XDG_CACHE_HOME"] = before
 
 
-@pytest.mark.parametrize("cases", blocks(0.5))
+@pytest.mark.parametrize("cases", blocks())
 def test_saved_index(shard, cases):
     path, content = shard
     beside = path.with_name("other.index")
@@ -114,7 +114,7 @@ def test_saved_index(shard, cases):
     assert set(fuzz(parser, cases)) == {"accepted", "refused"}
 
 
-@pytest.mark.parametrize("cases", blocks(0.5))
+@pytest.mark.parametrize("cases", blocks())
 def test_shard_index(shard, cases):
     path, content = shard
     length = path.stat().st_size
