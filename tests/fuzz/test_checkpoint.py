@@ -10,13 +10,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from phalanx.schedule.plain_json import loads
 from tests.fuzz.harness import Parser, blocks, fuzz
 from tests.fuzz.mutate import JSON
 from tests.train.conftest import Training, same
 
 import phalanx
 from phalanx import Checkpointer
+from phalanx.schedule.plain_json import loads
 from phalanx.train.checkpoint import CheckpointError
 from phalanx.train.manifest import Manifest, Sum
 from phalanx.train.tree import decode, encode, references, storable

@@ -1,8 +1,10 @@
 """CIFAR's pickles, read without the unpickler: pixels and labels, or SourceError. Changed by bytes and by opcodes."""
 
+import contextlib
 import io
 import pickle
 import pickletools
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -45,13 +47,10 @@ def opcodes(rng, data, seeds):
 
 def _split(data):
     """The pickle as opcodes with their arguments; what cannot be read is one piece."""
-    places = []
-    try:
-        places += (place for _, _, place in pickletools.genops(io.BytesIO(data)))
-    except Exception:  # noqa: BLE001  as far as it goes
-        pass
-    places = sorted({0, *places, len(data)})
-    return [data[start:stop] for start, stop in zip(places, places[1:])] or [data]
+    places = {0, len(data)}
+    with contextlib.suppress(Exception):  # as far as it goes
+        places.update(place for _, _, place in pickletools.genops(io.BytesIO(data)))
+    return [data[start:stop] for start, stop in pairwise(sorted(places))] or [data]
 
 
 PLAIN = Parser(

@@ -110,7 +110,7 @@ def test_rows_read_back_equal(tmp_path_factory, rows):
     assert read_rows(path) == rows
 
 
-# ---- the trace and the page ------------------------------------------------------------------------------------------------------
+# ---- the trace and the page ----------------------------------------------------------------------------------------------------
 
 SPANS = [
     Span("step", "step 3", 1.0, 1.5, 3),

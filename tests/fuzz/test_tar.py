@@ -23,7 +23,7 @@ SAMPLES = (
     tars.member("x.jpg", b"i") + tars.member("x.json", b'{"label": 3, "more": [1]}') + tars.member("x.txt", b"t"),
     tars.pax(path="long/name.jpg", size=5) + tars.member("short", b"image") + tars.member("long/name.cls", b"1"),
     tars.member("long", b"d" * 120 + b".jpg\0", "L") + tars.member("cut", b"image") + tars.member("dir/", b"", "5"),
-    tars.header("big.jpg", 3, raw_size=tars.base256(3)) + b"abc".ljust(512, b"\0") + tars.pax("g", comment="x") + tars.member("big.cls", b"0"),
+    tars.header("b.jpg", 3, raw_size=tars.base256(3)) + bytes(512) + tars.pax("g", a="x") + tars.member("b.cls", b"0"),
 )  # fmt: skip
 BLOCK = 512
 

@@ -18,7 +18,7 @@ def loads(text: str | bytes, *, deepest: int | None = DEEPEST) -> Any:
     try:
         value = json.loads(text, parse_float=_finite, parse_constant=_refuse)
     except json.JSONDecodeError as error:
-        raise ValueError(f"line {error.lineno}, column {error.colno}: {error.msg}") from None
+        raise ValueError(f"line {error.lineno}: {error.msg}") from None
     except UnicodeDecodeError:
         raise ValueError("it is not UTF-8") from None
     except RecursionError:
