@@ -33,6 +33,27 @@ def brief(value: Any) -> str:
     return _SHORT.repr(value)
 
 
+def read_number(value: Any, name: str, least: float, most: float) -> float:
+    """A number within bounds, which is called `name` in the error otherwise."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+        raise ValueError(f"{name} is {brief(value)}; a number from {least:g} to {most:g}")
+    return value
+
+
+def read_whole(value: Any, name: str, least: int, most: int) -> int:
+    """A whole number within bounds; 1.0 and true are none."""
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(f"{name} is {brief(value)}; a whole number from {least} to {most}")
+    return value
+
+
+def read_text(value: Any, name: str, longest: int = 1000) -> str:
+    """A text of not too many characters."""
+    if not isinstance(value, str) or len(value) > longest:
+        raise ValueError(f"{name} is {brief(value)}; a text of at most {longest} characters")
+    return value
+
+
 def _finite(text: str) -> float:
     value = float(text)
     if math.isinf(value):
