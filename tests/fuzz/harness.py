@@ -87,6 +87,16 @@ def fuzz(parser: Parser, cases: range, *, seconds: float = SECONDS, megabytes: f
     return outcomes
 
 
+@contextlib.contextmanager
+def calm(seconds: float = SECONDS, megabytes: float = MEGABYTES) -> Iterator[None]:
+    """For one input: what happens inside takes no more time and memory than a case may; TooSlow or AssertionError otherwise."""
+    with _watched(seconds) as begin, _bounded():
+        peak = _Peak(megabytes)
+        begin()
+        yield
+        assert not peak.exceeded(), f"{peak.grown() / 1e6:.0f} MB"
+
+
 def _run(parser: Parser, number: int, begin: Callable[[], None]) -> str:
     data = parser.case(number)
     begin()
