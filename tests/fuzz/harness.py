@@ -7,7 +7,8 @@
         fuzz(PARSER, cases)
 
 A case is a number: parser and number give the input, so a failure can be repeated. Each case has 2 seconds of processor time
-and 256 MB. `PHALANX_FUZZ=200000` asks for so many cases instead of 2,000; `PHALANX_FUZZ_SHARD=0/2` runs every second of them.
+and 256 MB. `PHALANX_FUZZ=200000` asks for so many cases instead of 2,000; `PHALANX_FUZZ_SHARD=0/2` runs every second of them;
+`PHALANX_FUZZ_MINUTES=12` skips blocks of cases that would begin later.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+import pytest
+
 CASES = int(os.environ.get("PHALANX_FUZZ", "2000"))
 SHARD, SHARDS = map(int, os.environ.get("PHALANX_FUZZ_SHARD", "0/1").split("/"))
+UNTIL = time.monotonic() + 60 * float(os.environ.get("PHALANX_FUZZ_MINUTES", "inf"))
 BLOCK = 10_000  # cases of one test, which has 180 s like every other
 SECONDS = 2.0  # of processor time; on a busy machine other jobs do not count
 PATIENCE = 30.0  # seconds on the clock: a parser that sleeps uses no processor
@@ -72,6 +76,8 @@ class TooSlow(BaseException):
 
 def fuzz(parser: Parser, cases: range, *, seconds: float = SECONDS, megabytes: float = MEGABYTES) -> Counter[str]:
     """Run the cases; an AssertionError says which one went wrong, and how. Returns how often each outcome came."""
+    if time.monotonic() > UNTIL:
+        pytest.skip("the minutes are over")
     for seed in parser.seeds:
         parser.read(seed)  # outside of the net: a seed that is refused is a mistake of the test
     outcomes: Counter[str] = Counter()
