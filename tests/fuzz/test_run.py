@@ -99,7 +99,7 @@ rows = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(rows)
 def test_rows_read_back_equal(tmp_path_factory, rows):
     path = tmp_path_factory.mktemp("rows") / "metrics.jsonl"

@@ -88,9 +88,9 @@ def header(rng, data, seeds):
 
 
 @pytest.fixture(scope="module")
-def shard(tmp_path_factory):
+def shard(memory):
     """A shard whose index was saved: its path, and the index."""
-    path = tars.write(tmp_path_factory.mktemp("shards") / "train-0.tar", *SAMPLES[:2])
+    path = tars.write(memory / "train-0.tar", *SAMPLES[:2])
     os.environ["XDG_CACHE_HOME"], before = str(path.parent / "cache"), os.environ.get("XDG_CACHE_HOME")
     index_shard(str(path))
     yield path, path.with_name("train-0.tar.index").read_bytes()

@@ -110,7 +110,7 @@ def read(path: Path) -> Saved | None:
         header = json.loads(data[begin : begin + header_length])
         arrays, offset = {}, begin + header_length
         for name, dtype, length in header["arrays"]:
-            if dtype not in DTYPES or type(length) is not int or length < 0:
+            if dtype not in DTYPES or type(length) is not int or not 0 <= length <= len(data):
                 return None
             arrays[name] = np.frombuffer(data, dtype, length, offset)
             offset += arrays[name].nbytes + -arrays[name].nbytes % 8
