@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def memory():
     """A directory that is fast."""
     with tempfile.TemporaryDirectory(prefix="phalanx-fuzz-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as path:

@@ -7,7 +7,8 @@
         fuzz(PARSER, cases)
 
 A case is a number: parser and number give the input, so a failure can be repeated. Each case has 2 seconds of processor time
-and 256 MB. `PHALANX_FUZZ=200000` asks for so many cases instead of 2,000; `PHALANX_FUZZ_SHARD=0/2` runs every second of them.
+and 256 MB. `PHALANX_FUZZ=200000` asks for so many cases instead of 2,000; `PHALANX_FUZZ_SHARD=0/2` runs every second of them;
+`PHALANX_FUZZ_MINUTES=12` skips blocks of cases that would begin later.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+import pytest
+
 CASES = int(os.environ.get("PHALANX_FUZZ", "2000"))
 SHARD, SHARDS = map(int, os.environ.get("PHALANX_FUZZ_SHARD", "0/1").split("/"))
+UNTIL = time.monotonic() + 60 * float(os.environ.get("PHALANX_FUZZ_MINUTES", "inf"))
 BLOCK = 10_000  # cases of one test, which has 180 s like every other
 SECONDS = 2.0  # of processor time; on a busy machine other jobs do not count
 PATIENCE = 30.0  # seconds on the clock: a parser that sleeps uses no processor
@@ -40,7 +44,7 @@ Mutator = Callable[[Random, bytes, Sequence[bytes]], bytes]
 class Parser:
     """What is fuzzed. `read` takes an input and returns, or raises one of `errors`; `seeds` are inputs that it must accept.
 
-    `share` is the part of the cases that a slow parser gets. `repair` makes checksums right again, in most cases, so that nonsense
+    `repair` makes checksums right again, in most cases, so that nonsense
     gets past them.
     """
 
@@ -49,7 +53,6 @@ class Parser:
     errors: tuple[type[Exception], ...]
     seeds: tuple[bytes, ...]
     mutators: tuple[Mutator, ...]
-    share: float = 1.0
     repair: Callable[[bytes], bytes] | None = None
 
     def case(self, number: int) -> bytes:
@@ -61,9 +64,9 @@ class Parser:
         return self.repair(data) if self.repair and rng.random() < 0.9 else data
 
 
-def blocks(share: float = 1.0) -> list[range]:
-    """The cases of this run, in blocks of which each fits into one test."""
-    count = max(1, round(CASES * share))
+def blocks(share: float = 1.0, least: int = 2000) -> list[range]:
+    """The cases of this run, in blocks of which each fits into one test. A slow parser gets a `share` of them, or the `least`."""
+    count = max(min(CASES, least), round(CASES * share))
     return [range(start + SHARD, min(start + BLOCK, count), SHARDS) for start in range(0, count, BLOCK)]
 
 
@@ -73,6 +76,8 @@ class TooSlow(BaseException):
 
 def fuzz(parser: Parser, cases: range, *, seconds: float = SECONDS, megabytes: float = MEGABYTES) -> Counter[str]:
     """Run the cases; an AssertionError says which one went wrong, and how. Returns how often each outcome came."""
+    if time.monotonic() > UNTIL:
+        pytest.skip("the minutes are over")
     for seed in parser.seeds:
         parser.read(seed)  # outside of the net: a seed that is refused is a mistake of the test
     outcomes: Counter[str] = Counter()
@@ -86,6 +91,16 @@ def fuzz(parser: Parser, cases: range, *, seconds: float = SECONDS, megabytes: f
         if peak.exceeded():
             raise AssertionError(_who_needs_memory(parser, cases[-LOOK:], peak))
     return outcomes
+
+
+@contextlib.contextmanager
+def calm(seconds: float = SECONDS, megabytes: float = MEGABYTES) -> Iterator[None]:
+    """For one input: what happens inside takes no more time and memory than a case may; TooSlow or AssertionError otherwise."""
+    with _watched(seconds) as begin, _bounded():
+        peak = _Peak(megabytes)
+        begin()
+        yield
+        assert not peak.exceeded(), f"{peak.grown() / 1e6:.0f} MB"
 
 
 def _run(parser: Parser, number: int, begin: Callable[[], None]) -> str:

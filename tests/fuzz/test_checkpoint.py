@@ -10,13 +10,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from phalanx.schedule.plain_json import loads
 from tests.fuzz.harness import Parser, blocks, fuzz
 from tests.fuzz.mutate import JSON
 from tests.train.conftest import Training, same
 
 import phalanx
 from phalanx import Checkpointer
+from phalanx.schedule.plain_json import loads
 from phalanx.train.checkpoint import CheckpointError
 from phalanx.train.manifest import Manifest, Sum
 from phalanx.train.tree import decode, encode, references, storable
@@ -60,7 +60,7 @@ names = st.text(st.sampled_from("abcxyz_"), min_size=1, max_size=4)
 sums = st.builds(Sum, st.integers(0, 2**50), st.text("0123456789abcdef", min_size=64, max_size=64))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data(), st.integers(1, 5))
 def test_a_manifest_reads_back_equal(data, world):
     owners = st.dictionaries(names, st.lists(st.integers(0, world - 1), min_size=world, max_size=world).map(tuple), max_size=3)
@@ -144,11 +144,11 @@ def load(directory, comm, first):
         )
 
 
-@pytest.mark.parametrize("cases", blocks(0.02))
+@pytest.mark.parametrize("cases", blocks(0.01, least=30))
 @pytest.mark.parametrize("part", ["manifest.json", "rank-00000.json"])
 def test_directory(saved, memory, part, cases):
     source, first, comm = saved
-    directory = memory / "checkpoints"
+    directory = memory / f"{part}-{cases.start}"
     shutil.copytree(source, directory)
     manifest, other = directory / "step-000000002" / "manifest.json", directory / "step-000000002" / "rank-00000.json"
     body, structure = unsealed(manifest.read_bytes()), other.read_bytes()

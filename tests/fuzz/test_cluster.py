@@ -1,4 +1,4 @@
-"""The files of a plan: cluster, model, backend profile, rows to calibrate with, and the plan itself. A value, or the error named."""
+"""The files of a plan: cluster, model, backend profile, rows to calibrate with, and the plan itself."""
 
 import json
 import math

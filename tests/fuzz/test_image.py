@@ -18,6 +18,7 @@ def encoded(kind, mode="RGB", size=(24, 16), **options):
     return file.getvalue()
 
 
+PIXELS = 1 << 25  # what 256 MB have room for: whatever the format, 7 bytes each are the most that is held
 JPEGS = (
     encoded("JPEG"),
     encoded("JPEG", progressive=True),
@@ -66,8 +67,8 @@ def pad(rng, data, _):
 
 
 def read(data):
-    header = read_header(data)
-    pixels = decode_image(data)
+    header = read_header(data, max_pixels=PIXELS)
+    pixels = decode_image(data, header=header)
     assert pixels.shape == (3, header.height, header.width)
     decode_image(data, shrink=4, rows=5, header=header)
 
@@ -76,7 +77,7 @@ MUTATORS = (*BINARY, claim, claim, pad)
 PARSERS = [Parser("JPEG", read, (BadSample,), JPEGS, MUTATORS), Parser("other images", read, (BadSample,), OTHERS, MUTATORS)]
 
 
-@pytest.mark.parametrize("cases", blocks(0.5))
+@pytest.mark.parametrize("cases", blocks(0.25))
 @pytest.mark.parametrize("parser", PARSERS, ids=lambda parser: parser.name)
 def test_images(parser, cases):
     assert set(fuzz(parser, cases)) == {"accepted", "refused"}

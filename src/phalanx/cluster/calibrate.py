@@ -70,7 +70,7 @@ def read_rows(lines: Iterable[str]) -> list[Measured]:
             raise ValueError(f"line {number} is no row of `phalanx bench allreduce --json`: {line[:60]!r}")
         contender = row.get("contender")
         name = (
-            re.fullmatch(r"phalanx (\w+)\((\d{1,9}(?:x\d{1,9}){0,9})\)", contender, re.ASCII)
+            re.fullmatch(r"phalanx (\w+)\((\d{1,18}(?:x\d{1,18}){0,9})\)", contender, re.ASCII)
             if isinstance(contender, str)
             else None
         )

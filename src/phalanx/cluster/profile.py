@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.schedule import Kind
-from phalanx.schedule.plain_json import brief, loads
+from phalanx.schedule.plain_json import brief, loads, read_number, read_text, read_whole
 
 Calls = Literal["never", "on one host", "always"]
 Floats = NDArray[np.float64]
@@ -242,6 +242,7 @@ MAX_LANES = 64  # pieces of a buffer under way; each one is simulated
 MAX_PROTOCOLS = 16
 MAX_TEXT = 10_000  # characters of a name or a source
 SECONDS = (-1.0, 1e6)  # NCCL's constants less those of the wires may fall below 0
+SHARE = (1e-9, 1e3)  # of a bandwidth
 RATE = (1.0, 1e18)  # bytes/s, or bytes
 
 
@@ -249,35 +250,38 @@ def _check(profile: BackendProfile) -> None:
     """Raise ValueError for what a file may hold and a backend cannot be."""
     if profile.calls not in ("never", "on one host", "always"):
         raise ValueError(f"calls is {brief(profile.calls)}; 'never', 'on one host' or 'always'")
-    if type(profile.lanes) is not int or not 1 <= profile.lanes <= MAX_LANES:
-        raise ValueError(f"lanes is {brief(profile.lanes)}; a whole number from 1 to {MAX_LANES}")
+    read_whole(profile.lanes, "lanes", 1, MAX_LANES)
     if len(profile.protocols) > MAX_PROTOCOLS:
         raise ValueError(f"{len(profile.protocols)} protocols; at most {MAX_PROTOCOLS}")
     for name in ("rendezvous", "trees"):
         if type(getattr(profile, name)) is not bool:
             raise ValueError(f"{name} is {brief(getattr(profile, name))}; true or false")
-    for name, value in (("name", profile.name), ("source", profile.source), *(("name", p.name) for p in profile.protocols)):
-        if not isinstance(value, str) or len(value) > MAX_TEXT:
-            raise ValueError(f"{name} is {brief(value)}; a text of at most {MAX_TEXT} characters")
+    for name in ("name", "source"):
+        read_text(getattr(profile, name), name, MAX_TEXT)
     for name in ("call", "start", "message", "message_inside", "queue"):
-        _within(getattr(profile, name), name, 0.0, SECONDS[1])
+        read_number(getattr(profile, name), name, 0.0, SECONDS[1])
     for name in ("network", "inside"):
-        _within(getattr(profile, name), name, 1e-9, 1e3)
-    _within(profile.residual, "residual", 0.0, 1e3)
-    _within(profile.lane_bytes, "lane_bytes", *RATE)
-    if profile.memory != inf:
-        _within(profile.memory, "memory", *RATE)
-    for p in profile.protocols:
-        _within(p.share, f"share of {brief(p.name)}", 1e-9, 1e3)
-        for value in (p.ring.base, p.ring.inside, p.ring.network, p.tree.base, p.tree.inside, p.tree.network):
-            _within(value, f"a latency of {brief(p.name)}", *SECONDS)
-        for value in (ceiling for ceiling in p.ceilings if ceiling != inf):
-            _within(value, f"a ceiling of {brief(p.name)}", *RATE)
+        read_number(getattr(profile, name), name, *SHARE)
+    read_number(profile.residual, "residual", 0.0, 1e3)
+    read_number(profile.lane_bytes, "lane_bytes", *RATE)
+    _check_rate(profile.memory, "memory")
+    for protocol in profile.protocols:
+        _check_protocol(protocol)
 
 
-def _within(value: object, name: str, least: float, most: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
-        raise ValueError(f"{name} is {brief(value)}; a number from {least:g} to {most:g}")
+def _check_protocol(protocol: Protocol) -> None:
+    name = brief(read_text(protocol.name, "the name of a protocol"))
+    read_number(protocol.share, f"share of {name}", *SHARE)
+    for hops in (protocol.ring, protocol.tree):
+        for latency in (hops.base, hops.inside, hops.network):
+            read_number(latency, f"a latency of {name}", *SECONDS)
+    for ceiling in protocol.ceilings:
+        _check_rate(ceiling, f"a ceiling of {name}")
+
+
+def _check_rate(value: float, name: str) -> None:
+    if value != inf:  # null in the file: without end
+        read_number(value, name, *RATE)
 
 
 def _three(values: list[float | None]) -> tuple[float, float, float]:

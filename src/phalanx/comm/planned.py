@@ -16,7 +16,7 @@ from phalanx.comm.hosts import Hosts
 from phalanx.schedule import Schedule, ScheduleError, lower, lowered_ops, verify
 from phalanx.schedule.jsonform import from_data
 from phalanx.schedule.limits import MAX_LOWERED, MAX_RANKS, MAX_WORK, work
-from phalanx.schedule.plain_json import brief, loads
+from phalanx.schedule.plain_json import loads, read_whole
 
 PLANNED = "PHALANX_SCHEDULES"
 LARGEST = 1 << 62  # bytes; no message is longer
@@ -68,15 +68,15 @@ def parse_planned(text: str) -> tuple[tuple[int, int], tuple[tuple[int, Schedule
     """Hosts, ranks per host, and the verified all-reduces with the bytes up to which they serve; ValueError for anything else."""
     content = loads(text, deepest=None)
     try:
-        grid = _whole(content["hosts"], "hosts"), _whole(content["per_host"], "per_host")
+        grid = read_whole(content["hosts"], "hosts", 1, MAX_RANKS), read_whole(content["per_host"], "per_host", 1, MAX_RANKS)
         read = [(item["up_to"], from_data(item["schedule"])) for item in content["schedules"]]
     except KeyError as error:
         raise ValueError(f"it has no {error}") from None
     except TypeError:
         raise ValueError("its parts are not objects and lists as they should be") from None
-    if not 1 <= grid[0] * grid[1] <= MAX_RANKS:
+    if grid[0] * grid[1] > MAX_RANKS:
         raise ValueError(f"{grid[0]} hosts of {grid[1]} ranks; at most {MAX_RANKS} ranks in all")
-    ranges = tuple((LARGEST if limit is None else _whole(limit, "up_to"), schedule) for limit, schedule in read)
+    ranges = tuple((LARGEST if limit is None else read_whole(limit, "up_to", 1, LARGEST), schedule) for limit, schedule in read)
     for _, schedule in ranges:
         if schedule.goal != "sum" or schedule.world != grid[0] * grid[1]:
             raise ScheduleError(f"{schedule.name} is not an all-reduce of {grid[0]} x {grid[1]} ranks")
@@ -88,9 +88,3 @@ def parse_planned(text: str) -> tuple[tuple[int, int], tuple[tuple[int, Schedule
     if not ranges or [limit for limit, _ in ranges] != sorted({limit for limit, _ in ranges}):
         raise ValueError("`up_to` must grow from one schedule to the next")
     return grid, ranges
-
-
-def _whole(value: object, name: str) -> int:
-    if type(value) is not int or not 1 <= value <= LARGEST:
-        raise ValueError(f"{name} is {brief(value)}; a whole number, at least 1")
-    return value

@@ -12,12 +12,13 @@ from .ops import Collective, Move, Op, Schedule, ScheduleError
 
 MAX_RANKS = 65536  # torus:4000x8000 would fill the memory
 MAX_CHUNKS = 1 << 20  # buffers are padded to a multiple of them
-MAX_DIGITS = 18  # of a rank, a chunk, or the parts of a factor
+MAX_DIGITS = 18  # of a rank or a chunk
+FACTOR_DIGITS = 100  # of the parts of a factor
 MAX_NAME = 10_000  # characters of a name or a label: messages repeat them
 MAX_LOWERED = 4_000_000  # messages; to check them takes some 10 s and 1 GB
 MAX_WORK = 1 << 28  # slots that the checker touches; some 20 s
 
-FACTOR = re.compile(rf"-?\d{{1,{MAX_DIGITS}}}(?:/\d{{1,{MAX_DIGITS}}}|\.\d{{1,{MAX_DIGITS}}})?", re.ASCII)
+FACTOR = re.compile(r"-?\d{1,N}(?:/\d{1,N}|\.\d{1,N})?".replace("N", str(FACTOR_DIGITS)), re.ASCII)
 
 
 def check_size(world: int, chunks: int) -> None:
@@ -38,11 +39,11 @@ def check_name(text: str) -> str:
 def read_factor(text: str) -> Fraction:
     """`1/2` or `0.5`, of not too many digits: Fraction itself computes 1e1000000000 until the memory is full."""
     if not FACTOR.fullmatch(text):
-        raise ScheduleError(f"the factor {text[:40]!r} is not like 1/2, of at most {MAX_DIGITS} digits each")
+        raise ScheduleError(f"factor {text[:40]!r} is not like 1/2, of at most {FACTOR_DIGITS} digits each")
     try:
         return Fraction(text)
     except ZeroDivisionError:
-        raise ScheduleError(f"the factor {text!r} divides by zero") from None
+        raise ScheduleError(f"factor {text!r} divides by zero") from None
 
 
 def work(s: Schedule) -> int:

@@ -18,7 +18,7 @@ def loads(text: str | bytes, *, deepest: int | None = DEEPEST) -> Any:
     try:
         value = json.loads(text, parse_float=_finite, parse_constant=_refuse)
     except json.JSONDecodeError as error:
-        raise ValueError(f"line {error.lineno}, column {error.colno}: {error.msg}") from None
+        raise ValueError(f"line {error.lineno}: {error.msg}") from None
     except UnicodeDecodeError:
         raise ValueError("it is not UTF-8") from None
     except RecursionError:
@@ -31,6 +31,27 @@ def loads(text: str | bytes, *, deepest: int | None = DEEPEST) -> Any:
 def brief(value: Any) -> str:
     """`repr(value)` in a few words: a message stays short whatever a file holds."""
     return _SHORT.repr(value)
+
+
+def read_number(value: Any, name: str, least: float, most: float) -> float:
+    """A number within bounds, which is called `name` in the error otherwise."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+        raise ValueError(f"{name} is {brief(value)}; a number from {least:g} to {most:g}")
+    return value
+
+
+def read_whole(value: Any, name: str, least: int, most: int) -> int:
+    """A whole number within bounds; 1.0 and true are none."""
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(f"{name} is {brief(value)}; a whole number from {least} to {most}")
+    return value
+
+
+def read_text(value: Any, name: str, longest: int = 1000) -> str:
+    """A text of not too many characters."""
+    if not isinstance(value, str) or len(value) > longest:
+        raise ValueError(f"{name} is {brief(value)}; a text of at most {longest} characters")
+    return value
 
 
 def _finite(text: str) -> float:

@@ -147,11 +147,17 @@ def _override(value: Any, at: str, settings: Mapping[str, str]) -> Any:
             return tuple(news.get(str(i), item) for i, item in enumerate(value))
         return dataclasses.replace(value, **news)
     except (ValueError, TypeError) as error:
-        given = " ".join(f"{path}={text}" for path, text in settings.items())
-        raise ConfigError(f"{given}: {error}") from None
+        given = " ".join(f"{path}={_shown(text)}" for path, text in settings.items())
+        raise ConfigError(f"{given}: {str(error)[:1000]}") from None
+
+
+def _shown(text: str) -> str:
+    """What was given, as far as a message has room for it."""
+    return text if len(text) <= 100 else f"{text[:100]}..."
 
 
 def _no_such(path: str, known: list[str]) -> str:
+    path = _shown(path)
     close = difflib.get_close_matches(path, known, n=1)
     inside = [other for other in known if other.startswith(f"{path}.")]
     if inside:
@@ -186,26 +192,26 @@ def parse(text: str, kind: Any, path: str) -> Any:
     if origin is Literal:
         if text in inner:
             return text
-        raise ConfigError(f"{path}={text}: one of {', '.join(map(str, inner))}")
+        raise ConfigError(f"{path}={_shown(text)}: one of {', '.join(map(str, inner))}")
     if origin is tuple:
         items = [item for item in text.strip("()[] ").split(",") if item.strip()]
         fixed = inner if inner[-1] is not Ellipsis else inner[:1] * len(items)
         if len(items) != len(fixed):
-            raise ConfigError(f"{path}={text}: {len(fixed)} values, separated by commas")
+            raise ConfigError(f"{path}={_shown(text)}: {len(fixed)} values, separated by commas")
         return tuple(parse(item.strip(), one, path) for item, one in zip(items, fixed))
     if kind is bool:
         if text.lower() in ("true", "1", "yes", "on", "false", "0", "no", "off"):
             return text.lower() in ("true", "1", "yes", "on")
-        raise ConfigError(f"{path}={text}: true or false")
+        raise ConfigError(f"{path}={_shown(text)}: true or false")
     if kind in (int, float):
         try:
             number = kind(text.replace("_", ""))
         except ValueError:
-            raise ConfigError(f"{path}={text}: {'a whole number' if kind is int else 'a number'}") from None
+            raise ConfigError(f"{path}={_shown(text)}: {'a whole number' if kind is int else 'a number'}") from None
         if kind is int and abs(number) > LARGEST:
-            raise ConfigError(f"{path}={text[:40]}: a whole number of at most {LARGEST:,}")
+            raise ConfigError(f"{path}={_shown(text)}: a whole number of at most {LARGEST:,}")
         if not math.isfinite(number):
-            raise ConfigError(f"{path}={text}: a finite number")
+            raise ConfigError(f"{path}={_shown(text)}: a finite number")
         return number
     if kind is str:
         return text
@@ -220,7 +226,7 @@ def _stage(text: str, path: str) -> Stage:
         return Stage(*(int(number.replace("_", "")) for number in text.split("x")))
     except (ValueError, TypeError):
         form = "EPOCHSxBATCH or EPOCHSxBATCHxMICRO_STEPS, such as 30x32768,60x65536"
-        raise ConfigError(f"{path}={text}: stages are written {form}") from None
+        raise ConfigError(f"{path}={_shown(text)}: stages are written {form}") from None
 
 
 # ---- records -----------------------------------------------------------------------------------------------------------------

@@ -32,8 +32,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from phalanx.schedule.plain_json import brief, loads
-from phalanx.train.manifest_fields import MAX_WORLD, read_config, read_entries, read_files, read_owners, read_whole
+from phalanx.schedule.plain_json import brief, loads, read_whole
+from phalanx.train.manifest_fields import LARGEST, MAX_WORLD, read_config, read_entries, read_files, read_owners
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -137,7 +137,7 @@ class Manifest:
         if odd := [key for key in ("step", "world", "config", "entries", "owners", "files") if key not in body]:
             raise ValueError(f"it has no {odd[0]}")
         return cls(
-            step=read_whole(body["step"], "step", 0),
+            step=read_whole(body["step"], "step", 0, LARGEST),
             world=read_whole(body["world"], "world", 1, MAX_WORLD),
             config=read_config(body["config"]),
             entries=read_entries(body["entries"]),

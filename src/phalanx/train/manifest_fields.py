@@ -5,18 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from phalanx.schedule.plain_json import brief
+from phalanx.schedule.plain_json import brief, read_whole
 from phalanx.train.tree import decode
 
+LARGEST = 1 << 60  # of a step, or a size in bytes
 MAX_WORLD = 1 << 20  # ranks that saved together
 _PART = re.compile(r"rank-\d{5,}\.(?:json|safetensors)", re.ASCII)
-
-
-def read_whole(value: Any, name: str, least: int, most: int = 1 << 60) -> int:
-    """A number of things."""
-    if type(value) is not int or not least <= value <= most:
-        raise ValueError(f"{name} is {brief(value)}; a whole number from {least} to {most}")
-    return value
 
 
 def read_config(config: Any) -> Any:
@@ -43,7 +37,7 @@ def read_files(files: Any) -> dict[str, tuple[int, str]]:
         size, sha256 = (own.get(key) for key in ("size", "sha256")) if isinstance(own, dict) else (None, None)
         if not isinstance(sha256, str) or not re.fullmatch("[0-9a-f]{64}", sha256):
             raise ValueError(f"the SHA-256 of {brief(name)} is {brief(sha256)}")
-        found[name] = read_whole(size, f"the size of {brief(name)}", 0), sha256
+        found[name] = read_whole(size, f"the size of {brief(name)}", 0, LARGEST), sha256
     return found
 
 

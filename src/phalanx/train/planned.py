@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.schedule.limits import MAX_RANKS
-from phalanx.schedule.plain_json import brief, loads
+from phalanx.schedule.plain_json import brief, loads, read_number, read_text, read_whole
 from phalanx.train.config import ConfigError, RunConfig
 
 FILE = "plan.json"  # in the directory of a run that followed one
@@ -59,26 +59,18 @@ def parse_plan(text: str, path: Path) -> PlannedRun:
     try:
         content = loads(text)
         hosts, per_host, batch, run = (content[name] for name in ("hosts", "per_host", "batch", "run"))
-        ranks = _number(hosts, "hosts", MAX_RANKS) * _number(per_host, "per_host", MAX_RANKS)
+        ranks = read_whole(hosts, "hosts", 1, MAX_RANKS) * read_whole(per_host, "per_host", 1, MAX_RANKS)
         if ranks > MAX_RANKS:
             raise ValueError(f"{hosts} hosts of {per_host} ranks; at most {MAX_RANKS} ranks in all")
-        return PlannedRun(path, ranks, hosts, float(_number(batch, "batch", LARGEST, float)), _settings(run, hosts), content)
+        return PlannedRun(path, ranks, hosts, float(read_number(batch, "batch", 1, LARGEST)), _settings(run, hosts), content)
     except KeyError as error:
         raise ConfigError(f"--plan {path}: {NOT_A_PLAN} (it has no {str(error)[:60]})") from None
     except (ValueError, TypeError) as error:
         raise ConfigError(f"--plan {path}: {NOT_A_PLAN} ({error})") from None
 
 
-def _number(value: Any, name: str, most: int, kind: type = int) -> Any:
-    if isinstance(value, bool) or not isinstance(value, int | kind) or not 1 <= value <= most:
-        raise ValueError(f"{name} is {brief(value)}; a {'whole ' if kind is int else ''}number from 1 to {most}")
-    return value
-
-
 def _settings(run: dict[str, Any], hosts: int) -> dict[str, str]:
-    schedule, sync = run["schedule"], run["sync"]
-    if not isinstance(schedule, str) or len(schedule) > 100:
-        raise ValueError(f"the schedule is {brief(schedule)}; a name such as ring:8")
+    schedule, sync = read_text(run["schedule"], "schedule", 100), run["sync"]
     if sync not in ("all-reduce", "after backward", "double buffering", "gossip"):
         raise ValueError(f"sync is {brief(sync)}; 'all-reduce', 'double buffering' or 'gossip'")
     settings = {"comm.wire": WIRES[run["wire_bytes"]]}
@@ -87,6 +79,6 @@ def _settings(run: dict[str, Any], hosts: int) -> dict[str, str]:
         return settings | {"comm.sync": "gossip", "comm.gossip.level": level}
     # on one host a ring is one call, which is what a communicator does without being told a schedule
     algorithm = "none" if hosts == 1 and schedule.startswith("ring:") else schedule
-    group = int(_number(run["group_bytes"], "group_bytes", LARGEST, float))
+    group = int(read_number(run["group_bytes"], "group_bytes", 1, LARGEST))
     settings |= {"comm.sync": "allreduce", "comm.algorithm": algorithm, "comm.bucket_bytes": str(group)}
     return settings | {"comm.double_buffering": "true" if sync == "double buffering" else "false"}
