@@ -8,9 +8,12 @@ import argparse
 import contextlib
 import io
 import json
+import os
 import re
 import socket
+import stat
 import warnings
+from pathlib import Path
 
 import pytest
 from tests.cli.nonsense import BINARY, DEEP, PATHS, WORDS, mutants
@@ -99,7 +102,8 @@ def test_every_option_takes_or_refuses_every_word(verb):
     for number, action in enumerate(PARSERS[verb]._actions):
         if action.nargs == 0:
             continue
-        for word in (WORDS if action.type is not None or action.choices else PATHS + WORDS)[number % 2 :: 2]:
+        words = PATHS + WORDS[::5] if action.type is Path else WORDS if action.type or action.choices else PATHS + WORDS
+        for word in words[number % 2 :: 2]:
             if action.option_strings:
                 check([*LINES[verb], f"{action.option_strings[-1]}={word}"])
             else:
@@ -275,6 +279,23 @@ def test_checkpoints_and_runs_of_nonsense_are_one_line(run_directory):
         check(["train", "--ranks", "1", "--resume", "--out", "run"], codes=(2,))
 
 
+def test_what_is_no_file_is_not_replaced_by_one(run_directory):
+    """As root `report --out /dev/null` would make a file of it."""
+    os.mkfifo("pipe")
+    for argv in (
+        ["report", "run", "--out", "pipe"],
+        ["export", "run", "pipe"],
+        ["report", "run", "--out", "."],
+        ["export", "run", "."],
+    ):
+        check(argv, codes=(2,))
+    assert stat.S_ISFIFO(os.stat("pipe").st_mode)
+    for argv in (["show", "ring:3", "--trace"], [*PLAN, "--json"], [*PLAN, "--svg"], [*PLAN, "--save-profile"]):
+        check([*argv, "/dev/full"], codes=(2,))
+    for argv in ([*PLAN, "--calibrate"], [*PLAN, "--profile"], [*PLAN, "--cluster"], ["train", "--plan"], ["show"]):
+        check([*argv, "/dev/zero"], codes=(2,))
+
+
 def test_shards_of_any_name_are_packed_or_refused(run_directory):
     (run_directory / "images" / "a").mkdir(parents=True)
     (run_directory / "images" / "b").mkdir()
@@ -298,6 +319,10 @@ def test_a_recipe_may_do_anything(run_directory):
         check(["show-lr", "recipe.py"], codes=(2,))
     for field in ("name='a\\0b'", f"name={'a' * 300!r}", "name='\\ud800'"):
         (run_directory / "recipe.py").write_text(f"from phalanx.train.config import RunConfig\nconfig = RunConfig({field})")
+        check(["train", "recipe.py", "--ranks", "1"], codes=(2,))
+    for source in ("imagefolder:a\\0b", "mnist:\\ud800", "shards:\\x1b[2J-*.tar", "synthetic:", "cifar10:" + "a" * 300, "\\0"):
+        data = f"from phalanx.train.samples import DataConfig\n{head}data=DataConfig(source='{source}'))"
+        (run_directory / "recipe.py").write_text(data)
         check(["train", "recipe.py", "--ranks", "1"], codes=(2,))
 
 

@@ -48,6 +48,8 @@ def run(args: argparse.Namespace) -> int:
     from phalanx.train.manifest import DamagedError
     from phalanx.train.restore import read
 
+    if args.file.exists() and not args.file.is_file():  # root would replace /dev/null by a model
+        raise UsageError(f"{args.file} is there and is no file: name another one")
     directory, places = _find(args.directory)
     for place in places:
         try:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +12,8 @@ from pathlib import Path
 from phalanx import schedule
 from phalanx.schedule import Schedule
 from phalanx.schedule.limits import MAX_LOWERED, MAX_RANKS, MAX_WORK, work
+
+PIPED = 64 << 20  # bytes that are read of what is no file
 
 
 class UsageError(ValueError):
@@ -101,10 +105,15 @@ def is_file(text: str | Path) -> bool:
 
 
 def read_text(path: str | Path) -> str:
-    """The text of a file that was named on the command line."""
+    """The text of a file, or of a pipe, that was named on the command line."""
     try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
+        with open(path, "rb") as file:
+            endless = not stat.S_ISREG(os.fstat(file.fileno()).st_mode)  # a pipe, or /dev/zero
+            data = file.read(PIPED + 1 if endless else -1)
+        if endless and len(data) > PIPED:
+            raise UsageError(f"{path} is no file, and gives more than {PIPED:,} bytes")
+        return data.decode()
+    except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: {error.strerror if isinstance(error, OSError) else error}") from None
 
 

@@ -36,8 +36,6 @@ def run(args: argparse.Namespace) -> int:
     """Write the page, and say where it is."""
     from phalanx.train.report import ReportError, write_report
 
-    if args.out is not None and args.out.is_dir():
-        raise UsageError(f"--out {args.out} is a directory: name a file in it")
     out = args.out or (args.directories[0] if len(args.directories) == 1 else Path()) / "report.html"
     try:
         write_report(args.directories, out)

@@ -81,6 +81,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(str(error)) from None
     try:
         check_environment()
+        if args.plan and not is_file(args.plan):
+            raise UsageError(f"--plan {args.plan}: there is no such file")
         plan = read_plan(args.plan) if args.plan else None
         config = resolve(args.recipe, args.settings, plan.settings if plan else None)
         if args.show:

@@ -23,6 +23,8 @@ __all__ = ["ReportError", "build", "write_report"]
 
 def write_report(directories: Sequence[Path], out: Path) -> None:
     """Write the page of these runs to `out`, whole or not at all; ReportError names a directory that is no run."""
+    if out.exists() and not out.is_file():  # root would replace /dev/null by a page
+        raise ReportError(f"{out} is there and is no file: name another one")
     text = build(read_runs(directories))
     fresh = out.with_name(f".{out.name}.{os.getpid()}")
     fresh.write_text(text, encoding="utf-8")
