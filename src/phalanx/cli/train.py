@@ -18,6 +18,7 @@ from phalanx.cli.names import UsageError, find_schedule
 from phalanx.comm.launch import LaunchError, discover
 from phalanx.comm.start import AGENT, end_with_agent, start_ranks
 from phalanx.schedule import Schedule, ScheduleError
+from phalanx.schedule.plain_json import loads
 from phalanx.train.rows import write_json
 
 if TYPE_CHECKING:  # torch takes seconds to import, and `phalanx --help` has no use for it
@@ -246,7 +247,7 @@ def check_same_run(out: Path, config: RunConfig) -> None:
     from phalanx.train.entries import compare_plain
 
     try:
-        before = json.loads((out / "config.json").read_text(encoding="utf-8"))
+        before = loads((out / "config.json").read_text(encoding="utf-8"))
         odd = compare_plain("config", identity(json.loads(json.dumps(plain(config)))), identity(before))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise UsageError(
