@@ -128,13 +128,18 @@ def _jpeg_header(data: bytes, name: str, max_pixels: int) -> Header | None:
         return None
     header = Header(height, width, colours in ("YCbCr", "Gray", "RGB"), frame)
     _check_size(header, name, max_pixels if frame is not None else max_pixels * LIGHT // PROGRESSIVE)
-    if height * width > PIXELS_PER_BYTE * len(data):
-        raise BadSample(name, f"claims {width}x{height} pixels, but has {len(data)} bytes: cut off, or a bomb")
+    _check_claim(header, data, name)
     if height * width * scans > MAX_PASSES:
         raise BadSample(
             name, f"a JPEG of {width}x{height} pixels in {scans} scans takes too long: more than {MAX_PASSES:,} in all"
         )
     return header
+
+
+def _check_claim(header: Header, data: bytes, name: str) -> None:
+    """Refuse a JPEG of fewer bytes than its pixels need: decoders fill the rest with grey, and take their time for it."""
+    if header.height * header.width > PIXELS_PER_BYTE * len(data):
+        raise BadSample(name, f"claims {header.width}x{header.height} pixels, but has {len(data)} bytes: cut off, or a bomb")
 
 
 def _frame_of_one_scan(data: bytes) -> int | None:
@@ -188,17 +193,20 @@ def _simplejpeg() -> Any:
 
 
 def _pillow_header(data: bytes, name: str, max_pixels: int) -> Header:
-    image = _open(data, name)
+    image = _open(_Impatient(data), name)
     header = Header(image.height, image.width)
     _check_size(header, name, max_pixels * LIGHT // HELD.get(image.format, LIGHT))
+    if image.format == "JPEG":
+        _check_claim(header, data, name)
     return header
 
 
 def _pillow_pixels(data: bytes, name: str, shrink: int) -> np.ndarray:
     """In strips: an image as a whole, its RGB and an array of it would take twice the memory."""
-    image = _open(data, name)
+    file = _Impatient(data)
+    image = _open(file, name)
     try:
-        image.fp.patience = MAX_READS_OF_PIXELS
+        file.patience = MAX_READS_OF_PIXELS
         image.load()
         pixels = np.empty((-(-image.height // shrink), -(-image.width // shrink), 3), np.uint8)
         for top in range(0, image.height, STRIP):
@@ -232,16 +240,18 @@ class _Impatient(io.BytesIO):
         return super().read(size)
 
 
-def _open(data: bytes, name: str) -> Any:
+def _open(file: _Impatient, name: str) -> Any:
     """Pillow's view of the header; the pixels wait."""
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:
         raise ImportError(f"{error}: to decode images, pip install 'phalanx[images]'") from error
     try:
-        return Image.open(_Impatient(data), formats=FORMATS)
+        return Image.open(file, formats=FORMATS)
     except UnidentifiedImageError as error:
-        raise BadSample(name, f"not an image of a known kind ({', '.join(FORMATS)}); begins with {data[:8]!r}") from error
+        raise BadSample(
+            name, f"not an image of a known kind ({', '.join(FORMATS)}); begins with {file.getvalue()[:8]!r}"
+        ) from error
     # Pillow's readers meet broken headers with whatever their arithmetic raises: struct.error, IndexError, OverflowError, ...
     except Exception as error:
         raise BadSample(name, _reason(error)) from error
