@@ -1,7 +1,15 @@
 """What people and broken programs put where a word, a number, a path or a file is wanted."""
 
+import contextlib
+import io
 import json
 import random
+import re
+import warnings
+
+import pytest
+
+from phalanx.cli.main import main
 
 LONG = "9" * 400  # a number that no float holds
 WORDS = (
@@ -75,3 +83,62 @@ def raw(text):
     """What `json.dumps` does not write: the words behind RAW: without their quotes."""
     head, *others = text.split('"RAW:')
     return head + "".join(part.replace('"', "", 1) for part in others)
+
+
+# ---- command lines -------------------------------------------------------------------------------------------------------------
+
+CONTROLS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\ud800-\udfff]")
+PLAN = ["plan", "--cluster", "lab", "--ranks", "1", "--batch", "8", "--rate", "300@8", "--group", "1", "--algorithm", "ring"]
+
+# A line for each verb that is right, or that ends soon for another reason than the option to be tried.
+LINES = {
+    "train": ["train", "digits", "--set", "data.source=imagefolder:nowhere"],  # refused when all else was looked at
+    "report": ["report", "run"],
+    "show-lr": ["show-lr", "digits", "--samples", "100", "--set", "epochs=2"],
+    "plan": PLAN,
+    "bench allreduce": ["bench", "allreduce", "--ranks", "1000"],  # more than it starts
+    "bench gossip": ["bench", "gossip", "--ranks", "1000"],
+    "bench train": ["bench", "train", "--ranks", "1000"],
+    "show": ["show", "ring:3"],
+    "verify": ["verify", "ring:3"],
+    "pack": ["pack", "imagefolder:nowhere", "shard-%d.tar"],
+    "export": ["export", "run", "model.pt"],
+}
+tried = {"lines": 0, "wrong": 0}
+
+
+def say(argv):
+    """Exit code and standard error of a command line; it raises nothing."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        code = main(argv)
+    assert not warned, (argv, [str(warning.message) for warning in warned])  # they would be lines, too
+    return code, err.getvalue(), out.getvalue()
+
+
+def check(argv, *, codes=(0, 1, 2)):
+    """One line for what is wrong, no escape sequence in anything."""
+    code, err, out = say(argv)
+    shown = [word if len(word) < 40 else f"{word[:40]}..." for word in argv]
+    assert code in codes, (shown, code, err)
+    assert not CONTROLS.search(err + out), (shown, err, out)
+    assert "Traceback" not in err, shown
+    if code:
+        assert re.fullmatch(r"phalanx: .{10,2010}\n", err), (shown, code, err)
+    else:
+        assert err == "" or err.startswith("trace: "), (shown, err)
+    tried["lines"] += 1
+    tried["wrong"] += bool(code)
+
+
+@pytest.fixture
+def run_directory(tmp_path, monkeypatch):
+    """A working directory with a run in it; variables of launchers out of the way."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for name in ("RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "PHALANX_SCHEDULES"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text('{"name": "x"}')
+    return tmp_path
