@@ -31,7 +31,10 @@ ROOMS = {
         "host_step": ("phalanx.comm",),
     },
     "nn": {"": ("torch",), "batchnorm": ("phalanx.comm",)},
-    "data": {"": ("phalanx.comm", "torch", "numpy"), "image": ("simplejpeg", "PIL")},  # the one place that decodes
+    "data": {
+        "": ("phalanx.comm", "phalanx.schedule.printable", "torch", "numpy"),
+        "image": ("simplejpeg", "PIL"),
+    },  # the one place that decodes
     "train": {"": None},  # everything
     "cli": {"": None},
     "recipes": {"": ("phalanx.train", "phalanx.data", "phalanx.optim")},

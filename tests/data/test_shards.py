@@ -228,6 +228,7 @@ def skipped_cases():
     yield "unknown type", [member("b.jpg", b"x", "Z"), member("b.cls", b"0")], "unknown type 'Z'"
     yield "no label", [member("b.jpg", b"x")], "without a label"
     yield "no image", [member("b.cls", b"0")], "label without an image"
+    yield "a TIFF", [member("b.tif", b"II*"), member("b.cls", b"0")], "TIFF is not read"
     yield "empty image", [sample("b", image=b"")], "empty image"
     yield "empty label", [sample("b", label=b"")], "no whole number"
     yield "label of letters", [sample("b", label=b"cat")], "no whole number.*cat"

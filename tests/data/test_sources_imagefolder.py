@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.data.image import BadSample
+from phalanx.data.image import FORMATS, BadSample
 from phalanx.data.source import Encoded, SourceError
 from phalanx.data.source import open as open_source
 from phalanx.data.sources import imagefolder, saved_index
-from phalanx.data.sources.files import MAX_ENCODED, Names
+from phalanx.data.sources.files import EXTENSIONS, MAX_ENCODED, UNREAD, Names
 
 LONG_AGO = 1_500_000_000
 
@@ -99,6 +99,22 @@ def test_what_is_no_image_is_ignored_or_named(tmp_path):
     assert "pipe.jpg" in str(caught[0].message)
     assert names_of(source) == ["a/1.jpg", "c/2.jpg", "c/linked.png"]
     assert source.classes == ("a", "b", "c")  # an empty class keeps its number
+
+
+def test_a_tiff_is_left_out_and_named(tmp_path):
+    fill(tmp_path, ["a/1.jpg", "a/2.tif", "b/3.TIFF", "b/4.png", "b/._5.tif"])
+    with pytest.warns(UserWarning, match="left out 2: .*TIFF is not read"):
+        source = open_source(f"imagefolder:{tmp_path}")
+    assert names_of(source) == ["a/1.jpg", "b/4.png"]
+    assert {Path(name).name for name, _ in source.skipped.examples} == {"2.tif", "3.TIFF"}
+
+
+def test_what_counts_as_an_image_has_a_decoder():
+    from PIL import Image
+
+    kinds = Image.registered_extensions()
+    assert {kinds[extension] for extension in EXTENSIONS} <= set(FORMATS)
+    assert all(kinds[extension] not in FORMATS for extension in UNREAD)
 
 
 def test_no_image_at_all_is_an_error(tmp_path):

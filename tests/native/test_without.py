@@ -59,7 +59,7 @@ def stale_tree(tmp_path):
     ignore = shutil.ignore_patterns("__pycache__", "*.so", "*.egg-info")
     for name in ("src", "csrc"):
         shutil.copytree(ROOT / name, tree / name, ignore=ignore)
-    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "NOTICE"):
         shutil.copy(ROOT / name, tree / name)
     core = f"_native{sysconfig.get_config_var('EXT_SUFFIX')}"
     built = tree / "build" / f"lib.{sysconfig.get_platform()}-{sys.implementation.cache_tag}" / "phalanx"
@@ -76,10 +76,17 @@ def test_without_a_compiler_a_wheel_has_no_core_of_an_earlier_build(stale_tree, 
     made = subprocess.run(command, cwd=stale_tree, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert made.returncode == 0, made.stdout + made.stderr
     (wheel,) = tmp_path.glob("*.whl")
-    names = zipfile.ZipFile(wheel).namelist()
+    archive = zipfile.ZipFile(wheel)
+    names = archive.namelist()
     assert "phalanx/__init__.py" in names
     assert [name for name in names if "_native" in name] == ["phalanx/_native.pyi"]
     assert "phalanx/deleted.py" not in names
+    # the digits in it have a licence of their own
+    (metadata,) = [archive.read(name).decode() for name in names if name.endswith(".dist-info/METADATA")]
+    assert "License-Expression: Apache-2.0 AND CC-BY-4.0\n" in metadata
+    (notice,) = [archive.read(name).decode() for name in names if name.endswith(".dist-info/licenses/NOTICE")]
+    assert "digits.npz" in notice
+    assert "https://creativecommons.org/licenses/by/4.0/" in notice
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the core is for Linux")

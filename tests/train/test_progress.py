@@ -119,3 +119,38 @@ def test_why_it_ended(why, words):
 )
 def test_durations(seconds, text):
     assert duration(seconds) == text
+
+
+class Full(Terminal):
+    """A terminal that takes nothing more."""
+
+    def write(self, text):
+        raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("stream", [Full(), None])
+def test_a_training_does_not_end_because_nobody_can_watch_it(stream, capsys):
+    progress = Progress(TINY, stream, live=stream is not None, colour=True)
+    for _ in range(3):
+        progress.interval(ROW, 2, 5.0)
+        progress.warn("slow")
+        progress.say("words")
+    progress.end(RESULT, None)
+    progress.close()
+    assert capsys.readouterr().err.count("\n") == (stream is not None), "said once"
+
+
+def test_what_is_said_holds_no_control_characters_but_our_own():
+    stream = Terminal()
+    progress = Progress(TINY, stream, live=True, colour=True)
+    progress.warn("rank \x1b[2J1")
+    progress.say("left out \x1b]0;x\x07")
+    progress.end(RESULT, Path("runs/\x1b[31mx"))
+    assert re.findall("\x1b[^a-zA-Z]*[a-zA-Z]", stream.getvalue()) == ["\x1b[33m", "\x1b[0m", "\x1b[1m", "\x1b[0m"]
+    assert "rank \\x1b[2J1" in stream.getvalue()
+
+
+def test_a_terminal_without_the_letters_gets_their_numbers():
+    file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    Progress(TINY, file, live=False, colour=False).say("é–")
+    assert file.buffer.getvalue() == b"\\xe9\\u2013\n"

@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
 from itertools import combinations, pairwise
@@ -20,10 +21,11 @@ from hypothesis import strategies as st
 from phalanx.recipes.digits import config as digits
 from phalanx.schedule import Move, halving_doubling, hierarchical, lower, ring, to_text, torus, tree
 from phalanx.train.report import ReportError, build, write_report
-from phalanx.train.report.pictures import draw_schedule, draw_timeline
+from phalanx.train.report.pictures import draw_schedule
 from phalanx.train.report.plots import MOST, Scale, Series, decades, plot_bars, plot_lines, plot_stack, thin, ticks
 from phalanx.train.report.prediction import prediction
 from phalanx.train.report.run import NO_END, Run, read_run, read_runs
+from phalanx.train.report.timeline import draw_timeline
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -362,6 +364,48 @@ def test_nothing_in_a_run_becomes_a_tag_a_script_or_an_attribute():
         assert not [name for _, attributes in found.tags for name in attributes if name.startswith("on")]
 
 
+EVIL = "\"'></title></svg><meta http-equiv=refresh content='0;url=http://x'><form action=http://x><input></form><a href=x>\x1b[2J"
+
+
+def poisoned(value):
+    """Plain data with every text in it, keys as well, followed by something evil; words that the page looks for stay."""
+    known = {"X", "phase", "all-reduce", "interval", "evaluation", "start", "end", "straggler", "allreduce"}
+    if isinstance(value, dict):
+        return {key: poisoned(inner) for key, inner in value.items()} | {EVIL: EVIL}
+    if isinstance(value, list | tuple):
+        return [poisoned(inner) for inner in value]
+    return f"{value}{EVIL}" if isinstance(value, str) and value not in known else value
+
+
+def shape(page):
+    """Every element of a page with the names of its attributes, in order: what a browser makes of it."""
+    return [(tag, sorted(attributes)) for tag, attributes in Tags(page).tags]
+
+
+def test_a_page_of_evil_names_has_no_element_that_a_page_of_good_names_lacks():
+    """Every place at once, also those that nobody thought of: escaped where it is drawn, it changes nothing but text."""
+    trace = {
+        "traceEvents": [{"ph": "X", "cat": "phase", "name": "forward", "pid": rank, "ts": 0, "dur": 5} for rank in range(10)]
+    }
+    trace["traceEvents"] += [{"ph": "X", "cat": "phase", "name": "x", "pid": pid, "ts": 0, "dur": 5} for pid in (EVIL, None, [1])]
+    slow = {"kind": "straggler", "step": 1, "rank": 1, "cause": "input", "factor": 2.0}
+    good = [[*ROWS[:-1], slow, END], {"name": "x", "x": {"y": ["z"]}}, ENVIRONMENT, trace]
+    evil = [poisoned(part) for part in good]
+    evil[2]["schedule"] = {"name": EVIL, "text": to_text(replace(ring(2), name=EVIL)), "seats": EVIL}
+    several = [run("b"), run("c")]
+    for others in ([], several):
+        one, other = (build([run(name, *parts), *others]) for name, parts in (("a", good), (f"a{EVIL}", evil)))
+        wanted = shape(one)
+        found = shape(other)
+        assert {tag for tag, _ in found} == {tag for tag, _ in wanted}
+        assert {str(part) for part in found} == {str(part) for part in wanted}
+        assert [part for part in found if part[0] in ("meta", "form", "a", "input", "script")] == [
+            part for part in wanted if part[0] in ("meta", "script")
+        ]
+        assert "\x1b" not in other
+        assert "http-equiv=refresh" in Tags(other).text
+
+
 def test_the_page_loads_nothing_and_allows_only_its_own_script():
     text = build([run()])
     found = Tags(text)
@@ -370,7 +414,8 @@ def test_the_page_loads_nothing_and_allows_only_its_own_script():
     (policy,) = [a["content"] for tag, a in found.tags if tag == "meta" and a.get("http-equiv") == "Content-Security-Policy"]
     script = re.search(r"<script>(.*)</script>", text, re.DOTALL).group(1)
     own = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    assert policy == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{own}'"
+    only_own = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{own}'"
+    assert policy == f"{only_own}; form-action 'none'; base-uri 'none'"
 
 
 # ---- pictures ----------------------------------------------------------------------------------------------------------------

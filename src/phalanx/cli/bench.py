@@ -13,8 +13,12 @@ from typing import Any
 from phalanx.cli.bench_config import MODELS, AllReduceBench, Bench, GossipBench, TrainBench, parse_size
 from phalanx.cli.bench_ranks import RankError, measure, run_ranks
 from phalanx.cli.bench_table import Record, print_table, write_lines
-from phalanx.cli.names import FORMS, UsageError
+from phalanx.cli.names import FORMS, UsageError, check_environment
+from phalanx.cli.numbers import at_least_one, whole
+from phalanx.cli.terminal import tell
 from phalanx.comm.launch import LaunchError, discover
+from phalanx.comm.verdict import CommunicationError
+from phalanx.schedule import ScheduleError
 
 DEADLINE = 1800  # seconds
 MAX_RANKS = 256  # processes started on one machine: a slip of the finger should not end it
@@ -65,8 +69,8 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         **style,
     )
     gossip.add_argument("--size", metavar="SIZE", type=_size, default=4 << 20, help="of the parameters, in bytes (default 4M)")
-    gossip.add_argument("--compute", metavar="MS", type=_positive, default=50, help="milliseconds to wait (default 50)")
-    gossip.add_argument("--steps", metavar="N", type=_positive, default=8, help="steps in one piece (default 8)")
+    gossip.add_argument("--compute", metavar="MS", type=at_least_one, default=50, help="milliseconds to wait (default 50)")
+    gossip.add_argument("--steps", metavar="N", type=at_least_one, default=8, help="steps in one piece (default 8)")
     _add_only(gossip, beside="no communication")
     _add_running(gossip, repeat=5, unit="blocks")
     gossip.set_defaults(
@@ -80,8 +84,8 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         **style,
     )
     train.add_argument("--model", choices=MODELS, default=MODELS[0], help=f"default {MODELS[0]}")
-    train.add_argument("--pixels", metavar="N", type=_positive, default=64, help="height and width of an image (default 64)")
-    train.add_argument("--batch", metavar="N", type=_positive, default=2, help="images per rank (default 2)")
+    train.add_argument("--pixels", metavar="N", type=at_least_one, default=64, help="height and width of an image (default 64)")
+    train.add_argument("--batch", metavar="N", type=at_least_one, default=2, help="images per rank (default 2)")
     _add_only(train, beside="no communication and DDP")
     train.add_argument("--all", action="store_true", help="also say which known contenders are not installed")
     _add_running(train, repeat=9, unit="steps")
@@ -98,20 +102,19 @@ def _add_only(parser: argparse.ArgumentParser, *, beside: str) -> None:
 
 
 def _add_running(parser: argparse.ArgumentParser, *, repeat: int, unit: str) -> None:
-    parser.add_argument("--ranks", metavar="N", type=_positive, help="processes to start here, where no launcher did")
-    parser.add_argument("--repeat", metavar="N", type=_positive, default=repeat, help=f"{unit} per contender (default {repeat})")
+    parser.add_argument("--ranks", metavar="N", type=at_least_one, help="processes to start here, where no launcher did")
+    parser.add_argument(
+        "--repeat", metavar="N", type=at_least_one, default=repeat, help=f"{unit} per contender (default {repeat})"
+    )
     parser.add_argument("--pin", action="store_true", help="keep every rank, with its threads, on a core of its own")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the records there, one per line")
     parser.add_argument(
-        "--deadline", metavar="S", type=_positive, default=DEADLINE, help=f"seconds for ranks started here (default {DEADLINE})"
+        "--deadline",
+        metavar="S",
+        type=whole(1, 10**6),
+        default=DEADLINE,
+        help=f"seconds for ranks started here (default {DEADLINE})",
     )
-
-
-def _positive(text: str) -> int:
-    number = int(text) if text.isascii() and text.isdigit() else 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 up")
-    return number
 
 
 def _size(text: str) -> int:
@@ -129,13 +132,19 @@ def run(bench: Bench, args: argparse.Namespace) -> int:
         raise UsageError(str(error)) from None
     launched = launch.how != "alone"
     ranks = launch.world if launched else args.ranks or max(2, len(os.sched_getaffinity(0)))
-    if launched and args.ranks not in (None, ranks):
-        raise UsageError(f"--ranks {args.ranks}, but {launch.how} started {ranks}: leave --ranks out")
-    if not 2 <= ranks <= MAX_RANKS and not launched:
-        raise UsageError(f"--ranks {ranks}: from 2 to {MAX_RANKS}")
-    if ranks < 2:
-        raise UsageError(f"{launch.how} started one rank: a comparison needs at least 2")
-    bench.check(ranks)
+    try:
+        check_environment()
+        if launched and args.ranks not in (None, ranks):
+            raise UsageError(f"--ranks {args.ranks}, but {launch.how} started {ranks}: leave --ranks out")
+        if not 2 <= ranks <= MAX_RANKS and not launched:
+            raise UsageError(f"--ranks {ranks}: from 2 to {MAX_RANKS}")
+        if ranks < 2:
+            raise UsageError(f"{launch.how} started one rank: a comparison needs at least 2")
+        bench.check(ranks)
+    except (UsageError, ScheduleError):
+        if launch.rank != 0:  # one line for all of them
+            return 2
+        raise
     with contextlib.ExitStack() as files:
         takers: list[Callable[[Record], None]] = []
         if launch.rank == 0:
@@ -151,16 +160,24 @@ def run(bench: Bench, args: argparse.Namespace) -> int:
                 taker(record)
 
         if launched:
-            for record in measure(bench, launch.how):
-                take(record)
+            try:
+                for record in measure(bench, launch.how):
+                    take(record)
+            except CommunicationError as error:
+                if error.operation != "create_communicator":
+                    raise
+                tell(error)
+                return 1
         else:
             try:
                 run_ranks(bench, ranks, args.deadline, take)
             except RankError as error:
-                print(f"phalanx: {error}", file=sys.stderr)
+                tell(error)
+                for line in error.words:
+                    print(f"  {line}", file=sys.stderr)
                 return 1
     if wrong and launch.rank == 0:
-        print(f"phalanx: {wrong} results were wrong", file=sys.stderr)
+        tell(f"{wrong} results were wrong")
     return 1 if wrong else 0
 
 

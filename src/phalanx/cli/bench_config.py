@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from phalanx.cli.names import UsageError, find_schedule
+from phalanx.cli.names import UsageError, find_all_reduce
 
 MODELS = ("resnet50", "resnet18", "resnet_cifar20")
 TRAINED = (
@@ -47,11 +47,7 @@ class AllReduceBench:
     def check(self, ranks: int) -> None:
         """Raise unless every algorithm is an all-reduce of so many ranks."""
         for text in self.algorithms:
-            s = find_schedule(text)
-            if s.world != ranks:
-                raise UsageError(f"--algorithm {text} is for {s.world} ranks, but there are {ranks}")
-            if s.goal != "sum":
-                raise UsageError(f"--algorithm {text} computes a {s.goal}, not the sum that an all-reduce is")
+            find_all_reduce(text, ranks, f"--algorithm {text}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import IO
 
@@ -24,7 +24,11 @@ TAIL = 20  # lines shown of a failed rank's output
 
 
 class RankError(RuntimeError):
-    """A rank ended with an error, or the deadline passed."""
+    """A rank ended with an error, or the deadline passed. `words` are the last lines that it printed."""
+
+    def __init__(self, message: str, words: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.words = words
 
 
 def run_ranks(bench: Bench, n: int, deadline: float, take: Callable[[Record], None]) -> None:
@@ -81,18 +85,20 @@ def _collect(
     failed = first or [r for r, rank in enumerate(ranks) if rank.poll()]
     if failed:
         r = failed[0]
-        raise RankError(f"rank {r} of {len(ranks)} failed with exit code {ranks[r].poll()}{_words(outputs[r])}")
+        words = _words(outputs[r])
+        where = ": its words are above" if words is None else ":" if words else ", without a word"
+        raise RankError(f"rank {r} of {len(ranks)} failed with exit code {ranks[r].poll()}{where}", words or ())
     late = [str(r) for r, rank in enumerate(ranks) if rank.poll() is None]
     if late:
         raise RankError(f"rank(s) {', '.join(late)} of {len(ranks)} did not finish within {deadline:g} s")
 
 
-def _words(output: IO[bytes] | None) -> str:
+def _words(output: IO[bytes] | None) -> list[str] | None:
+    """The last lines of a rank; None for one that prints to the screen."""
     if output is None:
-        return ": its words are above"
+        return None
     output.seek(0)
-    lines = output.read().decode(errors="replace").splitlines()[-TAIL:]
-    return "".join(f"\n  {line}" for line in (":", *lines))[3:] if lines else ", without a word"
+    return output.read().decode(errors="replace").splitlines()[-TAIL:]
 
 
 # ---- in a rank -----------------------------------------------------------------------------------------------------------------

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phalanx.cli.names import UsageError
+from phalanx.cli.numbers import whole
+from phalanx.cli.terminal import tell
 
 if TYPE_CHECKING:
     from phalanx.train.manifest import Place
@@ -36,7 +37,7 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument("directory", metavar="RUN", type=Path, help="a run, its directory of checkpoints, or one checkpoint")
     parser.add_argument("file", metavar="FILE", type=Path, help="what to write")
-    parser.add_argument("--rank", metavar="N", type=int, default=0, help="whose replica (default: 0)")
+    parser.add_argument("--rank", metavar="N", type=whole(0), default=0, help="whose replica (default: 0)")
     parser.set_defaults(run=run)
 
 
@@ -47,12 +48,14 @@ def run(args: argparse.Namespace) -> int:
     from phalanx.train.manifest import DamagedError
     from phalanx.train.restore import read
 
+    if args.file.exists() and not args.file.is_file():  # root would replace /dev/null by a model
+        raise UsageError(f"{args.file} is there and is no file: name another one")
     directory, places = _find(args.directory)
     for place in places:
         try:
             reading = read(directory, place, [ENTRY], args.rank)
         except DamagedError as error:
-            print(f"phalanx: damaged: {error}", file=sys.stderr)
+            tell(f"damaged: {error}")
             continue
         manifest = reading.manifest
         if not 0 <= args.rank < manifest.world:
@@ -65,11 +68,11 @@ def run(args: argparse.Namespace) -> int:
             os.replace(fresh, args.file)
         except (OSError, RuntimeError) as error:  # torch wraps what the system says
             fresh.unlink(missing_ok=True)
-            print(f"phalanx: cannot write {args.file}: {error}", file=sys.stderr)
+            tell(f"cannot write {args.file}: {error}")
             return 1
         print(f"{args.file}: the model of {place.name}, rank {args.rank} of {manifest.world}")
         return 0
-    print(f"phalanx: every checkpoint in {directory} is damaged", file=sys.stderr)
+    tell(f"every checkpoint in {directory} is damaged")
     return 1
 
 

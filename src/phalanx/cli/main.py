@@ -3,46 +3,80 @@
 from __future__ import annotations
 
 import argparse
-import os
+import functools
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 import phalanx
 from phalanx.cli import bench, export, pack, plan, report, show, show_lr, train, verify
 from phalanx.cli.names import UsageError
+from phalanx.cli.terminal import OutputError, give_up_output, guarded, tell
 from phalanx.schedule import ScheduleError
 
 VERBS = (train, report, show_lr, plan, bench, show, verify, pack, export)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line `argv` (by default that of the process) and return its exit code."""
-    parser = argparse.ArgumentParser(
+class OneLineParser(argparse.ArgumentParser):
+    """Says what is wrong in one line, and where to read on, instead of a page of usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (usage: {self.prog} --help)")
+
+
+@functools.cache
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line, with all its verbs."""
+    parser = OneLineParser(
         prog="phalanx",
         description="Massively distributed data-parallel training, on collective algorithms that are values.",
-        epilog="`phalanx VERB --help` explains a verb, with examples.",
+        epilog="`phalanx VERB --help` explains a verb, with examples. "
+        "Exit codes: 0 success, 1 failed, 2 wrong usage, 128 + N ended by signal N.",
     )
     parser.add_argument("--version", action="version", version=f"phalanx {phalanx.__version__}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
     for verb in VERBS:
         verb.add_to(verbs)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv` (by default that of the process) and return its exit code."""
+    with guarded():
+        try:
+            code = _run(sys.argv[1:] if argv is None else list(argv))
+            sys.stdout.flush()
+            return code
+        except OutputError as error:
+            if not error.reader_left:
+                tell(error)
+            give_up_output()
+            return 1
+        except KeyboardInterrupt:
+            return 130
+
+
+def _run(argv: list[str]) -> int:
     try:
-        args = parser.parse_args(argv)
-    except SystemExit as leaving:  # argparse has said what was wrong, or printed the help
-        return leaving.code if isinstance(leaving.code, int) else 2
-    try:
+        if any("\0" in word for word in argv):  # no shell passes it; Python's own calls would each say so differently
+            raise UsageError("an argument holds a NUL character, which no file or setting has")
+        try:
+            args = build_parser().parse_args(argv)
+        except SystemExit as leaving:  # argparse has printed the help or the version
+            return leaving.code if isinstance(leaving.code, int) else 2
         return int(args.run(args))
     except UsageError as error:
-        print(f"phalanx: {error}", file=sys.stderr)
+        tell(error)
         return 2
     except ScheduleError as error:
-        print(f"phalanx: {error}", file=sys.stderr)
+        tell(error)
         return 1
-    except BrokenPipeError:  # the reader, `head` for one, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:  # what a verb says nothing better about: a disk that is full, a file that has gone
+        tell(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else error)
         return 1
-    except KeyboardInterrupt:
-        return 130
+    except MemoryError:
+        tell("not enough memory")
+        return 1
 
 
 if __name__ == "__main__":

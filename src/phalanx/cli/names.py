@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from phalanx import schedule
 from phalanx.schedule import Schedule
+from phalanx.schedule.limits import MAX_LOWERED, MAX_RANKS, MAX_WORK, work
 
-MAX_RANKS = 65536  # a slip of the finger such as torus:4000x8000 would fill the memory
+PIPED = 64 << 20  # bytes that are read of what is no file
 
 
 class UsageError(ValueError):
@@ -55,18 +58,63 @@ def find_schedule(text: str) -> Schedule:
     name, colon, rest = text.partition(":")
     if colon and name in SCHEDULES:
         return parse_name(text)
-    path = Path(text)
-    if not path.is_file():
+    if not is_file(text):
         hint = f" (it goes on: {name}:{SCHEDULES[name].form})" if rest == "" and name in SCHEDULES else ""
         raise UsageError(f"{text!r} is neither a schedule nor a file{hint}; the schedules are {FORMS}")
-    try:
-        content = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{text}: {error}") from None
+    content = read_text(text)
     try:
         return schedule.from_json(content) if content.lstrip().startswith("{") else schedule.from_text(content)
     except schedule.ScheduleError as error:
         raise schedule.ScheduleError(f"{text}: {error}") from None
+
+
+def find_all_reduce(text: str, ranks: int, option: str) -> Schedule:
+    """The schedule called `text`, proved: a file may hold a wrong one, and every rank would say so."""
+    s = find_schedule(text)
+    if s.world != ranks:
+        raise UsageError(f"{option} is for {s.world} ranks, but there are {ranks}")
+    if s.goal != "sum":
+        raise UsageError(f"{option} computes a {s.goal}, not the sum that an all-reduce is")
+    if work(s) > MAX_WORK:
+        raise UsageError(f"{option}: to check it takes {work(s):,} additions, more than {MAX_WORK:,}")
+    try:
+        schedule.verify(s)
+        if schedule.lowered_ops(s) <= MAX_LOWERED:
+            schedule.verify(schedule.lower(s))
+    except schedule.ScheduleError as error:
+        raise schedule.ScheduleError(f"{option}: {error}") from None
+    return s
+
+
+def check_environment() -> None:
+    """Raise UsageError for a PHALANX_ variable that makes no sense: one line here is better than one from each rank."""
+    from phalanx.comm.settings import check_settings
+
+    try:
+        check_settings()
+    except ValueError as error:  # a ScheduleError is one
+        raise UsageError(str(error)) from None
+
+
+def is_file(text: str | Path) -> bool:
+    """Whether there is such a file; no name is too odd or too long to ask."""
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def read_text(path: str | Path) -> str:
+    """The text of a file, or of a pipe, that was named on the command line."""
+    try:
+        with open(path, "rb") as file:
+            endless = not stat.S_ISREG(os.fstat(file.fileno()).st_mode)  # a pipe, or /dev/zero
+            data = file.read(PIPED + 1 if endless else -1)
+        if endless and len(data) > PIPED:
+            raise UsageError(f"{path} is no file, and gives more than {PIPED:,} bytes")
+        return data.decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: {error.strerror if isinstance(error, OSError) else error}") from None
 
 
 def parse_name(text: str) -> Schedule:

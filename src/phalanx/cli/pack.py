@@ -6,11 +6,12 @@ import argparse
 import sys
 import time
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 from phalanx.cli.bench_config import parse_size
 from phalanx.cli.names import UsageError
+from phalanx.cli.numbers import at_least_one, whole
+from phalanx.cli.terminal import tell
 
 SIZE = "256M"
 
@@ -36,24 +37,10 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("--split", default="train", help="train, val, validation or test (default train)")
     full = parser.add_mutually_exclusive_group()
     full.add_argument("--size", metavar="SIZE", type=_size, help=f"bytes of a shard at most, such as 64M or 1G (default {SIZE})")
-    full.add_argument("--count", metavar="N", type=_count, help="samples of a shard, instead")
-    parser.add_argument("--shuffle", metavar="SEED", type=_seed, help="in a random order; default: class by class")
+    full.add_argument("--count", metavar="N", type=at_least_one, help="samples of a shard, instead")
+    parser.add_argument("--shuffle", metavar="SEED", type=whole(0), help="in a random order; default: class by class")
     parser.add_argument("--skip-bad", action="store_true", help="leave unreadable and empty files out, and name them")
     parser.set_defaults(run=run)
-
-
-def _number(least: int, meaning: str) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        number = int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else -1
-        if number < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is not {meaning}")
-        return number
-
-    return parse
-
-
-_count = _number(1, "a number from 1 up")
-_seed = _number(0, "a number from 0 up")
 
 
 def _size(text: str) -> int:
@@ -91,11 +78,11 @@ def run(args: argparse.Namespace) -> int:
         return _failed(f"cannot write the shards: {error}")
     progress.finish()
     for name, reason in done.skipped.examples:
-        print(f"phalanx: left out: {reason if name in reason else f'{name}: {reason}'}", file=sys.stderr)
+        tell(f"left out: {reason if name in reason else f'{name}: {reason}'}")
     if more := done.skipped.count - len(done.skipped.examples):
-        print(f"phalanx: and {more} more", file=sys.stderr)
+        tell(f"and {more} more")
     told = f"{done.samples} images of {len(source.classes)} classes in {len(done.paths)} shards"
-    print(f"phalanx: {told}{f', {done.skipped.count} left out' if done.skipped.count else ''}", file=sys.stderr)
+    tell(f"{told}{f', {done.skipped.count} left out' if done.skipped.count else ''}")
     print(names.spec(len(done.paths)))
     return 0
 
@@ -114,12 +101,12 @@ def _opened(spec: str, split: str) -> Any:
     except SourceError as error:
         raise UsageError(str(error)) from None
     for warning in said:
-        print(f"phalanx: {warning.message}", file=sys.stderr)
+        tell(warning.message)
     return source
 
 
 def _failed(message: str) -> int:
-    print(f"phalanx: {message}", file=sys.stderr)
+    tell(message)
     return 1
 
 
@@ -128,6 +115,7 @@ class Progress:
 
     def __init__(self, total: int) -> None:
         self.total, self.terminal = total, sys.stderr.isatty()
+        self.screen = getattr(sys.stderr, "own", sys.stderr) if self.terminal else sys.stderr  # `own` takes a carriage return
         self.next = time.monotonic() + (0 if self.terminal else 10)
 
     def __call__(self, samples: int, shards: int) -> None:
@@ -135,8 +123,8 @@ class Progress:
         if now >= self.next:
             self.next = now + (0.2 if self.terminal else 10)
             text = f"{samples} of {self.total} images, shard {shards}"
-            print(f"\r{text} " if self.terminal else text, end="" if self.terminal else "\n", file=sys.stderr, flush=True)
+            print(f"\r{text} " if self.terminal else text, end="" if self.terminal else "\n", file=self.screen, flush=True)
 
     def finish(self) -> None:
         if self.terminal:
-            print(f"\r{' ' * 60}\r", end="", file=sys.stderr, flush=True)
+            print(f"\r{' ' * 60}\r", end="", file=self.screen, flush=True)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
 from dataclasses import replace
-from math import inf, nan
+from math import inf
 from pathlib import Path
 
-from phalanx.cli.names import UsageError
+import numpy as np
+
+from phalanx.cli.names import UsageError, is_file, read_text
+from phalanx.cli.numbers import at_least_one, not_negative, part, positive
 from phalanx.cluster import (
     MODELS,
     PRESETS,
@@ -44,32 +46,6 @@ EXAMPLES = """examples:
   phalanx plan --cluster cloud-10g --ranks 32 --batch 2048 --rate 300@64 --wire both --gossip
   phalanx plan --show-cluster lab > mine.json     then edit it, and: phalanx plan --cluster mine.json ...
 """
-
-
-def number(what: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
-    """A reader of numbers that make sense, for argparse."""
-
-    def read(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = nan
-        if not fits(value):
-            raise argparse.ArgumentTypeError(f"{text}: {what}")
-        return value
-
-    return read
-
-
-not_negative = number("a number, 0 or more", lambda x: 0 <= x < inf)
-positive = number("a number, more than 0", lambda x: 0 < x < inf)
-part = number("a part, from 0 to 1", lambda x: 0 <= x <= 1)
-_at_least_one = number("a whole number, at least 1", lambda x: x >= 1 and x % 1 == 0)
-
-
-def at_least_one(text: str) -> int:
-    """A number of things."""
-    return int(_at_least_one(text))
 
 
 def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -146,9 +122,12 @@ def run(args: argparse.Namespace) -> int:
         if not getattr(args, name):
             raise UsageError(f"--{name} is missing; `phalanx plan --help` has examples")
     try:
-        return _run(args)
+        with np.errstate(over="raise", invalid="raise", divide="raise"):  # an error, not a warning and a plan of infinities
+            return _run(args)
     except ValueError as error:
         raise UsageError(str(error)) from None
+    except ArithmeticError as error:  # of what was typed and what the files say, something is absurd
+        raise UsageError(f"these numbers are too large or too small to plan with ({error})") from None
     except OSError as error:
         raise UsageError(f"{error.filename}: {error.strerror}") from None
 
@@ -215,8 +194,8 @@ def _pictures(args: argparse.Namespace, plan: Plan) -> None:
 def _cluster(args: argparse.Namespace) -> Cluster:
     if args.cluster in PRESETS:
         cluster = PRESETS[args.cluster]
-    elif Path(args.cluster).is_file():
-        cluster = cluster_model.from_json(Path(args.cluster).read_text(encoding="utf-8"))
+    elif is_file(args.cluster):
+        cluster = cluster_model.from_json(read_text(args.cluster))
     else:
         raise UsageError(f"{args.cluster!r} is neither a file nor one of {', '.join(PRESETS)}")
     return cluster if args.ranks is None else cluster.with_ranks(args.ranks)
@@ -225,9 +204,9 @@ def _cluster(args: argparse.Namespace) -> Cluster:
 def _profile(args: argparse.Namespace, cluster: Cluster) -> BackendProfile:
     profile = PROFILES[args.backend]
     if args.profile:
-        profile = backend_profile.from_json(args.profile.read_text(encoding="utf-8"))
+        profile = backend_profile.from_json(read_text(args.profile))
     if args.calibrate:
-        rows = calibration.read_rows(args.calibrate.read_text(encoding="utf-8").splitlines())
+        rows = calibration.read_rows(read_text(args.calibrate).splitlines())
         profile = calibration.fit(rows, cluster, profile)
     return profile
 
@@ -236,9 +215,9 @@ def _model(args: argparse.Namespace) -> tuple[Model, Compute]:
     """A known model, whose device `--rate` describes, or one's own, whose file may do so."""
     if args.model in MODELS:
         return MODELS[args.model], _compute(args, MODELS[args.model])
-    if not Path(args.model).is_file():
+    if not is_file(args.model):
         raise UsageError(f"--model {args.model} is neither a file nor one of {', '.join(MODELS)}")
-    model, measured = model_file.from_json(Path(args.model).read_text(encoding="utf-8"))
+    model, measured = model_file.from_json(read_text(args.model))
     if not args.rate:
         if args.overhead:
             raise UsageError("--overhead has no effect: the file of the model says what does not grow with the batch")

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
         write_report(args.directories, out)
     except ReportError as error:
         raise UsageError(str(error)) from None
-    except OSError as error:
-        raise UsageError(f"cannot write {out}: {error.strerror}") from None
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        raise UsageError(f"cannot write {out}: {error.strerror if isinstance(error, OSError) else error}") from None
     print(out)
     return 0

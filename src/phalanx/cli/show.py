@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from phalanx.cli.names import FORMS, UsageError, find_schedule
-from phalanx.schedule import lower, show, to_json, to_text, trace
+from phalanx.schedule import lower, lowered_ops, show, to_json, to_text, trace
+from phalanx.schedule.limits import MAX_LOWERED
+from phalanx.schedule.printable import one_line
 
 EXAMPLES = """examples:
   phalanx show torus:2x3                     ranks down, steps across
@@ -41,13 +44,15 @@ def run(args: argparse.Namespace) -> int:
     """Print the schedule in the form asked for."""
     s = find_schedule(args.schedule)
     if args.lower:
+        if (count := lowered_ops(s)) > MAX_LOWERED:
+            raise UsageError(f"{args.schedule}: {count:,} messages; --lower makes at most {MAX_LOWERED:,}: take fewer ranks")
         s = lower(s)
     if args.text or args.json:
         sys.stdout.write(to_text(s) if args.text else to_json(s))
     else:
         width = shutil.get_terminal_size((100, 24)).columns
         limits = {"max_ranks": s.world, "max_steps": len(s.steps)} if args.all else {}
-        sys.stdout.write(show(s, width=width, **limits))
+        sys.stdout.write(show(replace(s, name=one_line(s.name)), width=width, **limits))
     if args.trace:
         try:
             args.trace.write_text(trace(s), encoding="utf-8")

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phalanx.cli.names import UsageError
+from phalanx.cli.numbers import at_least_one
 from phalanx.cli.train import recipe_names, resolve
+from phalanx.schedule.markup import Markup, tag
 
 if TYPE_CHECKING:  # torch takes seconds to import, and `phalanx --help` has no use for it
     from phalanx.train.config import RunConfig
@@ -26,13 +28,13 @@ HEIGHT = 10  # lines of the plot
 POINTS = 400  # of SVG and JSON
 ROWS = 10  # of the table, besides the steps at which something changes
 BLOCKS = " ▁▂▃▄▅▆▇█"
-STYLE = """<style>
+STYLE = Markup("""<style>
   .plot { --card: #ffffff; --quiet: #5b6573; --grid: #e3e6eb; --c: #2f6fde; background: var(--card) }
   .plot text { fill: var(--quiet); font: 11.5px system-ui, sans-serif }
   .plot .end { text-anchor: end } .plot .middle { text-anchor: middle }
   .plot .grid { stroke: var(--grid) } .plot path { fill: none; stroke: var(--c); stroke-width: 2; stroke-linejoin: round }
   @media (prefers-color-scheme: dark) { .plot { --card: #181c23; --quiet: #a3acb9; --grid: #2a303a; --c: #6ea2ff } }
-</style>"""
+</style>""")
 
 
 def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -48,7 +50,9 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--set", metavar="PATH=VALUE", action="append", default=[], dest="settings", help="change the recipe; may be repeated"
     )
-    parser.add_argument("--samples", metavar="N", type=int, help="to train with (default: those of the data, if they are here)")
+    parser.add_argument(
+        "--samples", metavar="N", type=at_least_one, help="to train with (default: those of the data, if they are here)"
+    )
     parser.add_argument("--svg", metavar="FILE", type=Path, help="write a picture, too; it knows light and dark")
     parser.add_argument("--json", action="store_true", help=f"the values instead, at most about {POINTS} of them")
     parser.set_defaults(run=run)
@@ -58,15 +62,13 @@ def run(args: argparse.Namespace) -> int:
     """Print what was asked for."""
     from phalanx.train.config import ConfigError
 
-    if args.samples is not None and args.samples < 1:
-        raise UsageError(f"--samples {args.samples}: at least 1")
     try:
         config = resolve(args.recipe, args.settings)
         samples = args.samples if args.samples is not None else count_samples(config)
         points = moments(config, samples, POINTS)
     except ConfigError as error:
         raise UsageError(str(error)) from None
-    except ValueError as error:
+    except (ValueError, ArithmeticError) as error:
         raise UsageError(f"{args.recipe}: {error}") from None
     if args.json:
         print(json.dumps({"recipe": config.name, "samples": samples, "steps": [asdict(moment) for moment in points]}))
@@ -103,13 +105,19 @@ def moments(config: RunConfig, samples: int | None, points: int) -> list[Moment]
         marks |= {(epoch, 0.0) for epoch in borders[:-1]} | {(epoch - 1, 1.0) for epoch in borders[1:]}
         marks |= {(int(config.rate.warmup), config.rate.warmup % 1)}
         return [course.at(epoch, done) for epoch, done in sorted(marks)]
-    steps = [course.plan.steps_before(epoch, samples, config.data.last) for epoch in range(epochs + 1)]
-    if steps[-1] < 1:
+
+    def steps(epoch: int) -> int:
+        return course.plan.steps_before(epoch, samples, config.data.last)
+
+    total = steps(epochs)
+    if total < 1:
         raise ValueError(f"{samples} samples make no batch of {course.plan.stages[0].batch}")
     warm = int(config.rate.warmup)
-    numbers = {round(1 + (steps[-1] - 1) * i / points) for i in range(points + 1)} | {steps[epoch] for epoch in borders[1:]}
-    numbers |= {steps[epoch] + 1 for epoch in borders[:-1]}
-    numbers |= {steps[warm] + round((config.rate.warmup - warm) * (steps[min(warm + 1, epochs)] - steps[warm]))} - {0}
+    numbers = {min(total, round(1 + (total - 1) * i / points)) for i in range(points + 1)} | {
+        steps(epoch) for epoch in borders[1:]
+    }
+    numbers |= {steps(epoch) + 1 for epoch in borders[:-1]}
+    numbers |= {steps(warm) + round((config.rate.warmup - warm) * (steps(min(warm + 1, epochs)) - steps(warm)))} - {0}
     return [course.at_step(number, samples, config.data.last) for number in sorted(numbers)]
 
 
@@ -155,9 +163,9 @@ def tabulate(points: list[Moment]) -> list[str]:
 
 def picture(points: list[Moment], name: str) -> str:
     """The rate over the epochs as an SVG of its own."""
-    from phalanx.train.report.plots import Series, plot_lines
+    from phalanx.train.report.plots import HEIGHT, WIDTH, Series, plot_lines
 
     line: Any = Series("learning rate", tuple(p.progress for p in points), tuple(p.rate for p in points))
     drawn = plot_lines([line], title=f"learning rate of {name}", x="epochs", zero=True)
-    head, body = drawn.split(">", 1)
-    return f"{head.replace('<svg', '<svg xmlns=' + chr(34) + 'http://www.w3.org/2000/svg' + chr(34), 1)}>{STYLE}{body}\n"
+    size = f"0 0 {WIDTH} {HEIGHT}"
+    return f"{tag('svg', STYLE, drawn, xmlns='http://www.w3.org/2000/svg', class_='plot', viewBox=size)}\n"

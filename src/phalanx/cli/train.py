@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import itertools
-import json
 import os
 import shlex
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phalanx.cli.names import UsageError, find_schedule
+from phalanx.cli.names import UsageError, check_environment, find_all_reduce, is_file
+from phalanx.cli.numbers import at_least_one
+from phalanx.cli.terminal import forgive_output, tell
+from phalanx.cli.train_directory import RUNS, agree_on_directory, prepare_directory
 from phalanx.comm.launch import LaunchError, discover
-from phalanx.comm.start import AGENT, end_with_agent, start_ranks
+from phalanx.comm.settings import AGENT
+from phalanx.comm.start import end_with_agent, start_ranks
 from phalanx.schedule import Schedule, ScheduleError
 from phalanx.train.rows import write_json
 
 if TYPE_CHECKING:  # torch takes seconds to import, and `phalanx --help` has no use for it
-    from phalanx.comm.communicator import Communicator
     from phalanx.train.config import RunConfig
     from phalanx.train.planned import PlannedRun
 
 RECIPES = Path(__file__).parents[1] / "recipes"
-RUNS = Path("runs")
 
 
 def add_to(verbs: Any) -> None:
@@ -42,7 +40,7 @@ def add_to(verbs: Any) -> None:
     parser.add_argument(
         "--ranks",
         metavar="N",
-        type=int,
+        type=at_least_one,
         help="processes to start here (default: as many as cores, if the batch can be divided so)",
     )
     parser.add_argument(
@@ -77,6 +75,9 @@ def run(args: argparse.Namespace) -> int:
     except LaunchError as error:
         raise UsageError(str(error)) from None
     try:
+        check_environment()
+        if args.plan and not is_file(args.plan):
+            raise UsageError(f"--plan {args.plan}: there is no such file")
         plan = read_plan(args.plan) if args.plan else None
         config = resolve(args.recipe, args.settings, plan.settings if plan else None)
         if args.show:
@@ -93,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
         if ranks == 1:
             return train_here(args, config, out, plan)
     except DirectoryInUseError as error:
-        print(f"phalanx: {error}", file=sys.stderr)
+        tell(error)
         return 1
     except (ConfigError, UsageError, ScheduleError) as error:
         if launch.rank != 0:  # one line for all of them
@@ -131,7 +132,7 @@ def load(recipe: str) -> RunConfig:
 
     named = RECIPES / f"{recipe.replace('-', '_')}.py"
     path = named if recipe in recipe_names() else Path(recipe)
-    if not path.is_file():
+    if not is_file(path):
         raise UsageError(f"{recipe!r} is neither a recipe nor a file; the recipes are {', '.join(recipe_names())}")
     spec = importlib.util.spec_from_file_location(f"recipe_{path.stem}", path)
     if spec is None or spec.loader is None:
@@ -139,7 +140,7 @@ def load(recipe: str) -> RunConfig:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # noqa: BLE001  whatever the user's file does wrong
+    except (Exception, SystemExit) as error:  # noqa: BLE001  whatever the user's file does wrong
         raise UsageError(f"{path}: {type(error).__name__}: {error}") from None
     config = getattr(module, "config", None)
     if not isinstance(config, RunConfig):
@@ -152,8 +153,6 @@ def check_everything(config: RunConfig, ranks: int) -> None:
     from phalanx.grad.partners import check_topology
     from phalanx.train.check import check, open_sources
 
-    if ranks < 1:
-        raise UsageError(f"--ranks {ranks}: at least 1")
     find_algorithm(config, ranks)
     if config.comm.sync == "gossip" and config.comm.gossip.level != "host":
         try:
@@ -179,81 +178,7 @@ def find_algorithm(config: RunConfig, ranks: int) -> Schedule | None:
     """The schedule that the configuration names."""
     if config.comm.algorithm is None:
         return None
-    schedule = find_schedule(config.comm.algorithm)
-    if schedule.world != ranks or schedule.goal != "sum":
-        raise UsageError(f"comm.algorithm={config.comm.algorithm}: not an all-reduce of {ranks} ranks")
-    return schedule
-
-
-def prepare_directory(out: Path | None, config: RunConfig, *, resume: bool) -> Path:
-    """Make the directory of a run, a new one by default; to resume, find the one that holds an earlier start of the same run.
-
-    An `out` that holds no run yet gets one in either case: a job that is requeued has one command line for all its starts.
-    DirectoryInUseError if another job has it.
-    """
-    from phalanx.train.config import plain
-    from phalanx.train.lock import DirectoryLock
-    from phalanx.train.manifest import find_places
-
-    try:
-        if out is None:
-            out = newest_run(config.name) if resume else new_run(config.name)
-        out.mkdir(parents=True, exist_ok=True)
-        with DirectoryLock(out):
-            if resume and (out / "config.json").exists():
-                check_same_run(out, config)
-                return out
-            if (out / "checkpoints").is_dir() and find_places(out / "checkpoints"):
-                raise UsageError(
-                    f"{out} has checkpoints, but no config.json that says of which run: --out names another directory"
-                    if resume
-                    else f"{out} has checkpoints of an earlier run: --resume continues it, --out names another directory"
-                )
-            write_json(out / "config.json", plain(config))
-    except OSError as error:
-        raise UsageError(f"--out {out or RUNS}: {error.strerror or error}") from None
-    return out
-
-
-def new_run(name: str) -> Path:
-    """Make the first directory of this name that does not exist yet: two jobs that start at the same time get one each."""
-    RUNS.mkdir(parents=True, exist_ok=True)
-    for path in numbered(name):
-        try:
-            path.mkdir()
-        except FileExistsError:
-            continue
-        return path
-    raise AssertionError("numbers do not end")
-
-
-def newest_run(name: str) -> Path:
-    """The directory of this name that changed last."""
-    taken = list(itertools.takewhile(Path.exists, numbered(name)))
-    if not taken:
-        raise UsageError(f"nothing to resume: there is no {RUNS / name}; with --out DIR a run begins where there is none")
-    return max(taken, key=lambda path: path.stat().st_mtime)
-
-
-def numbered(name: str) -> Iterator[Path]:
-    """runs/NAME, runs/NAME-2, runs/NAME-3, ..."""
-    return (RUNS / (f"{name}-{i}" if i > 1 else name) for i in itertools.count(1))
-
-
-def check_same_run(out: Path, config: RunConfig) -> None:
-    """Raise unless the run in `out` is one of this configuration."""
-    from phalanx.train.config import identity, plain
-    from phalanx.train.entries import compare_plain
-
-    try:
-        before = json.loads((out / "config.json").read_text(encoding="utf-8"))
-        odd = compare_plain("config", identity(json.loads(json.dumps(plain(config)))), identity(before))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise UsageError(
-            f"nothing to resume in {out}: its config.json is not that of a run; --out names another directory"
-        ) from None
-    if odd:
-        raise UsageError(f"{out} is another run, not to be resumed with other settings: {'; '.join(odd)}")
+    return find_all_reduce(config.comm.algorithm, ranks, f"comm.algorithm={config.comm.algorithm}")
 
 
 def show(config: RunConfig) -> int:
@@ -271,6 +196,7 @@ def train_here(args: argparse.Namespace, config: RunConfig, out: Path | None, pl
     import torch
 
     from phalanx.comm.create import create_communicator
+    from phalanx.comm.verdict import CommunicationError
     from phalanx.data import BadSample, SampleError, SourceError
     from phalanx.train.config import ConfigError
     from phalanx.train.lock import DirectoryInUseError, one_job
@@ -278,28 +204,35 @@ def train_here(args: argparse.Namespace, config: RunConfig, out: Path | None, pl
     from phalanx.train.planned import FILE
     from phalanx.train.trainer import train
 
-    end_with_agent()
     launch = discover()
+    if launch.how != "alone":  # alone it was started by somebody else, whatever the environment says
+        end_with_agent()
     if plan:
         plan.check(config, launch.world)
     if "OMP_NUM_THREADS" not in os.environ and launch.world > 1:
         torch.set_num_threads(1)
     try:
-        with create_communicator(find_algorithm(config, launch.world), timeout=config.comm.timeout) as comm:
+        comm = create_communicator(find_algorithm(config, launch.world), timeout=config.comm.timeout)
+    except (CommunicationError, LaunchError) as error:  # of the meeting: the peers did not come, or the port is another's
+        tell(error)
+        return 1
+    try:
+        with comm:
             out = agree_on_directory(out, config, comm, resume=args.resume)
             with one_job(out, comm):  # as train() does: the plan is a record of the run, too
                 if plan and comm.rank == 0:
                     write_json(out / FILE, plan.content)
                 result = train(config, comm, out=out, resume=args.resume, goes_on_with=resuming_command(args, out, comm.size))
+        forgive_output()
         return 128 + result.signal if result.why == "stopped" else 0
     except ConfigError:
         raise
     except DirectoryInUseError as error:
         if launch.rank == 0:  # all ranks have it
-            print(f"phalanx: {error}", file=sys.stderr)
+            tell(error)
         return 1
     except (SourceError, SampleError, BadSample, CheckpointError) as error:
-        print(f"phalanx: rank {launch.rank}: {error}", file=sys.stderr)
+        tell(f"rank {launch.rank}: {error}")
         return 1
 
 
@@ -309,23 +242,3 @@ def resuming_command(args: argparse.Namespace, out: Path, ranks: int) -> str:
     words = ["phalanx", "train", args.recipe, *(["--ranks", str(ranks)] if started_here else []), "--resume", "--out", str(out)]
     words += ["--plan", str(args.plan)] if args.plan else []
     return shlex.join([*words, *(word for setting in args.settings for word in ("--set", setting))])
-
-
-def agree_on_directory(out: Path | None, config: RunConfig, comm: Communicator, *, resume: bool) -> Path:
-    """Rank 0 prepares it: a second one would find it there already."""
-    from phalanx.train.lock import DirectoryInUseError
-
-    path, problem, in_use = "", "", ""
-    if comm.rank == 0:
-        try:
-            path = str(prepare_directory(out, config, resume=resume))
-        except UsageError as error:
-            problem = str(error)
-        except DirectoryInUseError as error:
-            in_use = str(error)
-    path, problem, in_use = comm.bcast_obj((path, problem, in_use))
-    if problem:
-        raise UsageError(problem)
-    if in_use:
-        raise DirectoryInUseError(in_use)
-    return Path(path)

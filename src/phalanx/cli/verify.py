@@ -8,10 +8,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from phalanx.cli.names import FORMS, find_schedule
+from phalanx.cli.names import FORMS, UsageError, find_schedule
 from phalanx.schedule import Schedule, lower, lowered_ops, verify
-
-MAX_LOWERED = 4_000_000  # ops; some 10 s and 1 GB
+from phalanx.schedule.limits import MAX_LOWERED, MAX_WORK, work
+from phalanx.schedule.printable import one_line
 
 EXAMPLES = """examples:
   phalanx verify torus:64x64      4,096 ranks, a million messages
@@ -29,7 +29,7 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("schedule", metavar="SCHEDULE", help=f"{FORMS}; or a file, text or JSON")
-    parser.add_argument("--all", action="store_true", help=f"the messages, too, where there are more than {MAX_LOWERED:,}")
+    parser.add_argument("--all", action="store_true", help=f"however long it takes: also more than {MAX_LOWERED:,} messages")
     parser.set_defaults(run=run)
 
 
@@ -37,6 +37,8 @@ def run(args: argparse.Namespace) -> int:
     """Verify both levels and say so in one line; a schedule that fails raises `ScheduleError`."""
     start = time.perf_counter()
     s = find_schedule(args.schedule)
+    if not args.all and work(s) > MAX_WORK:
+        raise UsageError(f"{args.schedule}: to check it takes {work(s):,} additions, more than {MAX_WORK:,}; --all does it")
     facts = [f"{s.name}: {_count(s.world, 'rank')}, goal {s.goal}"]
     with _no_cycles():
         verify(s)
@@ -47,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
             lowered = lower(s)
             verify(lowered)
             facts.append(f"lowered {_size(lowered)}")
-    print(f"ok  {'; '.join(facts)}; {time.perf_counter() - start:.2f} s")
+    print(one_line(f"ok  {'; '.join(facts)}; {time.perf_counter() - start:.2f} s"))
     return 0
 
 

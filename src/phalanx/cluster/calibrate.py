@@ -7,17 +7,18 @@ much as 64 MiB), first by a search along one number at a time; what is left is t
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import exp, inf, sqrt
+from math import exp, prod, sqrt
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.schedule import Schedule, halving_doubling, hierarchical, recursive_doubling, ring, torus, tree
+from phalanx.schedule.limits import MAX_RANKS
+from phalanx.schedule.plain_json import brief, loads
 
 from .model import Cluster
 from .profile import BackendProfile
@@ -41,6 +42,8 @@ BOUNDS = {
 }
 SWEEPS, POLISH = 4, 12  # searches along each number in turn; then steps of Levenberg and Marquardt
 NUDGE = 1e-3  # of a number's logarithm, to see what it does
+LARGEST = 1e18  # bytes, or microseconds
+MOST = 1 << 20  # ranks of all schedules that the rows name
 Floats = NDArray[np.float64]
 
 
@@ -56,25 +59,50 @@ class Measured:
 def read_rows(lines: Iterable[str]) -> list[Measured]:
     """The rows of a bench's JSON lines whose contender names its schedule, as in `phalanx torus(4x2)`."""
     found = []
+    made: dict[str, Schedule] = {}
+    ranks = 0
     for number, line in enumerate(lines, 1):
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
+            row = loads(line)
+        except ValueError:
             row = None
         if not isinstance(row, dict):
             raise ValueError(f"line {number} is no row of `phalanx bench allreduce --json`: {line[:60]!r}")
-        name = re.fullmatch(r"phalanx (\w+)\((\d+(?:x\d+)*)\)", str(row.get("contender", "")))
+        contender = row.get("contender")
+        name = (
+            re.fullmatch(r"phalanx (\w+)\((\d{1,18}(?:x\d{1,18}){0,9})\)", contender, re.ASCII)
+            if isinstance(contender, str)
+            else None
+        )
         if name and name[1] in _MAKERS and "time_us" in row:
-            schedule = _MAKERS[name[1]](*(int(size) for size in name[2].split("x")))
+            if name[0] not in made:
+                made[name[0]] = _make(name[1], name[2], number)
+                ranks += made[name[0]].world
+            if ranks > MOST:
+                raise ValueError(
+                    f"line {number} of the rows: their schedules have more than {MOST} ranks together; divide the file"
+                )
+            schedule = made[name[0]]
             nbytes, seconds = (_positive(row, key, number) for key in ("size", "time_us"))
             found.append(Measured(schedule, nbytes, seconds / 1e6))
     return found
 
 
+def _make(name: str, sizes: str, number: int) -> Schedule:
+    """The schedule of a row, unless it is larger than any that was ever measured."""
+    numbers = [int(size) for size in sizes.split("x")]
+    if (ranks := prod(numbers)) > MAX_RANKS:
+        raise ValueError(f"line {number} of the rows: {name}({sizes[:40]}) has {ranks:.4g} ranks; at most {MAX_RANKS}")
+    try:
+        return _MAKERS[name](*numbers)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"line {number} of the rows: {name}({sizes[:40]}) is no schedule: {error}") from None
+
+
 def _positive(row: dict[str, Any], key: str, number: int) -> float:
     value = row.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < inf:
-        raise ValueError(f"line {number} of the rows: {key} is {value!r}; a number, more than 0")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= LARGEST:
+        raise ValueError(f"line {number} of the rows: {key} is {brief(value)}; a number, more than 0")
     return float(value)
 
 

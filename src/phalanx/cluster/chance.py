@@ -102,4 +102,7 @@ def goodput(failures: Failures, hosts: int, interval: float) -> float:
     mean = failures.mtbf / hosts
     if interval <= 0:
         raise ValueError(f"a checkpoint every {interval} s; give more than 0")
-    return interval / (mean * exp(failures.restart / mean) * expm1((interval + failures.checkpoint) / mean))
+    try:
+        return interval / (mean * exp(failures.restart / mean) * expm1((interval + failures.checkpoint) / mean))
+    except OverflowError:  # it fails long before it is up again
+        return 0.0

@@ -12,9 +12,15 @@ from dataclasses import dataclass, replace
 from math import ceil, inf
 from typing import Any, Literal, cast
 
+from phalanx.schedule.limits import MAX_RANKS
+from phalanx.schedule.plain_json import brief, loads
+
 Sharing = Literal["pair", "rank", "host"]
 GBIT = 1e9 / 8  # bytes/s
 GB = 1e9  # bytes/s, as vendors count
+MAX_PORTS = 1024  # network cards of a host
+MAX_TEXT = 1000  # characters of a name or a source
+LARGEST = 1e15  # of any number in a file: no link is as fast, no world as large
 
 
 class ClusterError(ValueError):
@@ -59,6 +65,11 @@ class Cluster:
         for field in ("hosts", "per_host", "ports"):
             if getattr(self, field) < 1:
                 raise ClusterError(f"cluster {self.name}: {field}={getattr(self, field)}; give at least 1")
+        if self.ranks > MAX_RANKS or self.ports > MAX_PORTS:
+            raise ClusterError(
+                f"cluster {self.name}: {self.hosts} hosts of {self.per_host} ranks and {self.ports} ports;"
+                f" at most {MAX_RANKS} ranks in all, and {MAX_PORTS} ports of a host"
+            )
         for field, link in (("inside", self.inside), ("network", self.network)):
             if not (0 <= link.latency < inf and 0 < link.bandwidth < inf):
                 raise ClusterError(f"cluster {self.name}: {field} has {link}; give latency >= 0 and bandwidth > 0")
@@ -117,25 +128,25 @@ def to_json(cluster: Cluster) -> str:
 def from_json(text: str) -> Cluster:
     """The cluster that `to_json` wrote, or that a person did."""
     try:
-        content = json.loads(text)
-    except json.JSONDecodeError as error:
+        content = loads(text)
+    except ValueError as error:
         raise ClusterError(f"a cluster file is JSON: {error}") from None
     if not isinstance(content, dict):
         raise ClusterError("a cluster file is one JSON object; `phalanx plan --show-cluster NAME` prints an example")
     top = _Reader(content, "the cluster file")
     inside, network = top.part("inside"), top.part("network")
     uplink = top.part("uplink") if "uplink" in content else None
-    sources = top.part("sources").content if "sources" in content else {}
+    sources = top.part("sources") if "sources" in content else None
     cluster = Cluster(
-        name=str(content.get("name", "unnamed")),
+        name=top.text("name", "unnamed"),
         hosts=top.whole("hosts"),
         per_host=top.whole("per_host"),
         inside=Link(inside.number("latency_us") / 1e6, inside.number("gigabytes_per_s") * GB),
         network=Link(network.number("latency_us") / 1e6, network.number("gigabits_per_s") * GBIT),
         ports=network.whole("ports", 1),
-        shared=cast("Sharing", inside.content.get("shared", "rank")),
+        shared=cast("Sharing", inside.text("shared", "rank")),
         uplink=Uplink(uplink.whole("hosts"), uplink.number("gigabits_per_s") * GBIT) if uplink else None,
-        sources=tuple((str(key), str(value)) for key, value in sources.items()),
+        sources=tuple((key, sources.text(key)) for key in sources.content) if sources else (),
     )
     top.no_others("name", "hosts", "per_host", "inside", "network", "uplink", "sources")
     inside.no_others("latency_us", "gigabytes_per_s", "shared")
@@ -161,16 +172,26 @@ class _Reader:
     def number(self, name: str) -> float:
         value = self.content.get(name)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ClusterError(f"{self.where}: {name} is {value!r}; give a number")
+            raise ClusterError(f"{self.where}: {name} is {brief(value)}; give a number")
+        if abs(value) > LARGEST:
+            raise ClusterError(f"{self.where}: {name} is {brief(value)}; give a number of at most {LARGEST:g}")
         return float(value)
+
+    def text(self, name: str, default: str | None = None) -> str:
+        value = self.content.get(name, default)
+        if not isinstance(value, str) or len(value) > MAX_TEXT:
+            raise ClusterError(f"{self.where}: {brief(name)} is {brief(value)}; give a text of at most {MAX_TEXT} characters")
+        return value
 
     def whole(self, name: str, default: int | None = None) -> int:
         value = self.content.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int):
-            raise ClusterError(f"{self.where}: {name} is {value!r}; give a whole number")
+            raise ClusterError(f"{self.where}: {name} is {brief(value)}; give a whole number")
+        if abs(value) > LARGEST:
+            raise ClusterError(f"{self.where}: {name} is {brief(value)}; give a number of at most {LARGEST:g}")
         return value
 
     def no_others(self, *names: str) -> None:
         others = sorted(self.content.keys() - set(names))
         if others:
-            raise ClusterError(f"{self.where}: {others[0]!r} is unknown; there are {', '.join(names)}")
+            raise ClusterError(f"{self.where}: {brief(others[0])} is unknown; there are {', '.join(names)}")

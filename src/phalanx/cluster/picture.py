@@ -6,6 +6,9 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from phalanx.schedule.markup import Markup, join, tag
+from phalanx.schedule.printable import one_line
+
 from .chance import Spread
 from .plan import Candidate, Plan
 from .step import Step
@@ -25,7 +28,7 @@ def describe(candidate: Candidate) -> str:
 
 def table(plan: Plan, training: Training, spread: Spread | None) -> str:
     """The answer as a page of text."""
-    return "\n".join(_lines(plan, training, spread)) + "\n"
+    return "\n".join(map(one_line, _lines(plan, training, spread))) + "\n"
 
 
 def _lines(plan: Plan, training: Training, spread: Spread | None) -> Iterator[str]:
@@ -172,12 +175,13 @@ def timeline_svg(step: Step, title: str) -> str:
         group = name.startswith("group")
         y = 40 + 26 * rows[rank] + (12 if group else 0)
         colour = _COLOURS["group" if group else name]
-        box = f'x="{80 + begin * scale:.2f}" y="{y}" width="{max(0.3, (end - begin) * scale):.2f}" height="10"'
-        shapes.append(f'<rect {box} fill="{colour}"><title>rank {rank}: {name}, {(end - begin) * 1e3:.3f} ms</title></rect>')
-    shapes += [f'<text x="5" y="{54 + 26 * row}">rank {rank}</text>' for rank, row in rows.items()]
+        told = tag("title", f"rank {rank}: {name}, {(end - begin) * 1e3:.3f} ms")
+        box = {"x": f"{80 + begin * scale:.2f}", "y": y, "width": f"{max(0.3, (end - begin) * scale):.2f}", "height": 10}
+        shapes.append(tag("rect", told, **box, fill=colour))
+    shapes += [tag("text", f"rank {rank}", x=5, y=54 + 26 * row) for rank, row in rows.items()]
     height = 70 + 26 * len(rows)
-    shapes.append(f'<text x="80" y="{height - 8}">0</text>')
-    shapes.append(f'<text x="880" y="{height - 8}" text-anchor="end">{step.seconds * 1e3:.2f} ms</text>')
+    shapes.append(tag("text", "0", x=80, y=height - 8))
+    shapes.append(tag("text", f"{step.seconds * 1e3:.2f} ms", x=880, y=height - 8, text_anchor="end"))
     return _svg(900, height, title, shapes)
 
 
@@ -190,21 +194,18 @@ def efficiency_svg(points: Sequence[tuple[int, float]], title: str) -> str:
     shapes = []
     for percent in (0, 25, 50, 75, 100):
         y = 340 - 2.8 * percent
-        shapes.append(f'<line x1="80" x2="860" y1="{y}" y2="{y}" stroke="#dddddd"/>')
-        shapes.append(f'<text x="70" y="{y + 4}" text-anchor="end">{percent} %</text>')
-    shapes.append(
-        f'<polyline fill="none" stroke="#3182bd" stroke-width="2" points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in places)}"/>'
-    )
+        shapes.append(tag("line", x1=80, x2=860, y1=y, y2=y, stroke="#dddddd"))
+        shapes.append(tag("text", f"{percent} %", x=70, y=y + 4, text_anchor="end"))
+    points_drawn = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+    shapes.append(tag("polyline", fill="none", stroke="#3182bd", stroke_width=2, points=points_drawn))
     for (x, y), (ranks, efficiency) in zip(places, points):
-        shapes.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="#3182bd"><title>{ranks}: {efficiency:.1%}</title></circle>')
-        shapes.append(f'<text x="{x:.1f}" y="360" text-anchor="middle">{ranks}</text>')
+        told = tag("title", f"{ranks}: {efficiency:.1%}")
+        shapes.append(tag("circle", told, cx=f"{x:.1f}", cy=f"{y:.1f}", r=3, fill="#3182bd"))
+        shapes.append(tag("text", ranks, x=f"{x:.1f}", y=360, text_anchor="middle"))
     return _svg(900, 375, title, shapes)
 
 
-def _svg(width: int, height: int, title: str, shapes: list[str]) -> str:
-    body = "\n".join(shapes)
-    safe = title.replace("&", "&amp;").replace("<", "&lt;")
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="11">\n'
-        f'<text x="80" y="22" font-size="14">{safe}</text>\n{body}\n</svg>\n'
-    )
+def _svg(width: int, height: int, title: str, shapes: list[Markup]) -> str:
+    inside = join(["", tag("text", title, x=80, y=22, font_size=14), *shapes, ""], "\n")
+    size = {"width": width, "height": height, "font_family": "sans-serif", "font_size": 11}
+    return tag("svg", inside, xmlns="http://www.w3.org/2000/svg", **size) + "\n"

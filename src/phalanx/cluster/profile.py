@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.schedule import Kind
+from phalanx.schedule.plain_json import brief, loads, read_number, read_text, read_whole
 
 Calls = Literal["never", "on one host", "always"]
 Floats = NDArray[np.float64]
@@ -213,9 +214,9 @@ def to_json(profile: BackendProfile) -> str:
 
 
 def from_json(text: str) -> BackendProfile:
-    """The profile that `to_json` wrote."""
+    """The profile that `to_json` wrote; ValueError for anything else, also for numbers that no backend has."""
     try:
-        content = json.loads(text)
+        content = loads(text)
         content["memory"] = _or_inf(content["memory"])
         content["protocols"] = tuple(
             Protocol(
@@ -227,9 +228,60 @@ def from_json(text: str) -> BackendProfile:
             )
             for p in content["protocols"]
         )
-        return BackendProfile(**content)
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"this is not a backend profile as `phalanx plan --save-profile` writes it: {error}") from None
+        profile = BackendProfile(**content)
+        _check(profile)
+    except KeyError as error:
+        raise ValueError(f"{NOT_A_PROFILE}: it has no {error}") from None
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{NOT_A_PROFILE}: {str(error)[:300]}") from None
+    return profile
+
+
+NOT_A_PROFILE = "this is not a backend profile as `phalanx plan --save-profile` writes it"
+MAX_LANES = 64  # pieces of a buffer under way; each one is simulated
+MAX_PROTOCOLS = 16
+MAX_TEXT = 10_000  # characters of a name or a source
+SECONDS = (-1.0, 1e6)  # NCCL's constants less those of the wires may fall below 0
+SHARE = (1e-9, 1e3)  # of a bandwidth
+RATE = (1.0, 1e18)  # bytes/s, or bytes
+
+
+def _check(profile: BackendProfile) -> None:
+    """Raise ValueError for what a file may hold and a backend cannot be."""
+    if profile.calls not in ("never", "on one host", "always"):
+        raise ValueError(f"calls is {brief(profile.calls)}; 'never', 'on one host' or 'always'")
+    read_whole(profile.lanes, "lanes", 1, MAX_LANES)
+    if len(profile.protocols) > MAX_PROTOCOLS:
+        raise ValueError(f"{len(profile.protocols)} protocols; at most {MAX_PROTOCOLS}")
+    for name in ("rendezvous", "trees"):
+        if type(getattr(profile, name)) is not bool:
+            raise ValueError(f"{name} is {brief(getattr(profile, name))}; true or false")
+    for name in ("name", "source"):
+        read_text(getattr(profile, name), name, MAX_TEXT)
+    for name in ("call", "start", "message", "message_inside", "queue"):
+        read_number(getattr(profile, name), name, 0.0, SECONDS[1])
+    for name in ("network", "inside"):
+        read_number(getattr(profile, name), name, *SHARE)
+    read_number(profile.residual, "residual", 0.0, 1e3)
+    read_number(profile.lane_bytes, "lane_bytes", *RATE)
+    _check_rate(profile.memory, "memory")
+    for protocol in profile.protocols:
+        _check_protocol(protocol)
+
+
+def _check_protocol(protocol: Protocol) -> None:
+    name = brief(read_text(protocol.name, "the name of a protocol"))
+    read_number(protocol.share, f"share of {name}", *SHARE)
+    for hops in (protocol.ring, protocol.tree):
+        for latency in (hops.base, hops.inside, hops.network):
+            read_number(latency, f"a latency of {name}", *SECONDS)
+    for ceiling in protocol.ceilings:
+        _check_rate(ceiling, f"a ceiling of {name}")
+
+
+def _check_rate(value: float, name: str) -> None:
+    if value != inf:  # null in the file: without end
+        read_number(value, name, *RATE)
 
 
 def _three(values: list[float | None]) -> tuple[float, float, float]:

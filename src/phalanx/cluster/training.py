@@ -80,6 +80,8 @@ def whole_training(
             useful = goodput(failures, hosts, interval)
         else:  # over before a checkpoint pays: a failure begins it anew
             useful, interval = goodput(replace(failures, checkpoint=0.0), hosts, steps * step), None
+        if useful <= 0:
+            raise ValueError(f"hosts that fail every {failures.mtbf:g} s leave no time to train: give more time between failures")
     hours = steps * step / useful / 3600
     prices = prices or Prices()
     cost = None if prices.per_hour is None else hours * devices * prices.per_hour

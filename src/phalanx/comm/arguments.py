@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from phalanx.comm.envelope import DTYPES
+from phalanx.comm.envelope import DTYPES, MOST_DIMS
 
 
 def check_tensor(x: Any) -> None:
@@ -16,6 +16,8 @@ def check_tensor(x: Any) -> None:
         raise TypeError(
             f"a torch.Tensor is wanted, got {type(x).__name__}: plain objects travel with the methods that end in _obj"
         )
+    if x.dim() > MOST_DIMS:
+        raise TypeError(f"a tensor of {x.dim()} dimensions cannot travel, at most {MOST_DIMS}: call .flatten() first")
     if x.layout is not torch.strided:
         raise TypeError(f"a {x.layout} tensor cannot travel: call .to_dense() first")
     if x.device.type not in ("cpu", "cuda"):
@@ -60,7 +62,7 @@ def kind_of(dtype: torch.dtype, shape: Sequence[int]) -> str:
 
 def check_rank(rank: int, name: str, size: int) -> None:
     """A rank of a communicator of `size`."""
-    if not isinstance(rank, int) or not 0 <= rank < size:
+    if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < size:
         raise ValueError(f"{name}={rank!r} is not a rank of this communicator: 0 to {size - 1}")
 
 
@@ -69,6 +71,12 @@ def check_peer(rank: int, name: str, size: int, me: int) -> None:
     check_rank(rank, name, size)
     if rank == me:
         raise ValueError(f"{name}={rank} is this rank itself: a send waits for its receiver, so it would wait for ever")
+
+
+def check_tag(tag: int) -> None:
+    """A whole number. True is none: it would never meet the 1 of another rank."""
+    if isinstance(tag, bool) or not isinstance(tag, int):
+        raise TypeError(f"tag={tag!r}: a whole number, the same on both ranks")
 
 
 def check_list(xs: Sequence[torch.Tensor] | None, verb: str, who: str, size: int) -> None:

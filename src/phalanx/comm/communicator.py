@@ -80,6 +80,7 @@ class Communicator(Objects):
         """A communicator of the ranks with the same `color`, ordered by `key`, then by rank; it keeps this one's options."""
         if not isinstance(color, int) or not isinstance(key, int):
             raise TypeError(f"split wants ints, got color {color!r} and key {key!r}")
+        color, key = int(color), int(key)  # True is 1, also in the name by which the new ranks find each other
         table = self.allgather_obj((color, key))
         self._splits += 1
         members = {

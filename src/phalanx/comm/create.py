@@ -18,6 +18,7 @@ from phalanx.comm.hosts import Hosts, host_key
 from phalanx.comm.issuer import Issuer
 from phalanx.comm.launch import discover
 from phalanx.comm.planned import tell_if_unplanned
+from phalanx.comm.settings import check_timeout, forced_form
 from phalanx.comm.transports.local import LocalTransport, LocalWorld
 from phalanx.comm.transports.shm import HostTeam
 from phalanx.schedule import Schedule, ScheduleError, lower, verify
@@ -35,6 +36,7 @@ def create_communicator(algorithm: Schedule | None = None, *, backend: str | Non
     every wait.
     """
     _check(algorithm, timeout)
+    forced_form()  # before anything is sent: nonsense in the environment should not leave the others waiting
     from phalanx.comm.rendezvous import watch_stores
     from phalanx.comm.transports.torch import TorchTransport, already_initialized
 
@@ -134,8 +136,7 @@ def _alone(algorithm: Schedule | None, timeout: float) -> Communicator:
 def _check(algorithm: Schedule | None, timeout: float) -> None:
     if algorithm is not None and not isinstance(algorithm, Schedule):
         raise TypeError(f"algorithm is a Schedule such as phalanx.torus(2, 4), or None; got {type(algorithm).__name__}")
-    if not timeout > 0:
-        raise ValueError(f"timeout={timeout!r}: seconds, more than 0")
+    check_timeout(timeout)
 
 
 def _check_world(algorithm: Schedule | None, world: int) -> None:

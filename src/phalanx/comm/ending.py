@@ -28,6 +28,7 @@ from typing import Any
 
 from phalanx.comm.failure import Watch
 from phalanx.comm.verdict import CommunicationError
+from phalanx.schedule.printable import printable
 
 ALONE = 1.0  # seconds that a rank has to learn by its own next operation that another one raised; then it is interrupted
 INTERRUPTED = 2.5  # seconds that it then has to leave foreign code; then it is ended: at most 5 s after the exception
@@ -74,7 +75,7 @@ def finish_before_end(thread: threading.Thread) -> None:
 
 def say_last(words: str) -> None:
     """To the user, when nobody is left to raise an error to."""
-    print(f"phalanx: {words}", file=sys.stderr, flush=True)
+    print(f"phalanx: {printable(words)}", file=sys.stderr, flush=True)
 
 
 def process_is_ending() -> bool:
@@ -100,7 +101,7 @@ def _install_hook(found: Hook) -> None:
         short = issubclass(kind, KeyboardInterrupt) and _is_plain(found)  # Ctrl-C goes to all ranks: one of them says so
         if issubclass(kind, CommunicationError) and echo:
             # another rank has printed the cause; a traceback from each of 800 ranks would bury it
-            print(f"[rank {mine[0].rank}] CommunicationError: {error}", file=sys.stderr, flush=True)
+            print(f"[rank {mine[0].rank}] CommunicationError: {printable(str(error))}", file=sys.stderr, flush=True)
         elif not short:
             previous(kind, error, where)
             sys.stderr.flush()
@@ -213,7 +214,7 @@ def end_unaware(watch: Watch, why: str) -> None:
         signal.pthread_kill(threading.main_thread().ident or 0, _INTERRUPT)
     if _knows(watch, INTERRUPTED):
         return
-    print(f"[rank {watch.rank}] ended because {why}", file=sys.stderr, flush=True)
+    print(f"[rank {watch.rank}] ended because {printable(why)}", file=sys.stderr, flush=True)
     _ended.set()
     for thread in list(_unfinished):
         thread.join()

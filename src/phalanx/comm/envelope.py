@@ -12,7 +12,8 @@ DTYPES = (
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128,
 )  # fmt: skip  # their order is the wire's numbering
-HEADER = 72  # int64s: dtype, device, dimensions, shape; torch allows 64 dimensions
+MOST_DIMS = 64  # of a tensor, as torch's own operations have it; a view may have more
+HEADER = 72  # int64s: dtype, device, dimensions, shape
 
 
 def header_of(x: torch.Tensor) -> torch.Tensor:

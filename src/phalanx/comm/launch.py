@@ -18,6 +18,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+MOST_RANKS = 1 << 20  # more is a slip of the finger
 DEFAULT_PORT = 29400  # of a MASTER_ADDR that comes without a MASTER_PORT
 LISTENER = "PHALANX_LISTENER"  # set by start.py for rank 0
 SECRET = "PHALANX_SECRET"  # signs what ranks tell each other through the store (signed.py)
@@ -140,16 +141,32 @@ def _number(environ: Mapping[str, str], key: str, default: int | None = None) ->
         if default is None:
             raise LaunchError(f"{key} is not set, though its companions are: unset them all, or start with one launcher")
         return default
-    try:
-        return int(text)
-    except ValueError:
-        raise LaunchError(f"{key}={text!r} is not a number") from None
+    if not re.fullmatch(r"\s*-?\d{1,18}\s*", text, re.ASCII):
+        raise LaunchError(f"{key}={text!r} is not a number")
+    return int(text)
 
 
 def _checked(launch: Launch) -> Launch:
     if not 0 <= launch.rank < launch.world:
         raise LaunchError(f"{launch.how} says rank {launch.rank} of {launch.world}: ranks run from 0 to {launch.world - 1}")
+    if launch.world > MOST_RANKS:
+        raise LaunchError(f"{launch.how} says that there are {launch.world} ranks: at most {MOST_RANKS}")
+    if launch.local_rank < 0 or launch.local_world < 1:
+        raise LaunchError(f"{launch.how} says local rank {launch.local_rank} of {launch.local_world}: they count from 0")
+    if launch.world > 1 and launch.address is not None and not 1 <= launch.port <= 65535:
+        raise LaunchError(f"MASTER_PORT={launch.port}: a port is a number from 1 to 65535")
+    if launch.world > 1 and launch.address is not None and not _is_host(launch.address):
+        raise LaunchError(f"MASTER_ADDR={launch.address!r} is not the name or the address of a host")
     return launch
+
+
+def _is_host(address: str) -> bool:
+    """Whether it can be looked up at all; Python refuses some names with an error that no caller expects."""
+    try:
+        address.encode("idna")
+    except UnicodeError:
+        return False
+    return re.fullmatch(r"[\w.:%-]+", address) is not None  # a colon and a percent sign: fe80::1%eth0
 
 
 def first_host(nodes: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from phalanx.comm.arguments import check_in_place, check_list, check_peer, check_rank, check_tensor, text_of
+from phalanx.comm.arguments import check_in_place, check_list, check_peer, check_rank, check_tag, check_tensor, text_of
 from phalanx.comm.envelope import HEADER, announced, describes, header_of, is_plain, plain
 from phalanx.comm.failure import CommunicationError
 from phalanx.comm.issuer import Pending
@@ -141,12 +141,14 @@ class Messages(Reductions):
         """Send `x`; returns when `dest` has begun to receive it. Messages of one pair and tag arrive in order."""
         check_tensor(x)
         check_peer(dest, "dest", self.size, self.rank)
+        check_tag(tag)
         work = lambda wire_tag: self._swap({dest: x}, [], wire_tag)  # noqa: E731
         self._start(f"send(to {dest}, tag {tag})", work, [x], pair=(self.rank, dest, tag)).wait()
 
     def recv(self, source: int, tag: int = 0) -> torch.Tensor:
         """The next tensor from `source`, with the shape and dtype it had there."""
         check_peer(source, "source", self.size, self.rank)
+        check_tag(tag)
         work = lambda wire_tag: self._swap({}, [source], wire_tag)[source]  # noqa: E731
         return self._start(f"recv(from {source}, tag {tag})", work, pair=(source, self.rank, tag)).wait()
 
@@ -170,6 +172,7 @@ class Messages(Reductions):
             raise ValueError(f"exchange_async: one tensor is on {x.device}, the other on {out.device}")
         check_peer(dest, "dest", self.size, self.rank)
         check_peer(source, "source", self.size, self.rank)
+        check_tag(tag)
         outgoing, incoming = Message(self._ranks[dest], x.detach().view(-1)), Message(self._ranks[source], out.detach().view(-1))
         posted: list[Any] = []
 

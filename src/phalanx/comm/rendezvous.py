@@ -30,7 +30,7 @@ import torch.distributed as dist
 
 from phalanx.comm.addresses import is_loopback, listen
 from phalanx.comm.failure import CommunicationError, Store, clear
-from phalanx.comm.launch import Launch, LaunchError, discover
+from phalanx.comm.launch import LISTENER, Launch, LaunchError, discover
 from phalanx.comm.notes import Note
 from phalanx.comm.seats import StrangerError, claim, find_job, keys_of, open_job, wait_for_all
 from phalanx.comm.signed import Signer
@@ -198,8 +198,11 @@ def _serve(listener: socket.socket, host: str, world: int, limit: datetime.timed
 def _listen(host: str, launch: Launch) -> socket.socket:
     """The port of the meeting point."""
     if launch.listener >= 0:  # whoever started this process has taken it
-        os.set_inheritable(launch.listener, False)
-        return socket.socket(fileno=os.dup(launch.listener))
+        try:
+            os.set_inheritable(launch.listener, False)
+            return socket.socket(fileno=os.dup(launch.listener))
+        except OSError as error:
+            raise StrangerError(f"{LISTENER}={launch.listener} is not an open socket ({error.strerror}): unset it") from None
     try:
         return listen(host, launch.port, max(128, launch.world))
     except OSError as error:

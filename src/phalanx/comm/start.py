@@ -24,8 +24,8 @@ from types import FrameType
 from typing import IO
 
 from phalanx.comm.launch import LISTENER, SECRET
+from phalanx.comm.settings import AGENT, agent
 
-AGENT = "PHALANX_AGENT"  # the process that started the ranks, for its ranks
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 LOOK = 0.02  # seconds between two looks at the ranks
@@ -195,8 +195,9 @@ def _handling(heard: list[int]) -> Iterator[None]:
 
 def end_with_agent() -> None:
     """On a rank of `start_ranks`: get a SIGTERM when the agent dies, whatever of. Nobody would know of the ranks any more."""
-    agent = os.environ.get(AGENT)
-    if agent is not None and sys.platform == "linux":
+    started_by = agent()
+    if started_by is not None and sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != int(agent):  # it has died before this
+        if os.getppid() != started_by:  # it has died before this
+            sys.stderr.write(f"phalanx: process {started_by} ({AGENT}), which started this rank, is gone: the rank ends\n")
             os.kill(os.getpid(), signal.SIGTERM)

@@ -15,8 +15,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from phalanx.schedule.printable import one_line
+
 MAX_PIXELS = 1 << 26  # 67 million: beyond every camera's JPEG of a data set; at most 7 bytes each are held while decoding
-MAX_SCANS = 100  # of a progressive JPEG; encoders write about 10, and each one costs a pass over all pixels
+PIXELS_PER_BYTE = 1024  # of a JPEG, at most: a block of 64 takes one bit at the least, so 512 are possible
+MAX_SCANS = 100  # of a progressive JPEG; encoders write about 10
+MAX_PASSES = 10 * MAX_PIXELS  # scans times pixels: each one costs a pass over all of them
+MAX_READS = 4000  # that Pillow makes of a header; usual are some hundred
+MAX_READS_OF_PIXELS = 1_000_000  # run-length coded BMPs take one for every run
+STRIP = 64  # rows that Pillow converts at a time; a multiple of all SHRINKS
+LIGHT = 7  # bytes that a pixel takes while it is decoded: 4 in Pillow, 3 as the result
+PROGRESSIVE = 10  # that one of a progressive JPEG takes: 6 for coefficients
+HELD = {"WEBP": 20, "JPEG": PROGRESSIVE}  # that one of these takes: libwebp holds two frames, Pillow two copies of them
 MARGIN = 16  # rows decoded below the last one wanted, whose colours are interpolated with the next
 END = b"\xff\xd9"  # of a JPEG that was not cut off
 SHRINKS = (8, 4, 2, 1)  # by these libjpeg-turbo decodes faster than in full; 7/8 to 5/8 it also can, but more slowly than 1
@@ -34,7 +44,7 @@ class BadSample(Exception):  # noqa: N818  # it names the sample, not the accide
         self.reason = reason
 
     def __str__(self) -> str:
-        return f"{self.name or 'a sample'}: {self.reason}"
+        return one_line(f"{self.name or 'a sample'}: {self.reason}")  # the name comes from an archive, maybe from a stranger
 
     def named(self, name: str) -> BadSample:
         """The same, by its name, for those who know it better than the decoder."""
@@ -59,10 +69,14 @@ def read_header(data: bytes, *, name: str = "", max_pixels: int = MAX_PIXELS) ->
     """Size and kind, from the first bytes; an image of more than `max_pixels` is refused here, undecoded."""
     if not data:
         raise BadSample(name, "the file is empty")
-    header = _jpeg_header(data, name) or _pillow_header(data, name)
+    header = _jpeg_header(data, name, max_pixels) or _pillow_header(data, name, max_pixels)
+    _check_size(header, name, max_pixels)
+    return header
+
+
+def _check_size(header: Header, name: str, max_pixels: int) -> None:
     if header.height * header.width > max_pixels:
         raise BadSample(name, f"{header.width}x{header.height} pixels are more than the limit of {max_pixels:,}")
-    return header
 
 
 def decode_image(
@@ -99,19 +113,33 @@ def decode_image(
 # ---- libjpeg-turbo -----------------------------------------------------------------------------------------------------------
 
 
-def _jpeg_header(data: bytes, name: str) -> Header | None:
+def _jpeg_header(data: bytes, name: str, max_pixels: int) -> Header | None:
     """None where Pillow shall look: not a JPEG, or an odd one."""
     if not data.startswith(b"\xff\xd8\xff"):
         return None
     # the bytes FF DA begin a scan; entropy-coded data never hold them, thumbnails may, a few times
     frame = _frame_of_one_scan(data)
-    if frame is None and (scans := data.count(b"\xff\xda")) > MAX_SCANS:
+    scans = data.count(b"\xff\xda") if frame is None else 1
+    if scans > MAX_SCANS:
         raise BadSample(name, f"a JPEG of {scans} scans, more than the limit of {MAX_SCANS}")
     try:
         height, width, colours, _ = _simplejpeg().decode_jpeg_header(data)
     except ValueError:
         return None
-    return Header(height, width, colours in ("YCbCr", "Gray", "RGB"), frame)
+    header = Header(height, width, colours in ("YCbCr", "Gray", "RGB"), frame)
+    _check_size(header, name, max_pixels if frame is not None else max_pixels * LIGHT // PROGRESSIVE)
+    _check_claim(header, data, name)
+    if height * width * scans > MAX_PASSES:
+        raise BadSample(
+            name, f"a JPEG of {width}x{height} pixels in {scans} scans takes too long: more than {MAX_PASSES:,} in all"
+        )
+    return header
+
+
+def _check_claim(header: Header, data: bytes, name: str) -> None:
+    """Refuse a JPEG of fewer bytes than its pixels need: decoders fill the rest with grey, and take their time for it."""
+    if header.height * header.width > PIXELS_PER_BYTE * len(data):
+        raise BadSample(name, f"claims {header.width}x{header.height} pixels, but has {len(data)} bytes: cut off, or a bomb")
 
 
 def _frame_of_one_scan(data: bytes) -> int | None:
@@ -164,41 +192,70 @@ def _simplejpeg() -> Any:
 # ---- Pillow ------------------------------------------------------------------------------------------------------------------
 
 
-def _pillow_header(data: bytes, name: str) -> Header:
-    image = _open(data, name)
-    return Header(image.height, image.width)
+def _pillow_header(data: bytes, name: str, max_pixels: int) -> Header:
+    image = _open(_Impatient(data), name)
+    header = Header(image.height, image.width)
+    _check_size(header, name, max_pixels * LIGHT // HELD.get(image.format, LIGHT))
+    if image.format == "JPEG":
+        _check_claim(header, data, name)
+    return header
 
 
 def _pillow_pixels(data: bytes, name: str, shrink: int) -> np.ndarray:
-    image = _open(data, name)
-    from PIL import Image
-
+    """In strips: an image as a whole, its RGB and an array of it would take twice the memory."""
+    file = _Impatient(data)
+    image = _open(file, name)
     try:
+        file.patience = MAX_READS_OF_PIXELS
         image.load()
-        if image.mode in ("I", "I;16", "I;16B", "I;16L"):  # 16-bit grey; convert("RGB") would cut all above 255 to white
-            image = Image.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))
-        if "transparency" in image.info:
-            image = image.convert("RGBA")  # the same colours, without Pillow's warning for every such file
-        rgb = image.convert("RGB")
-        return np.array(rgb.reduce(shrink) if shrink > 1 else rgb)
+        pixels = np.empty((-(-image.height // shrink), -(-image.width // shrink), 3), np.uint8)
+        for top in range(0, image.height, STRIP):
+            bottom = min(top + STRIP, image.height)
+            strip = _rgb(image.crop((0, top, image.width, bottom)))
+            pixels[top // shrink : -(-bottom // shrink)] = np.asarray(strip.reduce(shrink) if shrink > 1 else strip)
     except Exception as error:
         raise BadSample(name, _reason(error)) from error
+    return pixels
 
 
-def _open(data: bytes, name: str) -> Any:
+def _rgb(image: Any) -> Any:
+    from PIL import Image
+
+    if image.mode in ("I", "I;16", "I;16B", "I;16L"):  # 16-bit grey; convert("RGB") would cut all above 255 to white
+        image = Image.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))
+    if "transparency" in image.info:
+        image = image.convert("RGBA")  # the same colours, without Pillow's warning for every such file
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+class _Impatient(io.BytesIO):
+    """A file that is not read in too many small pieces: Pillow's readers take comments and padding byte by byte."""
+
+    patience = MAX_READS
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self.patience -= 1
+        if self.patience < 0:
+            raise OSError("it has too many comments, blocks or bytes of padding")
+        return super().read(size)
+
+
+def _open(file: _Impatient, name: str) -> Any:
     """Pillow's view of the header; the pixels wait."""
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:
         raise ImportError(f"{error}: to decode images, pip install 'phalanx[images]'") from error
     try:
-        return Image.open(io.BytesIO(data), formats=FORMATS)
+        return Image.open(file, formats=FORMATS)
     except UnidentifiedImageError as error:
-        raise BadSample(name, f"not an image of a known kind ({', '.join(FORMATS)}); begins with {data[:8]!r}") from error
+        raise BadSample(
+            name, f"not an image of a known kind ({', '.join(FORMATS)}); begins with {file.getvalue()[:8]!r}"
+        ) from error
     # Pillow's readers meet broken headers with whatever their arithmetic raises: struct.error, IndexError, OverflowError, ...
     except Exception as error:
         raise BadSample(name, _reason(error)) from error
 
 
 def _reason(error: Exception) -> str:
-    return f"cannot be decoded: {error or type(error).__name__}"
+    return f"cannot be decoded: {str(error)[:300] or type(error).__name__}"

@@ -29,6 +29,7 @@ from phalanx.data.scatter import Ranked, Shard, length_of
 from phalanx.data.source import Encoded
 from phalanx.data.transforms import Transform
 from phalanx.data.workers import Caller, Future, Kind, LocalWork, Pool, RemoteWork, Workers, default_workers
+from phalanx.schedule.printable import one_line
 
 REMEMBERED = 1000  # names of samples that were left out; their number is always exact
 
@@ -247,7 +248,8 @@ class Loader:
         if made.skipped and self._warned_in != wanted.epoch:
             self._warned_in = wanted.epoch
             name, reason = made.skipped[0]
-            warnings.warn(f"epoch {wanted.epoch}: left out {name}: {reason} (`skipped` will have more)", stacklevel=4)
+            told = one_line(f"epoch {wanted.epoch}: left out {name}: {reason} (`skipped` will have more)")
+            warnings.warn(told, stacklevel=4)
 
 
 class _Queue:

@@ -20,6 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from phalanx.schedule.printable import one_line
+
 HELD_OUT = ("val", "validation", "test")
 SPLITS = ("train", *HELD_OUT)
 MAX_EXAMPLES = 20  # of samples left out that are remembered by name; their number is always exact
@@ -114,7 +116,7 @@ class Skipped:
         if self.count:
             named = "; ".join(f"{name}: {reason}" for name, reason in self.examples[:5])
             more = f"; and {self.count - 5} more (`skipped` has the first {MAX_EXAMPLES})" if self.count > 5 else ""
-            warnings.warn(f"{source}: left out {self.count}: {named}{more}", stacklevel=4)
+            warnings.warn(one_line(f"{source}: left out {self.count}: {named}{more}"), stacklevel=4)
 
 
 def at(i: SupportsIndex, n: int) -> int:

@@ -42,10 +42,16 @@ class FormalSum:
         terms: list[str] = []
         for run in runs:
             weight = self.weights[run[0]]
-            shown = [f"x{origin}" if weight == 1 else f"{weight}*x{origin}" for origin in run]
+            shown = [f"x{origin}" if weight == 1 else f"{_number(weight)}*x{origin}" for origin in run]
             terms += shown if len(run) <= 3 else [shown[0], "...", shown[-1]]
         if len(terms) > 24:
             terms[12:-11] = [f"<{len(terms) - 23} terms>"]
         if JUNK in self.weights:
             terms.append("?")
         return " + ".join(terms) or "0"
+
+
+def _number(weight: int | Fraction) -> str:
+    """A weight for people; after thousands of additions it may have more digits than Python writes."""
+    size = weight.numerator.bit_length() - weight.denominator.bit_length()
+    return str(weight) if max(weight.numerator.bit_length(), weight.denominator.bit_length()) < 256 else f"(about 2^{size})"

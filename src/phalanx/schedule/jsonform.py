@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from fractions import Fraction
 from typing import Any, cast
 
+from .limits import MAX_DIGITS, check_name, check_size, read_factor
 from .ops import Collective, Goal, Kind, Move, Op, Scale, Schedule, ScheduleError, Step
+from .plain_json import brief, loads
 from .wellformed import GOALS, KINDS
 
 
@@ -20,18 +21,22 @@ def to_json(s: Schedule) -> str:
 def from_json(text: str) -> Schedule:
     """The schedule that `to_json` wrote; `ScheduleError` names the line, or the step and op, that makes no sense."""
     try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ScheduleError(f"line {error.lineno}: {error.msg}") from None
-    except (ValueError, RecursionError) as error:  # a number or a nesting that no schedule has
+        data = loads(text, deepest=None)
+    except ValueError as error:
         raise ScheduleError(f"not a schedule: {error}") from None
+    return from_data(data)
+
+
+def from_data(data: Any) -> Schedule:
+    """The schedule of a JSON text that was read already, maybe as a part of a larger one."""
     name, world, chunks, goal, root, steps = _fields(data, "the schedule", "schedule", "world", "chunks", "goal", "root", "steps")
     if goal not in GOALS:
-        raise ScheduleError(f"the schedule: goal {goal!r} is none of {', '.join(GOALS)}")
+        raise ScheduleError(f"the schedule: goal {brief(goal)} is none of {', '.join(GOALS)}")
+    check_size(_typed(int, world, "world"), _typed(int, chunks, "chunks"))
     return Schedule(
-        _typed(str, name, "the schedule's name"),
-        _typed(int, world, "world"),
-        _typed(int, chunks, "chunks"),
+        check_name(_typed(str, name, "the schedule's name")),
+        world,
+        chunks,
         tuple(_step(step, number) for number, step in enumerate(_typed(list, steps, "steps"), start=1)),
         cast("Goal", goal),
         _typed(int, root, "root"),
@@ -43,7 +48,7 @@ def _step(data: Any, number: int) -> Step:
     numbered = enumerate(_typed(list, ops, f"the ops of step {number}"), start=1)
     return Step(
         tuple(_op_from_json(op, f"step {number}, op {i}") for i, op in numbered),
-        _typed(str, label, f"the label of step {number}"),
+        check_name(_typed(str, label, f"the label of step {number}")),
     )
 
 
@@ -67,11 +72,12 @@ def _op_from_json(data: Any, where: str) -> Op:
         return Collective(cast("Kind", kind), ranks, run)
     if kind == "scale":
         scaled, factor = _fields(data, where, "ranks", "factor")
+        ranges = _run_from_json(scaled, f"{where}: ranks")
         try:
-            return Scale(_run_from_json(scaled, f"{where}: ranks"), run, Fraction(_typed(str, factor, f"{where}: factor")))
-        except (ValueError, ZeroDivisionError) as error:
-            raise error if isinstance(error, ScheduleError) else ScheduleError(f"{where}: factor {factor!r}: {error}") from None
-    raise ScheduleError(f"{where}: {kind!r} is none of copy, add, scale, {', '.join(KINDS)}")
+            return Scale(ranges, run, read_factor(_typed(str, factor, "factor")))
+        except ScheduleError as error:
+            raise ScheduleError(f"{where}: {error}") from None
+    raise ScheduleError(f"{where}: {brief(kind)} is none of copy, add, scale, {', '.join(KINDS)}")
 
 
 def _run_to_json(run: range) -> list[int]:
@@ -81,7 +87,7 @@ def _run_to_json(run: range) -> list[int]:
 def _run_from_json(data: Any, where: str) -> range:
     numbers = [_typed(int, number, where) for number in _typed(list, data, where)]
     if len(numbers) not in (2, 3) or numbers[2:] == [0]:
-        raise ScheduleError(f"{where} {data!r} is not a run [start, stop]")
+        raise ScheduleError(f"{where} {brief(data)} is not a run [start, stop]")
     return range(*numbers)
 
 
@@ -93,5 +99,7 @@ def _fields(data: Any, where: str, *names: str) -> list[Any]:
 
 def _typed(kind: type[Any], value: Any, where: str) -> Any:
     if type(value) is not kind:  # a bool is no int here
-        raise ScheduleError(f"{where}: {value!r} is not {'an' if kind is int else 'a'} {kind.__name__}")
+        raise ScheduleError(f"{where}: {brief(value)} is not {'an' if kind is int else 'a'} {kind.__name__}")
+    if kind is int and abs(value) >= 10**MAX_DIGITS:
+        raise ScheduleError(f"{where}: {brief(value)} has more than {MAX_DIGITS} digits")
     return value

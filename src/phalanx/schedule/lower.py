@@ -30,7 +30,8 @@ def _lower_step(step: Step, cut: _Cutter, keep: Callable[[Collective], bool] | N
     if not collectives:
         yield step
         return
-    plain = [op for op in step.ops if op not in collectives]
+    kept = {id(op) for op in collectives}
+    plain = [op for op in step.ops if id(op) not in kept]
     rounds = [tuple(chain.from_iterable(moves)) for moves in zip_longest(*(_rounds(c, cut) for c in collectives), fillvalue=())]
     # the other ops of the step read the state before it, so they go with the first round; they may not write what the
     # collectives touch, so the later rounds do not miss them

@@ -21,17 +21,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from fractions import Fraction
 from typing import cast
 
+from .limits import MAX_DIGITS, check_name, check_size, read_factor
 from .ops import Collective, Goal, Kind, Move, Op, Scale, Schedule, ScheduleError, Step
 from .wellformed import GOALS, KINDS
 
 HEADER = ("schedule", "world", "chunks", "goal", "root")
-RUN = r"(-?\d+(?::-?\d+){0,2})"
-MOVE = re.compile(rf"(copy|add) (-?\d+) -> (-?\d+) \[{RUN}\]")
-COLLECTIVE = re.compile(rf"({'|'.join(KINDS)})((?: -?\d+)*) \[{RUN}\]")
-SCALE = re.compile(rf"scale {RUN} \[{RUN}\] by (-?\d+(?:/\d+)?)")
+INT = rf"-?\d{{1,{MAX_DIGITS}}}"
+RUN = rf"({INT}(?::{INT}){{0,2}})"
+MOVE = re.compile(rf"(copy|add) ({INT}) -> ({INT}) \[{RUN}\]", re.ASCII)
+COLLECTIVE = re.compile(rf"({'|'.join(KINDS)})((?: {INT})*) \[{RUN}\]", re.ASCII)
+SCALE = re.compile(rf"scale {RUN} \[{RUN}\] by (\S+)", re.ASCII)
+SHOWN = 120  # characters of a line in a message
 
 
 def to_text(s: Schedule) -> str:
@@ -52,16 +54,18 @@ def from_text(text: str) -> Schedule:
         number, line = lines[place] if place < len(lines) else (text.count("\n") + 1, "")
         found, _, value = line.partition(" ")
         if found != keyword:
-            raise ScheduleError(f"line {number}: {line!r} where '{keyword} ...' was expected")
+            raise ScheduleError(f"line {number}: {_shown(line)} where '{keyword} ...' was expected")
         header.append(value)
     at = {keyword: lines[place][0] for place, keyword in enumerate(HEADER)}
     name, world, chunks, goal, root = header
     if goal not in GOALS:
-        raise ScheduleError(f"line {at['goal']}: goal {goal!r} is none of {', '.join(GOALS)}")
+        raise ScheduleError(f"line {at['goal']}: goal {_shown(goal)} is none of {', '.join(GOALS)}")
+    ranks, pieces = _integer(world, at["world"]), _integer(chunks, at["chunks"])
+    check_size(ranks, pieces)
     return Schedule(
         _string(name, at["schedule"]),
-        _integer(world, at["world"]),
-        _integer(chunks, at["chunks"]),
+        ranks,
+        pieces,
         tuple(_steps(lines[len(HEADER) :])),
         cast("Goal", goal),
         _integer(root, at["root"]),
@@ -77,7 +81,7 @@ def _steps(lines: list[tuple[int, str]]) -> Iterator[Step]:
                 yield Step(tuple(ops), label)
             label, ops = _string(line.removeprefix("step "), number), []
         elif label is None:
-            raise ScheduleError(f"line {number}: {line!r} where 'step ...' was expected")
+            raise ScheduleError(f"line {number}: {_shown(line)} where 'step ...' was expected")
         else:
             ops.append(_op_from_text(line, number))
     if label is not None:
@@ -102,11 +106,11 @@ def _op_from_text(line: str, number: int) -> Op:
             return Collective(cast("Kind", kind), tuple(map(int, group.split())), _run_from_text(chunks))
         if found := SCALE.fullmatch(line):
             ranks, chunks, factor = found.groups()
-            return Scale(_run_from_text(ranks), _run_from_text(chunks), Fraction(factor))
-    except (ValueError, ZeroDivisionError) as error:
-        raise ScheduleError(f"line {number}: {line!r}: {error}") from None
+            return Scale(_run_from_text(ranks), _run_from_text(chunks), read_factor(factor))
+    except ValueError as error:  # a run in steps of zero
+        raise ScheduleError(f"line {number}: {_shown(line)}: {error}") from None
     raise ScheduleError(
-        f"line {number}: {line!r} is none of 'step \"...\"', 'copy 0 -> 1 [4]', 'add 0 -> 1 [4:6]', 'all_reduce 0 1 [0:2]',"
+        f"line {number}: {_shown(line)} is none of 'step \"...\"', 'copy 0 -> 1 [4]', 'add 0 -> 1 [4:6]', 'all_reduce 0 1 [0:2]',"
         " 'scale 0:2 [0] by 1/2'"
     )
 
@@ -125,14 +129,18 @@ def _run_from_text(text: str) -> range:
 def _string(text: str, number: int) -> str:
     try:
         value = json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, str):
-        raise ScheduleError(f'line {number}: {text!r} is not a text in double quotes, such as "all-gather"')
-    return value
+        raise ScheduleError(f'line {number}: {_shown(text)} is not a text in double quotes, such as "all-gather"')
+    return check_name(value)
 
 
 def _integer(text: str, number: int) -> int:
-    if not re.fullmatch(r"-?\d{1,18}", text):
-        raise ScheduleError(f"line {number}: {text!r} is not a whole number")
+    if not re.fullmatch(INT, text, re.ASCII):
+        raise ScheduleError(f"line {number}: {_shown(text)} is not a whole number")
     return int(text)
+
+
+def _shown(line: str) -> str:
+    return repr(line) if len(line) <= SHOWN else f"{line[:SHOWN]!r}..."

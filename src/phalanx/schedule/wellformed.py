@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from fractions import Fraction
 from operator import eq
@@ -69,14 +69,14 @@ def _check_op(s: Schedule, number: int, op: Op) -> None:
         if not op.group:
             fail("the group is empty")
         if len(set(op.group)) < len(op.group):
-            twice = next(rank for rank in op.group if op.group.count(rank) > 1)
+            (twice, _), *_ = Counter(op.group).most_common(1)
             fail(f"rank {twice} is in the group twice")
         if op.kind in ("reduce_scatter", "all_gather") and len(op.chunks) % len(op.group):
             fail(f"{len(op.chunks)} chunks cannot be cut into {len(op.group)} equal parts")
     else:
-        ranks = op.ranks
         if not op.ranks:
             fail("it names no rank")
+        ranks = (op.ranks[0], op.ranks[-1])  # a file may name a billion
         if not isinstance(cast(object, op.factor), Fraction):
             fail(f"the factor {op.factor!r} is not a Fraction")
         if op.factor < 0:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from phalanx.data.source import SourceError
 from phalanx.train.config import ConfigError, RunConfig
 from phalanx.train.tensorboard import check_tensorboard
 
@@ -13,7 +12,7 @@ def open_sources(config: RunConfig) -> tuple[Any, Any]:
     """The data to train and to test with."""
     try:
         return config.data.open("train"), config.data.open("test")
-    except (SourceError, OSError) as error:
+    except (ValueError, OSError) as error:  # a SourceError is a ValueError, and so is a name that no file can have
         raise ConfigError(f"data.source={config.data.source}: {error}") from None
 
 

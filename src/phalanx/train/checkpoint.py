@@ -13,15 +13,16 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 from phalanx.comm.communicator import Communicator
 from phalanx.comm.ending import say_last
+from phalanx.train.agree import DamageSeenError, from_rank_0, together, undamaged
 from phalanx.train.entries import Saved, capture, compare_plain, differences, fill, kind_of, some, state_of
 from phalanx.train.lock import DirectoryLock
 from phalanx.train.manifest import CheckpointError, DamagedError, Place, clean, find_places, make_probe
@@ -32,8 +33,6 @@ from phalanx.train.tree import clone, decode, encode
 from phalanx.train.write import Background, HostCopies, Job, explain, write
 
 __all__ = ["CheckpointError", "Checkpointer", "RandomState"]
-
-T = TypeVar("T")
 
 SEEN_WITHIN = 5.0  # seconds in which a file of rank 0 must be seen by all ranks; network file systems remember what was not there
 IN_TOUCH = 1.0  # seconds between two signs of life while a disk is slow
@@ -85,9 +84,11 @@ class Checkpointer:
         before = self._finish_together()
         if self._background.failed is not None:
             before = None  # it was told
-        entries = self._together(lambda: {name: capture(name, obj) for name, obj in self._check(step, state).items()}, before)
+        entries = together(
+            self._comm, lambda: {name: capture(name, obj) for name, obj in self._check(step, state).items()}, before
+        )
         self._same_everywhere(step, list(entries))
-        staging, place = self._from_rank_0(lambda: self._prepare(step))
+        staging, place = from_rank_0(self._comm, lambda: self._prepare(step))
         owners = find_owners(compare(tabulate(entries), self._comm)) if self._comm.size > 1 else {}
         own = own_tensors(self._comm.rank, entries, owners)
         job = Job(
@@ -170,14 +171,13 @@ class Checkpointer:
         model or config raises `CheckpointError` with the differences, and so do checkpoints that are all damaged.
         """
         self._check_open()
-        self._together(lambda: _named(state), self._finish_together())
-        places = [Place(*place) for place in self._from_rank_0(self._find)]
+        together(self._comm, lambda: _named(state), self._finish_together())
+        places = [Place(*place) for place in from_rank_0(self._comm, self._find)]
         damages: list[str] = []
         known = frozenset(places)
         for place in places:
-            reading, damage = self._read(place, state)
-            if reading is not None:
-                self._fill(reading, place, state)
+            damage = self._restore(place, state)
+            if not damage:
                 self._newest, self._known, self._loaded = place.step, known, True
                 return place.step
             damages.append(damage)
@@ -195,36 +195,39 @@ class Checkpointer:
         except OSError as error:
             raise CheckpointError(f"cannot read {self._directory}: {explain(error)}") from None
 
-    def _read(self, place: Place, state: Mapping[str, Any]) -> tuple[Reading | None, str]:
-        """What all ranks agree is intact; else the first damage that a rank has seen."""
-        reading, damage = None, ""
+    def _restore(self, place: Place, state: Mapping[str, Any]) -> str:
+        """Fill `state`, all of it on all ranks; or nothing on any, and say what damage a rank has seen."""
         try:
-            reading = read(self._directory, place, state, self._comm.rank, self._comm.size)
-        except DamagedError as error:
-            damage = str(error)
-        seen = self._comm.allgather_obj(damage)
-        for rank, text in enumerate(seen):
-            if text:
-                return None, text + (f" (seen by rank {rank})" if self._comm.size > 1 else "")
-        return reading, ""
+            reading = undamaged(self._comm, lambda: read(self._directory, place, state, self._comm.rank, self._comm.size))
+            saved = undamaged(self._comm, lambda: self._fitting(reading, place, state))
+            backups = together(self._comm, lambda: {name: clone(state_of(obj)) for name, obj in state.items()})
+            filled: list[str] = []
+            try:
+                undamaged(self._comm, lambda: self._fill(place, state, saved, filled))
+            except BaseException:
+                for name in filled:
+                    fill(state[name], backups[name])
+                raise
+        except DamageSeenError as seen:
+            return str(seen)
+        return ""
 
-    def _fill(self, reading: Reading, place: Place, state: Mapping[str, Any]) -> None:
-        """All of it on all ranks, or nothing on any."""
-        saved = self._together(lambda: self._fitting(reading, place, state))
-        backups = self._together(lambda: {name: clone(state_of(obj)) for name, obj in state.items()})
-        filled: list[str] = []
-
-        def fill_all() -> None:
-            for name, obj in state.items():
-                filled.append(name)
+    def _fill(self, place: Place, state: Mapping[str, Any], saved: Mapping[str, Saved], filled: list[str]) -> None:
+        for name, obj in state.items():
+            filled.append(name)
+            with self._blaming(place, name, saved[name].kind):
                 fill(obj, saved[name].value)
 
+    @contextmanager
+    def _blaming(self, place: Place, name: str, kind: str) -> Iterator[None]:
+        """An error of nonsense in the state is that of the checkpoint; any other, such as a full GPU, is not."""
         try:
-            self._together(fill_all)
-        except BaseException:
-            for name in filled:
-                fill(state[name], backups[name])
-            raise
+            yield
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            if kind == "object" and not isinstance(error, (ValueError, TypeError)):  # a mistake in it, as likely
+                raise
+            told = f"{name} does not take what was saved: {type(error).__name__}: {error}"
+            raise DamagedError(self._directory / place.name, told) from error
 
     def _fitting(self, reading: Reading, place: Place, state: Mapping[str, Any]) -> Mapping[str, Saved]:
         """The saved entries, where they are of this model and config."""
@@ -241,13 +244,16 @@ class Checkpointer:
             return reading.saved
         return {
             # one version for all ranks is for all ranks of any world; where every rank had its own, some may go on from it
-            name: self._resized(state[name], own) if world == 1 or reading.versions(name) > 1 else own
+            name: self._resized(place, name, state[name], own) if world == 1 or reading.versions(name) > 1 else own
             for name, own in reading.saved.items()
         }
 
-    def _resized(self, obj: Any, saved: Saved) -> Saved:
+    def _resized(self, place: Place, name: str, obj: Any, saved: Saved) -> Saved:
         derive = getattr(obj, "resized", None) if saved.kind == "object" else None
-        return saved if derive is None else Saved(saved.kind, derive(saved.value, self._comm.rank, self._comm.size))
+        if derive is None:
+            return saved
+        with self._blaming(place, name, saved.kind):
+            return Saved(saved.kind, derive(saved.value, self._comm.rank, self._comm.size))
 
     # ---- end -----------------------------------------------------------------------------------------------------------------
 
@@ -286,35 +292,6 @@ class Checkpointer:
             if not any(self._comm.allgather_obj(self._background.busy)):
                 return error
 
-    def _together(self, work: Callable[[], T], before: BaseException | None = None) -> T:
-        """The result of `work`; an error of it on any rank, or one from `before`, is raised on all ranks."""
-        result, error = None, before
-        if error is None:
-            try:
-                result = work()
-            except Exception as caught:  # noqa: BLE001  raised below, when the others know
-                error = caught
-        told = self._comm.allgather_obj(None if error is None else f"{type(error).__name__}: {error}")
-        if error is not None:
-            raise error
-        for rank, text in enumerate(told):
-            if text is not None:
-                raise CheckpointError(f"rank {rank}: {text}")
-        return result  # type: ignore[return-value]
-
-    def _from_rank_0(self, work: Callable[[], T]) -> T:
-        """What `work` returns, plain data, on rank 0; its CheckpointError is raised on all ranks."""
-        result, error = None, None
-        if self._comm.rank == 0:
-            try:
-                result = work()
-            except CheckpointError as caught:
-                error = str(caught)
-        result, error = self._comm.bcast_obj((result, error))
-        if error is not None:
-            raise CheckpointError(error)
-        return result
-
     def _same_everywhere(self, step: int, names: list[str]) -> None:
         told = self._comm.allgather_obj((step, names))
         odd = [rank for rank, own in enumerate(told) if own != told[0]]
@@ -323,7 +300,7 @@ class Checkpointer:
 
     def _check_shared(self) -> None:
         """Make the directory, and see that all ranks see the same one."""
-        probe = self._from_rank_0(self._place_probe)
+        probe = from_rank_0(self._comm, self._place_probe)
         path = self._directory / probe
         deadline = time.monotonic() + SEEN_WITHIN
         while not (seen := path.exists()) and time.monotonic() < deadline:

@@ -54,9 +54,11 @@ class RunConfig:
     tensorboard: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch", "micro_batch", "evaluate_every", "checkpoint_every", "checkpoint_every_steps", "keep"):
+        for name in ("epochs", "batch", "evaluate_every", "checkpoint_every", "keep", "log_every"):
             _at_least(1, name, getattr(self, name))
-        _at_least(1, "log_every", self.log_every)
+        for name in ("micro_batch", "checkpoint_every_steps"):
+            if getattr(self, name) is not None:
+                _at_least(1, name, getattr(self, name))
         _at_least(0, "trace_steps", self.trace_steps)
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"seed={self.seed}: from 0 to 2**32 - 1")
@@ -97,8 +99,10 @@ class RunConfig:
         return self.data.on_bad == "skip" or self.data.last == "keep"
 
 
-def _at_least(least: int, name: str, value: int | None) -> None:
-    if value is not None and value < least:
+def _at_least(least: int, name: str, value: int) -> None:
+    if not isinstance(value, int):
+        raise ConfigError(f"{name}={value!r}: a whole number")
+    if value < least:
         raise ConfigError(f"{name}={value}: at least {least}")
 
 
@@ -143,11 +147,17 @@ def _override(value: Any, at: str, settings: Mapping[str, str]) -> Any:
             return tuple(news.get(str(i), item) for i, item in enumerate(value))
         return dataclasses.replace(value, **news)
     except (ValueError, TypeError) as error:
-        given = " ".join(f"{path}={text}" for path, text in settings.items())
-        raise ConfigError(f"{given}: {error}") from None
+        given = " ".join(f"{path}={_shown(text)}" for path, text in settings.items())
+        raise ConfigError(f"{given}: {str(error)[:1000]}") from None
+
+
+def _shown(text: str) -> str:
+    """What was given, as far as a message has room for it."""
+    return text if len(text) <= 100 else f"{text[:100]}..."
 
 
 def _no_such(path: str, known: list[str]) -> str:
+    path = _shown(path)
     close = difflib.get_close_matches(path, known, n=1)
     inside = [other for other in known if other.startswith(f"{path}.")]
     if inside:
@@ -168,6 +178,9 @@ def _type_of(owner: Any, name: str) -> Any:
     return typing.get_type_hints(type(owner))[name]
 
 
+LARGEST = 1 << 53  # of a whole number: what JSON and floats have exactly
+
+
 def parse(text: str, kind: Any, path: str) -> Any:
     """`text` as a value of the annotated type `kind`."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
@@ -179,24 +192,26 @@ def parse(text: str, kind: Any, path: str) -> Any:
     if origin is Literal:
         if text in inner:
             return text
-        raise ConfigError(f"{path}={text}: one of {', '.join(map(str, inner))}")
+        raise ConfigError(f"{path}={_shown(text)}: one of {', '.join(map(str, inner))}")
     if origin is tuple:
         items = [item for item in text.strip("()[] ").split(",") if item.strip()]
         fixed = inner if inner[-1] is not Ellipsis else inner[:1] * len(items)
         if len(items) != len(fixed):
-            raise ConfigError(f"{path}={text}: {len(fixed)} values, separated by commas")
+            raise ConfigError(f"{path}={_shown(text)}: {len(fixed)} values, separated by commas")
         return tuple(parse(item.strip(), one, path) for item, one in zip(items, fixed))
     if kind is bool:
         if text.lower() in ("true", "1", "yes", "on", "false", "0", "no", "off"):
             return text.lower() in ("true", "1", "yes", "on")
-        raise ConfigError(f"{path}={text}: true or false")
+        raise ConfigError(f"{path}={_shown(text)}: true or false")
     if kind in (int, float):
         try:
             number = kind(text.replace("_", ""))
         except ValueError:
-            raise ConfigError(f"{path}={text}: {'a whole number' if kind is int else 'a number'}") from None
-        if kind is float and not math.isfinite(number):
-            raise ConfigError(f"{path}={text}: a finite number")
+            raise ConfigError(f"{path}={_shown(text)}: {'a whole number' if kind is int else 'a number'}") from None
+        if kind is int and abs(number) > LARGEST:
+            raise ConfigError(f"{path}={_shown(text)}: a whole number of at most {LARGEST:,}")
+        if not math.isfinite(number):
+            raise ConfigError(f"{path}={_shown(text)}: a finite number")
         return number
     if kind is str:
         return text
@@ -211,7 +226,7 @@ def _stage(text: str, path: str) -> Stage:
         return Stage(*(int(number.replace("_", "")) for number in text.split("x")))
     except (ValueError, TypeError):
         form = "EPOCHSxBATCH or EPOCHSxBATCHxMICRO_STEPS, such as 30x32768,60x65536"
-        raise ConfigError(f"{path}={text}: stages are written {form}") from None
+        raise ConfigError(f"{path}={_shown(text)}: stages are written {form}") from None
 
 
 # ---- records -----------------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ and a warm-up of 36 epochs of 15 steps reaches its peak at step 540.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ from phalanx.data import BatchPlan, Stage
 from phalanx.data.position import Last
 from phalanx.optim import lr
 from phalanx.train.update import OptimizerConfig, RateConfig
+
+HIGHEST = 1e30  # of a learning rate; the sum of a few would be infinite
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,13 @@ class Course:
     def at(self, epoch: int, done: float, number: int | None = None) -> Moment:
         """The step of `epoch` after which the share `done` of it is over."""
         progress, batch = epoch + done, self.plan.at(epoch).batch
-        return Moment(number, progress, batch, self.rate_in(epoch)(progress), self.momentum_in(epoch))
+        try:
+            rate = self.rate_in(epoch)(progress)
+        except OverflowError:
+            rate = math.inf
+        if not abs(rate) <= HIGHEST:
+            raise ValueError(f"the learning rate of epoch {progress:.4g} is {rate:g}: change what `rate` has in the recipe")
+        return Moment(number, progress, batch, rate, self.momentum_in(epoch))
 
     def at_step(self, number: int, samples: int, last: Last) -> Moment:
         """Step `number`, from 1, of a run on so many samples, where `last` is the rule for those that fill no batch."""

@@ -32,6 +32,37 @@ class Saved:
     shapes: tuple[tuple[int, ...], ...] = ()
 
 
+def check_saved(saved: Saved) -> Saved:
+    """`saved`, if its value is of the form that its kind has; ValueError says what is not."""
+    value = saved.value
+    if saved.kind == "module" and not (isinstance(value, dict) and all(isinstance(key, str) for key in value)):
+        raise ValueError("the state of a module has a name for each part")
+    if saved.kind == "optimizer":
+        _check_optimizer(value)
+    if saved.kind == "tensor" and not isinstance(value, torch.Tensor):
+        raise ValueError(f"a {type(value).__name__} where a tensor was saved")
+    if saved.kind == "data" and type(value) not in (dict, list):
+        raise ValueError(f"a {type(value).__name__} where a dict or list was saved")
+    return saved
+
+
+def _check_optimizer(value: Any) -> None:
+    """As torch writes it: groups that number their parameters, and a dict of state for some of these numbers."""
+    groups = value.get("param_groups") if isinstance(value, dict) else None
+    state = value.get("state") if isinstance(value, dict) else None
+    if not isinstance(groups, list) or not isinstance(state, dict):
+        raise ValueError("an optimizer has `state` and `param_groups`")
+    numbers: list[Any] = []
+    for group in groups:
+        if not isinstance(group, dict) or not isinstance(group.get("params"), list):
+            raise ValueError("a group of an optimizer has `params`")
+        numbers += group["params"]
+    if not all(type(number) is int for number in numbers) or len(set(numbers)) < len(numbers):
+        raise ValueError("the parameters of an optimizer are numbers, each once")
+    if not all(isinstance(own, dict) and all(isinstance(key, str) for key in own) for own in state.values()):
+        raise ValueError("the state of a parameter has a name for each part")
+
+
 def kind_of(obj: Any, name: str) -> str:
     """ "module", "optimizer", "tensor", "data" or "object"; TypeError for what could not be filled in place at the next load."""
     if isinstance(obj, torch.nn.Module):

@@ -14,7 +14,7 @@ import torch
 import phalanx
 from phalanx.comm.communicator import Communicator
 from phalanx.comm.launch import LaunchError, discover
-from phalanx.comm.start import AGENT
+from phalanx.comm.settings import AGENT
 from phalanx.grad.gossip import level_of
 from phalanx.schedule import Schedule, gossip, gossip_period, to_text
 from phalanx.train.update import CommConfig

@@ -197,7 +197,7 @@ def _explain(directory: Path) -> str:
     try:
         holder = json.loads(path.read_text())
         who = f"process {holder['pid']} on {holder['host']}, since {holder['since']}"
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         who = "another process"
     return (
         f"{directory} is in use by another job ({who}): wait until it has ended, or use another directory. "

@@ -13,12 +13,15 @@ step-000000180.tmp-5f31/   being written, being deleted, or left behind by a pro
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
+import io
 import json
 import os
 import re
 import secrets
 import shutil
+import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -29,6 +32,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from phalanx.schedule.plain_json import brief, loads, read_whole
+from phalanx.train.manifest_fields import LARGEST, MAX_WORLD, read_config, read_entries, read_files, read_owners
+
 FORMAT = 1
 MANIFEST = "manifest.json"
 BLOCK = 1 << 20  # bytes read at a time
@@ -38,7 +44,6 @@ LARGEST_JSON = 1 << 30  # bytes; a larger one is not ours, and not worth the mem
 _NAME = re.compile(r"step-(\d{9,})(?:\.(\d+))?", re.ASCII)
 _LEFTOVER = re.compile(r"step-\d{9,}(?:\.\d+)?\.tmp-[0-9a-f]+", re.ASCII)
 _PROBE = re.compile(r"\.probe-[0-9a-f]+", re.ASCII)
-_PART = re.compile(r"rank-\d{5,}\.(?:json|safetensors)", re.ASCII)
 _SEAL = re.compile(rb'(.*),\n "sha256": "([0-9a-f]{64})"\n}\n', re.DOTALL)
 
 
@@ -125,24 +130,20 @@ class Manifest:
         text = match[1] + b"\n}"
         if hashlib.sha256(text).hexdigest() != match[2].decode():
             raise ValueError("its own checksum does not match")
-        body = json.loads(text)
-        if body.get("format") != FORMAT:
-            raise ValueError(f"format {body.get('format')!r}; this version of Phalanx reads format {FORMAT}")
-        found = cls(
-            step=body["step"],
-            world=body["world"],
-            config=body["config"],
-            entries=tuple(body["entries"]),
-            files={name: Sum(own["size"], own["sha256"]) for name, own in body["files"].items()},
-            owners={name: tuple(ranks) for name, ranks in body["owners"].items()},
+        body = loads(text, deepest=None)
+        if not isinstance(body, dict) or body.get("format") != FORMAT:
+            told = brief(body.get("format")) if isinstance(body, dict) else "unknown"
+            raise ValueError(f"format {told}; this version of Phalanx reads format {FORMAT}")
+        if odd := [key for key in ("step", "world", "config", "entries", "owners", "files") if key not in body]:
+            raise ValueError(f"it has no {odd[0]}")
+        return cls(
+            step=read_whole(body["step"], "step", 0, LARGEST),
+            world=read_whole(body["world"], "world", 1, MAX_WORLD),
+            config=read_config(body["config"]),
+            entries=read_entries(body["entries"]),
+            files={name: Sum(*own) for name, own in read_files(body["files"]).items()},
+            owners=read_owners(body["owners"], body["world"]),
         )
-        if odd := [name for name in found.files if not _PART.fullmatch(name)]:
-            raise ValueError(f"{odd[0]!r} is no name of a part")
-        if odd := [
-            name for name, ranks in found.owners.items() if len(ranks) != found.world or not set(ranks) <= set(range(found.world))
-        ]:
-            raise ValueError(f"the owners of {odd[0]!r} are not {found.world} ranks")
-        return found
 
 
 def part(rank: int, kind: str) -> str:
@@ -188,12 +189,15 @@ def delete(directory: Path, place: Place) -> None:
 
 
 def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> Sum:
-    """Write a safetensors file, and return what is in it."""
+    """Write a safetensors file, and return what is in it. The umask decides who may read it, as for all other files."""
+    with open(path, "wb") as file:
+        mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
     try:
         save_file(tensors, path)
     except SafetensorError as error:
         raise OSError(f"{path.name}: {error}") from None
     with open(path, "rb+") as file:
+        os.fchmod(file.fileno(), mode)  # the library makes its files for their owner alone
         os.fsync(file.fileno())
     return measure(path)
 
@@ -226,10 +230,19 @@ def opened(directory: Path) -> Iterator[int]:
         os.close(handle)
 
 
+def open_regular(path: Path) -> io.FileIO:
+    """A file to read from; OSError for a fifo, which would wait for a writer, and for devices, which have no end."""
+    file = io.FileIO(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "not a regular file")
+    return file
+
+
 def measure(path: Path) -> Sum:
     """Size and checksum of a file. SHA-256: where the processor has instructions for it it is the fastest of hashlib's."""
     seen, size = hashlib.sha256(), 0
-    with open(path, "rb", buffering=0) as file:
+    with open_regular(path) as file:
         while block := file.read(BLOCK):
             seen.update(block)
             size += len(block)
@@ -246,7 +259,7 @@ def read_manifest(directory: Path, place: Place) -> Manifest:
         found = Manifest.from_bytes(_small(path))
     except OSError as error:
         raise DamagedError(path, error.strerror or str(error)) from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except ValueError as error:
         raise DamagedError(path, str(error)) from None
     if found.step != place.step:
         raise DamagedError(path, f"is of step {found.step}, in a directory of step {place.step}")
@@ -274,7 +287,7 @@ def check_files(directory: Path, place: Place, manifest: Manifest, names: Iterab
 def read_json(path: Path) -> Any:
     """A JSON file that `check_files` has checked."""
     try:
-        return json.loads(_small(path))
+        return loads(_small(path), deepest=None)
     except OSError as error:
         raise DamagedError(path, error.strerror or str(error)) from None
     except ValueError as error:
@@ -291,8 +304,7 @@ def read_tensors(path: Path, names: Iterable[str]) -> dict[str, torch.Tensor]:
 
 
 def _small(path: Path) -> bytes:
-    with open(path, "rb") as file:
-        data = file.read(LARGEST_JSON + 1)
-    if len(data) > LARGEST_JSON:
-        raise ValueError(f"is larger than {LARGEST_JSON} bytes")
-    return data
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > LARGEST_JSON:
+            raise ValueError(f"is larger than {LARGEST_JSON} bytes")
+        return file.readall()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from phalanx.schedule.limits import MAX_RANKS
+from phalanx.schedule.plain_json import brief, loads, read_number, read_text, read_whole
 from phalanx.train.config import ConfigError, RunConfig
 
 FILE = "plan.json"  # in the directory of a run that followed one
@@ -42,22 +43,42 @@ class PlannedRun:
 def read_plan(path: Path) -> PlannedRun:
     """The plan in a file; ConfigError where it is none."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        hosts, per_host, batch, run = (content[name] for name in ("hosts", "per_host", "batch", "run"))
-        return PlannedRun(path, hosts * per_host, hosts, float(batch), _settings(run, hosts), content)
+        return parse_plan(path.read_text(encoding="utf-8"), path)
     except OSError as error:
         raise ConfigError(f"--plan {path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"--plan {path}: not a plan as `phalanx plan --json FILE` writes it ({error})") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"--plan {path}: {NOT_A_PLAN} (it is not UTF-8)") from None
+
+
+NOT_A_PLAN = "not a plan as `phalanx plan --json FILE` writes it"
+LARGEST = 1 << 53  # of a batch, or of a group's bytes
+
+
+def parse_plan(text: str, path: Path) -> PlannedRun:
+    """The plan that this text is; ConfigError, with the `path` from which it came, where it is none."""
+    try:
+        content = loads(text)
+        hosts, per_host, batch, run = (content[name] for name in ("hosts", "per_host", "batch", "run"))
+        ranks = read_whole(hosts, "hosts", 1, MAX_RANKS) * read_whole(per_host, "per_host", 1, MAX_RANKS)
+        if ranks > MAX_RANKS:
+            raise ValueError(f"{hosts} hosts of {per_host} ranks; at most {MAX_RANKS} ranks in all")
+        return PlannedRun(path, ranks, hosts, float(read_number(batch, "batch", 1, LARGEST)), _settings(run, hosts), content)
+    except KeyError as error:
+        raise ConfigError(f"--plan {path}: {NOT_A_PLAN} (it has no {str(error)[:60]})") from None
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"--plan {path}: {NOT_A_PLAN} ({error})") from None
 
 
 def _settings(run: dict[str, Any], hosts: int) -> dict[str, str]:
-    schedule, sync = str(run["schedule"]), run["sync"]
+    schedule, sync = read_text(run["schedule"], "schedule", 100), run["sync"]
+    if sync not in ("all-reduce", "after backward", "double buffering", "gossip"):
+        raise ValueError(f"sync is {brief(sync)}; 'all-reduce', 'double buffering' or 'gossip'")
     settings = {"comm.wire": WIRES[run["wire_bytes"]]}
     if sync == "gossip":
         level = "host" if schedule.startswith("gossip-hosts") else "rank"
         return settings | {"comm.sync": "gossip", "comm.gossip.level": level}
     # on one host a ring is one call, which is what a communicator does without being told a schedule
     algorithm = "none" if hosts == 1 and schedule.startswith("ring:") else schedule
-    settings |= {"comm.sync": "allreduce", "comm.algorithm": algorithm, "comm.bucket_bytes": str(int(run["group_bytes"]))}
+    group = int(read_number(run["group_bytes"], "group_bytes", 1, LARGEST))
+    settings |= {"comm.sync": "allreduce", "comm.algorithm": algorithm, "comm.bucket_bytes": str(group)}
     return settings | {"comm.double_buffering": "true" if sync == "double buffering" else "false"}

@@ -5,6 +5,7 @@ epoch 12.3/30 ━━━━━━────────  loss 0.0213  accuracy 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -12,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any, TextIO
 
+from phalanx.schedule.printable import printable
 from phalanx.train.config import RunConfig
 from phalanx.train.duration import duration
 
@@ -23,6 +25,8 @@ DIM, BOLD, YELLOW, PLAIN = "\x1b[2m", "\x1b[1m", "\x1b[33m", "\x1b[0m"
 def show_progress(config: RunConfig, stream: TextIO | None = None) -> Progress:
     """For where the output goes: redrawn and coloured on a terminal that can, unless NO_COLOR wants it plain."""
     stream = stream or sys.stdout
+    if stream is None:  # standard output was closed before Python started
+        return Progress(config, None, live=False, colour=False)
     live = stream.isatty() and os.environ.get("TERM") != "dumb"
     return Progress(config, stream, live=live, colour=live and not os.environ.get("NO_COLOR"))
 
@@ -30,8 +34,9 @@ def show_progress(config: RunConfig, stream: TextIO | None = None) -> Progress:
 class Progress:
     """Written to `stream`; `live` redraws a line in place, as terminals can."""
 
-    def __init__(self, config: RunConfig, stream: TextIO, *, live: bool, colour: bool) -> None:
-        self.config, self.stream, self.live, self.colour = config, stream, live, colour
+    def __init__(self, config: RunConfig, stream: TextIO | None, *, live: bool, colour: bool) -> None:
+        # the command line's streams write control characters out: this line has some of its own
+        self.config, self.stream, self.live, self.colour = config, getattr(stream, "own", stream), live, colour
         self._drawn, self._shown = 0.0, False
         self._row: dict[str, Any] = {}
 
@@ -54,31 +59,46 @@ class Progress:
 
     def warn(self, words: str) -> None:
         """A line that stays, and that somebody should see."""
-        self.say(f"{YELLOW}{words}{PLAIN}" if self.colour else words)
+        self._keep(f"{YELLOW}{printable(words)}{PLAIN}" if self.colour else printable(words))
 
     def say(self, words: str) -> None:
         """A line that stays."""
+        self._keep(printable(words))
+
+    def _keep(self, words: str) -> None:
         self._erase()
-        print(words, file=self.stream, flush=True)
+        self._put(f"{words}\n")
 
     def end(self, result: Any, out: Path | None) -> None:
         words = {"epochs": "done", "target": "target reached", "stopped": "stopped on request, --resume goes on"}[result.why]
         accuracy = f"test accuracy {result.top1:.4f} " if result.top1 == result.top1 else ""
         text = f"{words}: {accuracy}after {result.epochs} epochs, {result.steps} steps, {duration(result.seconds)}"
-        self.say((f"{BOLD}{text}{PLAIN}" if self.colour else text) + (f"; {out}" if out else ""))
+        self._keep((f"{BOLD}{text}{PLAIN}" if self.colour else text) + (printable(f"; {out}") if out else ""))
 
     def close(self) -> None:
         self._erase()
 
     def _draw(self, words: str) -> None:
-        self.stream.write(f"\r\x1b[K{words}")
-        self.stream.flush()
+        self._put(f"\r\x1b[K{words}")
         self._shown, self._drawn = True, time.perf_counter()
 
     def _erase(self) -> None:
         if self._shown:
-            self.stream.write("\r\x1b[K")
+            self._put("\r\x1b[K")
             self._shown = False
+
+    def _put(self, text: str) -> None:
+        """A training does not end because nobody can watch it: where the output is full or closed, nothing more is shown."""
+        if self.stream is None:
+            return
+        try:
+            encoding = getattr(self.stream, "encoding", None) or "utf-8"
+            self.stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+            self.stream.flush()
+        except (OSError, ValueError) as error:
+            self.stream = None
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                sys.stderr.write(f"phalanx: the progress is not shown any more: {error}\n")
 
     def _coloured(self, text: str) -> str:
         """The rest of the bar, which is yet to come, in the background."""

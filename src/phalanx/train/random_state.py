@@ -18,15 +18,20 @@ class RandomState:
         return state | ({"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        random.setstate(state["python"])
-        numpy.random.set_state(state["numpy"])
-        torch.set_rng_state(state["torch"])
-        if "cuda" in state and torch.cuda.is_available():
-            torch.cuda.set_rng_state(state["cuda"])
+        try:
+            random.setstate(state["python"])
+            numpy.random.set_state(state["numpy"])
+            torch.set_rng_state(state["torch"])
+            if "cuda" in state and torch.cuda.is_available():
+                torch.cuda.set_rng_state(state["cuda"])
+        except (LookupError, AttributeError, TypeError, OverflowError, RuntimeError) as error:
+            raise ValueError(f"not the state of random generators: {error}") from None
 
     @staticmethod
     def resized(state: dict[str, Any], rank: int, size: int) -> dict[str, Any]:
         """What rank `rank` of `size` continues with after another world size: a stream of its own, derived from `state`."""
+        if not isinstance(state, dict) or not isinstance(state.get("torch"), torch.Tensor) or "python" not in state:
+            raise ValueError("not the state of random generators")
         seen = hashlib.sha256(state["torch"].numpy().tobytes())
         seen.update(repr((state["python"], rank, size)).encode())
         seed = int.from_bytes(seen.digest()[:4], "little")  # what NumPy takes

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from phalanx.train.entries import Saved
+from phalanx.schedule.plain_json import brief
+from phalanx.train.entries import Saved, check_saved
 from phalanx.train.manifest import (
     DamagedError,
     Manifest,
@@ -52,17 +54,29 @@ def read(directory: Path, place: Place, entries: Iterable[str], rank: int = 0, s
     owners = {name: part(manifest.owner(structure_of(name), me), "json") for name in wanted}
     check(sorted(set(owners.values())))
     structures = {file: read_json(folder / file) for file in sorted(set(owners.values()))}
+    found = {name: _entry(structures[file], name, folder / file) for name, file in owners.items()}
+    names = set().union(*(references(own["tree"]) for own in found.values()))
+    tensors = _read_tensors(folder, manifest, me, names, check)
+    return Reading(manifest, {name: _decoded(own, tensors, name, folder / owners[name]) for name, own in found.items()})
+
+
+def _decoded(own: dict[str, Any], tensors: Tensors, name: str, file: Path) -> Saved:
     try:
-        found = {name: structures[file]["entries"][name] for name, file in owners.items()}
-        names = {name: references(structure["tree"]) for name, structure in found.items()}
-        tensors = _read_tensors(folder, manifest, me, set().union(*names.values()), check)
-        saved = {
-            name: Saved(own["kind"], decode(own["tree"], tensors), tuple(tuple(shape) for shape in own["shapes"]))
-            for name, own in found.items()
-        }
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise DamagedError(folder, f"malformed structure: {error!r}") from None
-    return Reading(manifest, saved)
+        return check_saved(Saved(own["kind"], decode(own["tree"], tensors), tuple(map(tuple, own["shapes"]))))
+    except ValueError as error:
+        raise DamagedError(file, f"{name} is malformed: {error}") from None
+
+
+def _entry(structure: Any, name: str, file: Path) -> dict[str, Any]:
+    """What a rank wrote of an entry: its kind, tree and shapes."""
+    entries = structure.get("entries") if isinstance(structure, dict) else None
+    own = entries.get(name) if isinstance(entries, dict) else None
+    if not isinstance(own, dict) or "tree" not in own or not isinstance(own.get("kind"), str):
+        raise DamagedError(file, f"it has no {name} with a kind and a tree")
+    shapes = own.get("shapes")
+    if not isinstance(shapes, list) or not all(isinstance(s, list) and all(type(n) is int for n in s) for s in shapes):
+        raise DamagedError(file, f"the shapes of {name} are {brief(shapes)}")
+    return own
 
 
 def _read_tensors(folder: Path, manifest: Manifest, me: int, names: set[str], check: Callable[[list[str]], None]) -> Tensors:

@@ -8,6 +8,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from phalanx.schedule.plain_json import loads
+
 
 class Rows:
     """Appends to `path`; with `keep_to_step`, rows of earlier starts stay up to that step, and those beyond it go.
@@ -30,13 +32,13 @@ class Rows:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """All whole rows; what a killed process left half-written at the end is not one."""
-    if not path.exists():
+    """All whole rows; what a killed process left half-written at the end is not one, nor is what no `Rows` writes."""
+    if not path.is_file():  # a fifo would wait for its writer
         return []
     rows = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
         try:
-            row = json.loads(line)
+            row = loads(line)
         except ValueError:
             continue
         if isinstance(row, dict):
@@ -51,7 +53,8 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def _happened(row: dict[str, Any], step: int) -> bool:
-    return row.get("kind") != "end" and row.get("step", 0) <= step
+    at = row.get("step", 0)
+    return row.get("kind") != "end" and not (isinstance(at, int | float) and at > step)
 
 
 def _write_whole(path: Path, text: str) -> None:

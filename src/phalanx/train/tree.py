@@ -9,6 +9,7 @@ with the tag of its kind, so that tuples stay tuples, keys keep their types and 
 
 from __future__ import annotations
 
+import re
 import struct
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
@@ -17,7 +18,10 @@ from typing import Any
 import numpy
 import torch
 
+from phalanx.schedule.plain_json import brief
+
 MAX_DEPTH = 200  # deeper data are a cycle
+LARGEST = 1 << 62  # of a size
 EXACT = 1 << 53  # whole numbers beyond it are not exact in other readers of JSON
 
 # What safetensors has a name for; tensors of any other dtype are stored as their bytes
@@ -43,14 +47,16 @@ def decode(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
 
 
 def references(tree: Any) -> set[str]:
-    """The names of the tensors in a tree of `encode`."""
-    if isinstance(tree, list):
-        return set().union(*(references(item) for item in tree))
-    if isinstance(tree, dict):
-        if isinstance(name := tree.get("tensor"), str):
-            return {name}
-        return set().union(*(references(item) for item in tree.values()))
-    return set()
+    """The names of the tensors in a tree of `encode`, however deep it is."""
+    found: set[str] = set()
+    waiting = [tree]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, dict) and isinstance(name := item.get("tensor"), str):
+            found.add(name)
+        elif isinstance(item, dict | list):
+            waiting += item.values() if isinstance(item, dict) else item
+    return found
 
 
 def clone(value: Any) -> Any:
@@ -114,7 +120,8 @@ class _Encoder:
         if isinstance(value, numpy.generic) and value.dtype.kind in "biufc":
             return {"scalar": value.dtype.str, "bytes": value.tobytes().hex()}
         if isinstance(value, numpy.ndarray) and value.dtype.kind in "biufc":
-            return {"array": self._tensor(torch.from_numpy(numpy.array(value)), path), "kind": value.dtype.str}
+            native = numpy.array(value, value.dtype.newbyteorder("="))
+            return {"array": self._tensor(torch.from_numpy(native), path), "kind": value.dtype.str}
         raise TypeError(
             f"{self.name}: {path or 'the value'} is a {kind.__module__}.{kind.__qualname__}, which a checkpoint cannot hold: "
             "state is None, bool, int, float, str, bytes, list, tuple, dict, tensors, NumPy arrays, dtypes and devices"
@@ -159,20 +166,21 @@ class _Decoder:
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self._tensors = tensors
         self._made: Tensors = {}
+        self._arrays: set[str] = set()
         self._tags: dict[str, Callable[[dict[str, Any], int], Any]] = {
-            "int": lambda tree, depth: int(tree["int"], 16),
+            "int": lambda tree, depth: int(_text(tree["int"]), 16),
             "float": lambda tree, depth: struct.unpack(">d", bytes.fromhex(tree["float"]))[0],
-            "tuple": lambda tree, depth: tuple(self.walk(item, depth + 1) for item in tree["tuple"]),
-            "size": lambda tree, depth: torch.Size(tree["size"]),
+            "tuple": lambda tree, depth: tuple(self.walk(item, depth + 1) for item in _list(tree["tuple"])),
+            "size": lambda tree, depth: torch.Size(_sizes(tree["size"])),
             "pairs": lambda tree, depth: dict(self._pairs(tree["pairs"], depth)),
             "counter": lambda tree, depth: Counter(dict(self._pairs(tree["counter"], depth))),
             "ordered": self._ordered,
             "bytes": lambda tree, depth: bytes.fromhex(tree["bytes"]),
             "dtype": lambda tree, depth: _dtype(tree["dtype"]),
-            "device": lambda tree, depth: torch.device(tree["device"]),
+            "device": lambda tree, depth: torch.device(_text(tree["device"])),
             "tensor": self._tensor,
-            "scalar": lambda tree, depth: numpy.frombuffer(bytes.fromhex(tree["bytes"]), numpy.dtype(tree["scalar"]))[0],
-            "array": lambda tree, depth: self._tensor(tree["array"], depth).numpy().astype(numpy.dtype(tree["kind"])),
+            "scalar": lambda tree, depth: _scalar(tree["scalar"], bytes.fromhex(tree["bytes"])),
+            "array": self._array,
         }
 
     def walk(self, tree: Any, depth: int) -> Any:
@@ -184,14 +192,14 @@ class _Decoder:
             return [self.walk(item, depth + 1) for item in tree]
         tag = next(iter(tree), None) if isinstance(tree, dict) else None
         if tag not in self._tags:
-            raise ValueError(f"unknown tag {tag!r}")
+            raise ValueError(f"unknown tag {brief(tag)}")
         try:
             return self._tags[tag](tree, depth)
-        except (KeyError, TypeError, AttributeError, RuntimeError, struct.error) as error:
-            raise ValueError(f"malformed {tag}: {error}") from None
+        except (KeyError, TypeError, AttributeError, RuntimeError, OverflowError, struct.error) as error:
+            raise ValueError(f"malformed {tag}: {str(error)[:200]}") from None
 
     def _pairs(self, pairs: Any, depth: int) -> list[tuple[Any, Any]]:
-        return [(self.walk(key, depth + 1), self.walk(item, depth + 1)) for key, item in pairs]
+        return [(self.walk(key, depth + 1), self.walk(item, depth + 1)) for key, item in _list(pairs)]
 
     def _ordered(self, tree: dict[str, Any], depth: int) -> OrderedDict[Any, Any]:
         found = OrderedDict(self._pairs(tree["ordered"], depth))
@@ -200,19 +208,76 @@ class _Decoder:
         return found
 
     def _tensor(self, tree: dict[str, Any], depth: int) -> torch.Tensor:
-        name, shape, dtype = tree["tensor"], tree["shape"], _dtype(tree["dtype"])
+        name, shape, dtype = _text(tree["tensor"]), _sizes(tree["shape"]), _dtype(tree["dtype"])
         if name not in self._made:
             x = self._tensors[name]
             if x.dtype is not dtype:
                 x = x.contiguous().view(-1).view(dtype).view(shape)
             if list(x.shape) != shape:
-                raise ValueError(f"{name} has shape {list(x.shape)}, wanted {shape}")
-            self._made[name] = torch.empty_strided(shape, tree["stride"], dtype=dtype).copy_(x) if "stride" in tree else x
+                raise ValueError(f"{brief(name)} has shape {list(x.shape)}, wanted {brief(shape)}")
+            if "stride" in tree:
+                x = torch.empty_strided(shape, _dense(_sizes(tree["stride"]), shape), dtype=dtype).copy_(x)
+            self._made[name] = x
         return self._made[name]
 
+    def _array(self, tree: dict[str, Any], depth: int) -> numpy.ndarray:
+        name = _text(tree["array"]["tensor"])
+        if name in self._arrays:  # each one is a copy: a file of many references would fill the memory
+            raise ValueError(f"{brief(name)} is an array twice")
+        self._arrays.add(name)
+        found = self._tensor(tree["array"], depth).numpy()
+        kind = _number_type(tree["kind"])
+        if kind.newbyteorder("=") != found.dtype:
+            raise ValueError(f"{brief(name)} is of {found.dtype}, not {kind}")
+        return found.astype(kind)
 
-def _dtype(name: str) -> torch.dtype:
-    found = getattr(torch, name, None)
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{brief(value)} is no text")
+    return value
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"{brief(value)} is no list")
+    return value
+
+
+def _sizes(value: Any) -> list[int]:
+    if not all(type(size) is int and 0 <= size < LARGEST for size in _list(value)):
+        raise ValueError(f"{brief(value)} are no sizes")
+    return value
+
+
+def _dense(strides: list[int], shape: list[int]) -> list[int]:
+    """The strides of a tensor that fills its memory: others would ask for any amount of it."""
+    if len(strides) != len(shape):
+        raise ValueError(f"{len(strides)} strides for {len(shape)} dimensions")
+    filled = 1
+    for stride, size in sorted(zip(strides, shape)):
+        if size > 1 and stride != filled:
+            raise ValueError(f"strides {brief(strides)} leave gaps in shape {brief(shape)}")
+        filled *= size
+    return strides
+
+
+def _scalar(kind: Any, content: bytes) -> Any:
+    number = _number_type(kind)
+    if len(content) != number.itemsize:
+        raise ValueError(f"{len(content)} bytes are no {number}")
+    return numpy.frombuffer(content, number)[0]
+
+
+def _number_type(kind: Any) -> numpy.dtype:
+    """One of NumPy's numbers, as `dtype.str` has them; NumPy itself would take a whole language, and texts of a billion bytes."""
+    if not re.fullmatch(r"[<>|][biufc][0-9]{1,2}", _text(kind)):
+        raise ValueError(f"{brief(kind)} is no type of numbers")
+    return numpy.dtype(kind)
+
+
+def _dtype(name: Any) -> torch.dtype:
+    found = getattr(torch, _text(name), None)
     if not isinstance(found, torch.dtype):
-        raise ValueError(f"torch has no dtype {name!r}")
+        raise ValueError(f"torch has no dtype {brief(name)}")
     return found

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from phalanx.comm.communicator import Communicator
+from phalanx.comm.settings import check_timeout
 from phalanx.grad.allreduce import AllReduce
 from phalanx.grad.gossip import Gossip
 from phalanx.optim import lr
@@ -190,8 +191,7 @@ class CommConfig:
     double_buffering: bool = False
 
     def __post_init__(self) -> None:
-        if self.timeout <= 0:
-            raise ValueError(f"timeout={self.timeout}: seconds, more than 0")
+        check_timeout(self.timeout)
         for name in ("bucket_bytes", "growing"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -22,6 +22,7 @@ from phalanx.comm.addresses import interface_towards, is_loopback, own_address
 from phalanx.comm.failure import FOR_EVER, CommunicationError, clear
 from phalanx.comm.launch import Launch, meeting_point_through_mpi4py
 from phalanx.comm.rendezvous import meet, share_secret
+from phalanx.comm.settings import forced_form
 from phalanx.comm.signed import Signer
 from phalanx.comm.traffic import Traffic
 from phalanx.comm.transports import Message
@@ -69,7 +70,7 @@ class TorchTransport:
         self._borrows = _lent > 0
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._limit = datetime.timedelta(seconds=2 * timeout + 30)
-        self._collectives = _forced_form()
+        self._collectives = forced_form()
         self.compares = self._collectives is not None  # PHALANX_FORM: torch.distributed as it is, no shared memory beside it
         self._groups: dict[tuple[int, ...], Any] = {}
         self.traffic = Traffic()
@@ -233,13 +234,6 @@ class TorchTransport:
         for group in own:
             if group is not dist.group.WORLD and group is not dist.GroupMember.NON_GROUP_MEMBER:
                 dist.destroy_process_group(group)
-
-
-def _forced_form() -> bool | None:
-    form = os.environ.get("PHALANX_FORM")
-    if form not in (None, "moves", "collectives"):
-        raise ValueError(f"PHALANX_FORM={form!r}: use moves or collectives, or leave it unset")
-    return None if form is None else form == "collectives"
 
 
 def _reduced_part(out: torch.Tensor, x: torch.Tensor, op: Any, group: Any) -> torch.Tensor:

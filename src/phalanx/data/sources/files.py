@@ -9,7 +9,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"})  # torchvision's
+EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".webp"})  # torchvision's, but for
+UNREAD = frozenset({".tif", ".tiff"})  # which no decoder here reads; they are left out by name
+WHY_UNREAD = "TIFF is not read: convert it to PNG"
 MAX_ENCODED = 256 << 20  # bytes of one encoded image; more is no photograph
 NOT_THE_FILES_FAULT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
@@ -44,6 +46,11 @@ class Names:
 def is_image(name: str) -> bool:
     """By its extension, as torchvision has them, in any case; names that begin with a dot are not for us."""
     return name[name.rfind(".") :].lower() in EXTENSIONS and not name.startswith(".")
+
+
+def is_unread(name: str) -> bool:
+    """Whether it is an image of a kind that is left out."""
+    return name[name.rfind(".") :].lower() in UNREAD and not name.startswith(".")
 
 
 def read_regular(path: str) -> bytes:

@@ -14,13 +14,21 @@ import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import SupportsIndex
 
 import numpy as np
 
 from phalanx.data.source import HELD_OUT, Skipped, SourceError, at
 from phalanx.data.sources import saved_index
-from phalanx.data.sources.files import EXTENSIONS, NOT_THE_FILES_FAULT, Names, is_image, read_regular
+from phalanx.data.sources.files import (
+    EXTENSIONS,
+    NOT_THE_FILES_FAULT,
+    WHY_UNREAD,
+    Names,
+    is_image,
+    is_unread,
+    read_regular,
+)
 
 INDEX = ".phalanx-index"
 SETTLED = 2 * 10**9  # ns: a folder changed this recently may change again within one tick of its clock, unseen
@@ -144,6 +152,8 @@ def scan(root: Path, classes: tuple[str, ...]) -> tuple[list[Folder], Skipped]:
                         continue
                     elif entry.is_dir():
                         waiting.append(f"{path}/{entry.name}")
+                    elif is_unread(entry.name):
+                        skipped = skipped.plus(f"{root}/{path}/{entry.name}", WHY_UNREAD)
                     elif is_image(entry.name):
                         skipped = skipped.plus(f"{root}/{path}/{entry.name}", "neither a file nor a link to one")
             found.append(Folder(path, number, stamp, tuple(sorted(files))))
@@ -206,13 +216,8 @@ def _is_of_today(saved: saved_index.Saved, root: Path, classes: tuple[str, ...])
             return False
         if _stamp(root / path) != tuple(stamps[i].tolist()):
             return False
-    _skipped(saved.facts)
+    saved_index.read_skipped(saved.facts["skipped"])
     return True
-
-
-def _skipped(facts: Any) -> Skipped:
-    count, examples = facts["skipped"]
-    return Skipped(int(count), tuple((str(name), str(reason)) for name, reason in examples))
 
 
 def _from_saved(saved: saved_index.Saved, root: Path, own: tuple[str, ...], classes: tuple[str, ...], spec: str) -> ImageFolder:
@@ -229,4 +234,5 @@ def _from_saved(saved: saved_index.Saved, root: Path, own: tuple[str, ...], clas
         raise SourceError(f"{spec}: no image in the {len(own)} folders of {root}; they are known by {extensions}")
     numbers = np.array([number_of[name] for name in own], np.int32)[arrays["class_numbers"]]
     folders = tuple(paths[i] for i in range(len(paths)))
-    return ImageFolder(str(root), classes, folders, numbers, arrays["firsts"], files, _skipped(saved.facts))
+    skipped = saved_index.read_skipped(saved.facts["skipped"])
+    return ImageFolder(str(root), classes, folders, numbers, arrays["firsts"], files, skipped)

@@ -9,6 +9,7 @@ the file.
 
 from __future__ import annotations
 
+import math
 import pickletools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,12 +42,14 @@ class ByteType:
 
 
 MARK = object()
+MAX_DIMS = 32  # of an array: NumPy 1 has no more
 
 
 def load_plain(data: bytes) -> Any:
     """The value of a pickle; `Array`s in it have their `value`."""
     stack: list[Any] = []
     memo: dict[int, Any] = {}
+    room = _Room(len(data))
     position = 0
     try:
         for opcode, argument, place in pickletools.genops(data):
@@ -54,15 +57,27 @@ def load_plain(data: bytes) -> Any:
             if opcode.name == "STOP":
                 (value,) = stack
                 return value
-            _step(opcode.name, argument, stack, memo)
+            _step(opcode.name, argument, stack, memo, room)
     except PickleRefused as error:
         raise PickleRefused(f"{error} (byte {position})") from None
-    except (ValueError, IndexError, KeyError, TypeError, AttributeError) as error:  # AttributeError: append to what is no list
-        raise PickleRefused(f"a damaged pickle: {error or type(error).__name__} (byte {position})") from None
+    except (ValueError, IndexError, KeyError, TypeError, OverflowError) as error:
+        raise PickleRefused(f"a damaged pickle: {str(error)[:200] or type(error).__name__} (byte {position})") from None
     raise PickleRefused("a damaged pickle: it has no end")
 
 
-def _step(name: str, argument: Any, stack: list[Any], memo: dict[int, Any]) -> None:
+class _Room:
+    """How many bytes calls may still make: a call takes 5 bytes of the pickle, and a text from the memo may be long."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def take(self, count: int) -> None:
+        self.left -= count
+        if self.left < 0:
+            raise PickleRefused("it makes more bytes than it has")
+
+
+def _step(name: str, argument: Any, stack: list[Any], memo: dict[int, Any], room: _Room) -> None:
     if name in ("PROTO", "FRAME"):
         return
     if name in CONSTANTS:
@@ -100,11 +115,13 @@ def _step(name: str, argument: Any, stack: list[Any], memo: dict[int, Any]) -> N
     elif name == "GLOBAL":
         stack.append(_known(argument.replace(" ", ".", 1)))
     elif name == "STACK_GLOBAL":
-        last, module = stack.pop(), stack.pop()
+        last, module = _of(str, stack.pop()), _of(str, stack.pop())
         stack.append(_known(f"{module}.{last}"))
     elif name == "REDUCE":
-        arguments, function = stack.pop(), stack.pop()
-        stack.append(CALLABLES[_of(Named, function).name](*_of(tuple, arguments)))
+        arguments, function = _of(tuple, stack.pop()), stack.pop()
+        if arguments and isinstance(arguments[0], str):
+            room.take(len(arguments[0]))
+        stack.append(CALLABLES[_of(Named, function).name](*arguments))
     elif name == "BUILD":
         state = stack.pop()
         _set_state(stack[-1], _of(tuple, state))
@@ -145,7 +162,7 @@ def _of(kind: Any, value: Any) -> Any:
 
 def _known(name: str) -> Any:
     if name not in CALLABLES and name != "numpy.ndarray":
-        raise PickleRefused(f"it names {name}, which is neither a plain value nor an array of bytes")
+        raise PickleRefused(f"it names {name[:100]}, which is neither a plain value nor an array of bytes")
     return Named(name)
 
 
@@ -155,7 +172,7 @@ def _empty_array(*_: Any) -> Array:
 
 def _byte_type(code: Any, *_: Any) -> ByteType:
     if code not in ("u1", "|u1", b"u1", b"|u1"):
-        raise PickleRefused(f"an array of type {code!r}; only unsigned bytes are read")
+        raise PickleRefused(f"an array of type {_shown(code)}; only unsigned bytes are read")
     return ByteType()
 
 
@@ -166,7 +183,7 @@ def _filled_array(data: Any, _type: ByteType, shape: tuple[int, ...], order: str
 def _encoded(text: str, encoding: str) -> bytes:
     """How Python 3 writes bytes for Python 2: `_codecs.encode(text, "latin1")`."""
     if encoding != "latin1":
-        raise PickleRefused(f"bytes in {encoding!r}")
+        raise PickleRefused(f"bytes in {_shown(encoding)}")
     return _of(str, text).encode("latin-1")
 
 
@@ -191,5 +208,12 @@ def _shaped(data: Any, kind: Any, shape: Any, fortran: bool) -> np.ndarray:
     _of(ByteType, kind)
     flat = np.frombuffer(_of((bytes, bytearray), data), np.uint8)
     if any(_of(int, size) < 0 for size in _of(tuple, shape)):  # numpy would take -1 as "whatever is left"
-        raise ValueError(f"an array of shape {shape}")
+        raise ValueError("an array of a negative size")
+    if len(shape) > MAX_DIMS or math.prod(shape) != len(flat):
+        raise ValueError(f"{len(flat)} bytes for an array of another size")
     return flat.reshape(shape, order="F" if fortran else "C")
+
+
+def _shown(value: Any) -> str:
+    """A text in a message. Of anything else only its type: a pair of pairs of pairs writes out as a novel."""
+    return repr(value[:40]) if isinstance(value, (str, bytes)) else f"a {type(value).__name__}"

@@ -22,6 +22,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from phalanx.data.source import Skipped
+
 MAGIC = b"phalanx index 1\n"
 HEAD = struct.Struct("<IQ")
 MAX_BYTES = 1 << 30  # ImageNet's has 40 MB
@@ -44,6 +46,16 @@ def places(beside: Path) -> list[Path]:
         key = hashlib.sha256(os.fsencode(os.path.realpath(beside))).hexdigest()[:32]
         found.append(Path(cache) / "phalanx" / f"{key}.index")
     return found
+
+
+def read_skipped(facts: Any) -> Skipped:
+    """What was left out, of an index that has it among its facts; ValueError where that is not what was saved."""
+    if not isinstance(facts, list | tuple) or len(facts) != 2 or type(facts[0]) is not int:
+        raise ValueError("not a number and examples")
+    pairs = [tuple(pair) for pair in facts[1]]
+    if not all(len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in pairs):
+        raise ValueError("examples are pairs of texts")
+    return Skipped(facts[0], tuple(pairs))
 
 
 def save(index: Saved, beside: Path) -> Path | None:
@@ -98,7 +110,7 @@ def read(path: Path) -> Saved | None:
         header = json.loads(data[begin : begin + header_length])
         arrays, offset = {}, begin + header_length
         for name, dtype, length in header["arrays"]:
-            if dtype not in DTYPES or type(length) is not int or length < 0:
+            if dtype not in DTYPES or type(length) is not int or not 0 <= length <= len(data):
                 return None
             arrays[name] = np.frombuffer(data, dtype, length, offset)
             offset += arrays[name].nbytes + -arrays[name].nbytes % 8

@@ -19,7 +19,7 @@ import numpy as np
 
 from phalanx.data.source import Skipped, SourceError
 from phalanx.data.sources import saved_index
-from phalanx.data.sources.files import EXTENSIONS, MAX_ENCODED, Names
+from phalanx.data.sources.files import EXTENSIONS, MAX_ENCODED, UNREAD, WHY_UNREAD, Names
 from phalanx.data.sources.tar import Member, TarError, Window, members
 
 MAX_LABEL = (1 << 31) - 1
@@ -131,6 +131,8 @@ def _sample(key: str, group: list[Member], window: Window) -> tuple[Member, int]
     parts = [(split_name(member.name)[1], member) for member in group]
     images = [member for extension, member in parts if f".{extension}" in EXTENSIONS]
     labels = [(extension, member) for extension, member in parts if extension in MAX_LABEL_BYTES]
+    if not images and any(f".{extension}" in UNREAD for extension, _ in parts):
+        raise BadMember(WHY_UNREAD)
     if not images and not any(extension == "cls" for extension, _ in labels):
         return None
     if not images:
@@ -179,13 +181,12 @@ def _from_saved(saved: saved_index.Saved | None, length: int) -> ShardIndex | No
         return None
     try:
         arrays = saved.arrays
-        count, examples = saved.facts
         index = ShardIndex(
             arrays["offsets"],
             arrays["sizes"],
             arrays["labels"],
             Names(arrays["names"], arrays["name_ends"]),
-            Skipped(int(count), tuple((str(name), str(reason)) for name, reason in examples)),
+            saved_index.read_skipped(saved.facts),
         )
     except (KeyError, ValueError, TypeError):
         return None

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from phalanx.schedule import ScheduleError, from_text
+from phalanx.schedule.markup import NOTHING, tag
 from phalanx.train.report.page import Figure
-from phalanx.train.report.pictures import PHASES, draw_schedule, draw_timeline, name_calls, name_travels
+from phalanx.train.report.pictures import draw_schedule, name_calls
 from phalanx.train.report.plots import Number, Series, plot_bars, plot_lines, plot_stack, spans_decades
 from phalanx.train.report.run import Run, typical, value_of
+from phalanx.train.report.timeline import PHASES, draw_timeline, name_travels
 
 PARTS = {"compute": 0, "input": 1, "wait": 3, "update": 2}  # of a step, and their colours
 
@@ -103,7 +105,7 @@ def communication(runs: Sequence[Run]) -> Iterator[Figure]:
     yield from _overlap(runs)
     for run in runs:
         after = f" · {run.name}" if many else ""
-        drawn = draw_timeline(run.trace) if run.trace is not None else ""
+        drawn = draw_timeline(run.trace) if run.trace is not None else NOTHING
         if drawn:
             legend = [Series(name, (), (), colour) for name, colour in {**PHASES, **name_travels(run.trace or {})}.items()]
             yield Figure(f"A few steps{after}", drawn, legend, note="from trace.json, which ui.perfetto.dev opens", wide=True)
@@ -121,7 +123,7 @@ def _overlap(runs: Sequence[Run]) -> Iterator[Figure]:
         yield Figure("Overlap", drawn, _legend(overlapped, runs), f"share of communication hidden behind {behind}")
     elif recorded:
         told = "The gradients travel in one group, which is complete when backward ends: there is nothing to overlap."
-        yield Figure("Overlap", "<span></span>", note=told)
+        yield Figure("Overlap", tag("span"), note=told)
 
 
 def _groups(run: Run) -> Number:

@@ -6,21 +6,21 @@ import base64
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 
+from phalanx.schedule.markup import NOTHING, Markup, join, tag
 from phalanx.train.report.plots import COLOURS, Series
 
-STYLE = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
-SCRIPT = (Path(__file__).parent / "page.js").read_text(encoding="utf-8")
+STYLE = Markup((Path(__file__).parent / "page.css").read_text(encoding="utf-8"))
+SCRIPT = Markup((Path(__file__).parent / "page.js").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture (SVG text) with its title, a legend of `series`, and a note. Where the picture is empty the page says so."""
+    """A picture (SVG) with its title, a legend of `series`, and a note. Where the picture is empty the page says so."""
 
     title: str
-    picture: str
+    picture: Markup
     legend: Sequence[Series] = ()
     note: str = ""
     wide: bool = False
@@ -48,78 +48,63 @@ def page(
     facts: Sequence[tuple[str, str, str]],
     sections: Sequence[tuple[str, Sequence[Figure | Table]]],
 ) -> str:
-    """The whole file. Everything that is not a picture is escaped here."""
+    """The whole file. Names may hold anything: `tag` escapes them, and the policy is the second wall."""
     allowed = base64.b64encode(
         hashlib.sha256(SCRIPT.encode()).digest()
     ).decode()  # this script and no other, whatever a name holds
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{allowed}'"
-    badge = f'<span class="badge {"good" if status in ("complete", "target reached") else "open"}">{escape(status)}</span>'
-    cards = "".join(
-        f'<div class="fact"><dt>{escape(name)}</dt><dd>{escape(value)}</dd><p>{escape(below)}</p></div>'
-        for name, value, below in facts
-    )
+    # forms and the base of links do not follow default-src
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{allowed}'; form-action 'none'; base-uri 'none'"
+    badge = tag("span", status, class_=f"badge {'good' if status in ('complete', 'target reached') else 'open'}")
+    cards = join(tag("div", tag("dt", name), tag("dd", value), tag("p", below), class_="fact") for name, value, below in facts)
     shown = [_section(name, items) for name, items in sections if items]
-    return "\n".join(
-        [
-            "<!doctype html>",
-            '<html lang="en">',
-            "<head>",
-            '<meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            '<meta name="color-scheme" content="light dark">',
-            f"<title>{escape(title)} · Phalanx</title>",
-            f"<style>{STYLE}</style>",
-            "</head>",
-            "<body>",
-            "<header>",
-            f"<div><h1>{escape(title)}{badge if status else ''}</h1><p>{escape(subtitle)}</p></div>",
-            '<button id="theme" type="button" aria-label="switch between light and dark">◐</button>',
-            "</header>",
-            "<main>",
-            f'<dl class="facts">{cards}</dl>' if facts else "",
-            *shown,
-            "</main>",
-            "<footer>Made by Phalanx.</footer>",
-            '<div id="tip" hidden></div>',
-            f"<script>{SCRIPT}</script>",
-            "</body>",
-            "</html>",
-            "",
-        ]
-    )
+    head = [
+        tag("meta", charset="utf-8"),
+        tag("meta", http_equiv="Content-Security-Policy", content=policy),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("title", f"{title} · Phalanx"),
+        tag("style", STYLE),
+    ]
+    switch = tag("button", "◐", id="theme", type="button", aria_label="switch between light and dark")
+    body = [
+        tag("header", tag("div", tag("h1", title, badge if status else NOTHING), tag("p", subtitle)), switch),
+        tag("main", tag("dl", cards, class_="facts") if facts else NOTHING, *shown),
+        tag("footer", "Made by Phalanx."),
+        tag("div", id="tip", hidden=""),
+        tag("script", SCRIPT),
+    ]
+    whole = tag("html", tag("head", _lines(head)), "\n", tag("body", _lines(body)), lang="en")
+    return f"<!doctype html>\n{whole}\n"
 
 
-def _section(name: str, items: Sequence[Figure | Table]) -> str:
-    inside = "".join(_figure(item) if isinstance(item, Figure) else _table(item) for item in items)
-    return f'<section><h2>{escape(name)}</h2><div class="grid">{inside}</div></section>'
+def _lines(parts: Sequence[Markup]) -> Markup:
+    """One below the other, for people who read the source."""
+    return join(["\n", join(parts, "\n"), "\n"])
 
 
-def _figure(figure: Figure) -> str:
-    legend = "".join(f'<span class="c{s.colour % COLOURS} {s.style}"><i></i>{escape(s.name)}</span>' for s in figure.legend)
-    note = f'<p class="quiet">{escape(figure.note)}</p>' if figure.note else ""
-    picture = figure.picture or '<p class="none">Nothing recorded.</p>'
-    return (
-        f'<figure class="{"whole" if figure.wide else ""}"><figcaption><h3>{escape(figure.title)}</h3>{note}'
-        f'<div class="legend">{legend}</div></figcaption>{picture}</figure>'
-    )
+def _section(name: str, items: Sequence[Figure | Table]) -> Markup:
+    inside = join(_figure(item) if isinstance(item, Figure) else _table(item) for item in items)
+    return tag("section", tag("h2", name), tag("div", inside, class_="grid"))
 
 
-def _table(table: Table) -> str:
-    kind = "words" if table.text else "numbers"
-    head = "".join(f"<th>{escape(column)}</th>" for column in table.columns)
-    rows = "".join(
-        f'<tr class="c{i % COLOURS}">'
-        + "".join(
-            f"<th>{'<i></i>' if table.keyed else ''}{escape(cell)}</th>" if place == 0 else f"<td>{escape(cell)}</td>"
-            for place, cell in enumerate(row)
-        )
-        + "</tr>"
-        for i, row in enumerate(table.rows)
-    )
-    body = f'<table class="{kind}">{f"<thead><tr>{head}</tr></thead>" if table.head else ""}<tbody>{rows}</tbody></table>'
-    inside = f'<div class="wide">{body}</div>' if table.rows else f'<p class="quiet">{escape(table.empty)}</p>'
+def _figure(figure: Figure) -> Markup:
+    legend = join(tag("span", tag("i"), s.name, class_=f"c{s.colour % COLOURS} {s.style}") for s in figure.legend)
+    note = tag("p", figure.note, class_="quiet") if figure.note else NOTHING
+    caption = tag("figcaption", tag("h3", figure.title), note, tag("div", legend, class_="legend"))
+    picture = figure.picture or tag("p", "Nothing recorded.", class_="none")
+    return tag("figure", caption, picture, class_="whole" if figure.wide else "")
+
+
+def _table(table: Table) -> Markup:
+    mark = tag("i") if table.keyed else NOTHING
+    head = tag("thead", tag("tr", *(tag("th", column) for column in table.columns))) if table.head else NOTHING
+    rows = [
+        tag("tr", tag("th", mark, first), *(tag("td", cell) for cell in rest), class_=f"c{i % COLOURS}")
+        for i, (first, *rest) in enumerate(table.rows)
+    ]
+    body = tag("table", head, tag("tbody", *rows), class_="words" if table.text else "numbers")
+    inside = tag("div", body, class_="wide") if table.rows else tag("p", table.empty, class_="quiet")
     if table.folded:
-        return f'<details class="whole"><summary>{escape(table.title)}</summary>{inside}</details>'
-    caption = f"<figcaption><h3>{escape(table.title)}</h3></figcaption>" if table.title else ""
-    return f'<figure class="whole">{caption}{inside}</figure>'
+        return tag("details", tag("summary", table.title), inside, class_="whole")
+    caption = tag("figcaption", tag("h3", table.title)) if table.title else NOTHING
+    return tag("figure", caption, inside, class_="whole")

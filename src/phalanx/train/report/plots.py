@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from html import escape
 from itertools import pairwise
+
+from phalanx.schedule.markup import NOTHING, Markup, join, tag
 
 MOST = 600  # points of one series: more than a plot has pixels to show
 COLOURS = 8
@@ -140,7 +141,7 @@ def plot_lines(
     zero: bool = False,
     most: float | None = None,
     events: Sequence[tuple[float, str]] = (),
-) -> str:
+) -> Markup:
     """Lines over one axis `x`. `zero`: the y axis begins there; `most`: it ends there; `log`: by ratio.
 
     `events`: places where something happened, as vertical lines that tell what.
@@ -149,7 +150,7 @@ def plot_lines(
     ys = [y for s in lines for y in s.ys if y is not None and math.isfinite(y)]
     xs = [x for s in lines for x, y in zip(s.xs, s.ys) if is_number(y)]
     if not ys:
-        return ""
+        return NOTHING
     if log:
         marks = decades(min(ys), max(ys))
     elif zero and not any(ys):
@@ -165,11 +166,11 @@ def plot_lines(
     return _svg(title, x, unit, across, along, body)
 
 
-def plot_stack(xs: Sequence[float], parts: Sequence[Series], *, title: str, x: str, unit: str) -> str:
+def plot_stack(xs: Sequence[float], parts: Sequence[Series], *, title: str, x: str, unit: str) -> Markup:
     """Areas on top of each other, the first at the bottom. Rows where a part is missing are left out."""
     whole = [i for i in range(len(xs)) if all(is_number(part.ys[i]) for part in parts)]
     if not whole:
-        return ""
+        return NOTHING
     kept = whole if len(whole) <= MOST else [whole[i * len(whole) // MOST] for i in range(MOST)]
     places = [xs[i] for i in kept]
     if len(places) == 1:  # one moment has no area: draw it as a bar
@@ -184,40 +185,38 @@ def plot_stack(xs: Sequence[float], parts: Sequence[Series], *, title: str, x: s
         above = [a + b for a, b in zip(below, own)]
         edge = [f"{across(p):.2f} {along(y):.2f}" for p, y in zip(places, above)]
         edge += [f"{across(p):.2f} {along(y):.2f}" for p, y in reversed(list(zip(places, below)))]
-        data = _data(part.name, places, own)
-        body.append(f'<g class="series area c{part.colour % COLOURS}" {data}><path d="M{" L".join(edge)} Z"/></g>')
+        area = tag("path", d=f"M{' L'.join(edge)} Z")
+        body.append(tag("g", area, class_=f"series area c{part.colour % COLOURS}", **_data(part.name, places, own)))
         below = above
     return _svg(title, x, unit, across, along, body)
 
 
-def plot_bars(names: Sequence[str], parts: Sequence[Series], *, title: str, unit: str) -> str:
+def plot_bars(names: Sequence[str], parts: Sequence[Series], *, title: str, unit: str) -> Markup:
     """One bar for each name, lying, of the parts' values end to end; `ys[i]` of a part belongs to names[i]."""
     values = [[part.ys[i] or 0.0 for part in parts] for i in range(len(names))]
     longest = max(map(sum, values), default=0.0)
     if not longest:
-        return ""
+        return NOTHING
     marks = ticks(0.0, longest)
     row, left = 34, 120
     height = row * len(names) + 40
     across = Scale(0.0, marks[-1], left, RIGHT - 20)
-    body = [
-        f'<line class="grid" x1="{across(m):.1f}" x2="{across(m):.1f}" y1="4" y2="{height - 30}"/>'
-        f'<text x="{across(m):.1f}" y="{height - 14}" class="middle">{escape(UNITS[unit](m))}</text>'
-        for m in marks
-    ]
+    body = []
+    for m in marks:
+        x = f"{across(m):.1f}"
+        body.append(tag("line", class_="grid", x1=x, x2=x, y1=4, y2=height - 30))
+        body.append(tag("text", UNITS[unit](m), x=x, y=height - 14, class_="middle"))
     for i, (name, own) in enumerate(zip(names, values)):
         y, at = 8 + i * row, 0.0
         short = name if len(name) <= 17 else f"{name[:16]}…"
-        body.append(f'<text x="{left - 8}" y="{y + 15}" class="end">{escape(short)}<title>{escape(name)}</title></text>')
+        body.append(tag("text", short, tag("title", name), x=left - 8, y=y + 15, class_="end"))
         for part, value in zip(parts, own):
             wide = across(at + value) - across(at)
-            told = escape(f"{part.name}: {UNITS[unit](value)}")
-            body.append(
-                f'<rect class="bar c{part.colour % COLOURS}" x="{across(at):.2f}" y="{y}" width="{wide:.2f}" height="22">'
-                f"<title>{told}</title></rect>"
-            )
+            told = tag("title", f"{part.name}: {UNITS[unit](value)}")
+            place = {"x": f"{across(at):.2f}", "y": y, "width": f"{wide:.2f}", "height": 22}
+            body.append(tag("rect", told, class_=f"bar c{part.colour % COLOURS}", **place))
             at += value
-    return f'<svg class="bars" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title)}">{"".join(body)}</svg>'
+    return tag("svg", *body, class_="bars", viewBox=f"0 0 {WIDTH} {height}", role="img", aria_label=title)
 
 
 def _axes(xs: Sequence[float], marks: Sequence[float], log: bool) -> tuple[Scale, Scale]:
@@ -227,29 +226,29 @@ def _axes(xs: Sequence[float], marks: Sequence[float], log: bool) -> tuple[Scale
     return Scale(low, high, LEFT, RIGHT), Scale(marks[0], marks[-1], BOTTOM, TOP, log)
 
 
-def _frame(across: Scale, along: Scale, marks: Sequence[float], x: str, unit: str) -> str:
+def _frame(across: Scale, along: Scale, marks: Sequence[float], x: str, unit: str) -> Markup:
     """Grid, ticks and the name of the x axis."""
     parts = []
     for mark in marks:
         y = along(mark)
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text class="end" x="{LEFT - 7}" y="{y + 3.5:.1f}">{escape(UNITS[unit](mark))}</text>')
+        parts.append(tag("line", class_="grid", x1=LEFT, x2=RIGHT, y1=f"{y:.1f}", y2=f"{y:.1f}"))
+        parts.append(tag("text", UNITS[unit](mark), class_="end", x=LEFT - 7, y=f"{y + 3.5:.1f}"))
     parts += [
-        f'<text class="middle" x="{across(tick):.1f}" y="{BOTTOM + 15}">{escape(number(tick))}</text>'
+        tag("text", number(tick), class_="middle", x=f"{across(tick):.1f}", y=BOTTOM + 15)
         for tick in ticks(across.low, across.high, 6)
         if across.low - 1e-9 <= tick <= across.high + 1e-9
     ]
-    parts.append(f'<text class="middle name" x="{(LEFT + RIGHT) / 2}" y="{HEIGHT - 5}">{escape(x)}</text>')
-    return "".join(parts)
+    parts.append(tag("text", x, class_="middle name", x=(LEFT + RIGHT) / 2, y=HEIGHT - 5))
+    return join(parts)
 
 
-def _event(x: float, told: str) -> str:
+def _event(x: float, told: str) -> Markup:
     """A wide line without colour lies over the thin one, so that the pointer finds what it tells."""
-    ends = f'x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{BOTTOM}"'
-    return f'<line class="event" {ends}/><line class="wide" {ends}><title>{escape(told)}</title></line>'
+    ends = {"x1": f"{x:.1f}", "x2": f"{x:.1f}", "y1": TOP, "y2": BOTTOM}
+    return join([tag("line", class_="event", **ends), tag("line", tag("title", told), class_="wide", **ends)])
 
 
-def _line(s: Series, across: Scale, along: Scale) -> str:
+def _line(s: Series, across: Scale, along: Scale) -> Markup:
     """The line in as many pieces as it has between gaps; a piece of one point is a dot."""
     pieces: list[list[tuple[float, float]]] = [[]]
     for x, y in zip(s.xs, s.ys):
@@ -260,29 +259,38 @@ def _line(s: Series, across: Scale, along: Scale) -> str:
     drawn = []
     for piece in filter(None, pieces):
         if len(piece) == 1:
-            drawn.append(f'<circle cx="{piece[0][0]:.2f}" cy="{piece[0][1]:.2f}" r="3"/>')
+            drawn.append(tag("circle", cx=f"{piece[0][0]:.2f}", cy=f"{piece[0][1]:.2f}", r=3))
             continue
         points = [f"{piece[0][0]:.2f} {piece[0][1]:.2f}"]
         for (_, before), (px, py) in pairwise(piece):
             if s.style == "steps" and before != py:
                 points.append(f"{px:.2f} {before:.2f}")
             points.append(f"{px:.2f} {py:.2f}")
-        drawn.append(f'<path d="M{" L".join(points)}"/>')
-    return f'<g class="series {s.style} c{s.colour % COLOURS}" {_data(s.name, s.xs, s.ys)}>{"".join(drawn)}</g>'
+        drawn.append(tag("path", d=f"M{' L'.join(points)}"))
+    return tag("g", *drawn, class_=f"series {s.style} c{s.colour % COLOURS}", **_data(s.name, s.xs, s.ys))
 
 
-def _data(name: str, xs: Sequence[float], ys: Sequence[Number]) -> str:
+def _data(name: str, xs: Sequence[float], ys: Sequence[Number]) -> dict[str, str]:
     def told(values: Sequence[Number]) -> str:
         return " ".join(f"{v:.6g}" if v is not None and math.isfinite(v) else "-" for v in values)
 
-    return f'data-name="{escape(name)}" data-x="{told(xs)}" data-y="{told(ys)}"'
+    return {"data_name": name, "data_x": told(xs), "data_y": told(ys)}
 
 
-def _svg(title: str, x: str, unit: str, across: Scale, along: Scale, body: Sequence[str]) -> str:
-    scale = (
-        f'data-x0="{across.low:.8g}" data-x1="{across.high:.8g}" data-y0="{along.low:.8g}" data-y1="{along.high:.8g}"'
-        f' data-log="{int(along.log)}" data-unit="{unit}" data-axis="{escape(x)}"'
-        f' data-box="{LEFT} {RIGHT} {TOP} {BOTTOM}"'
+def _svg(title: str, x: str, unit: str, across: Scale, along: Scale, body: Sequence[Markup]) -> Markup:
+    return tag(
+        "svg",
+        *body,
+        class_="plot",
+        viewBox=f"0 0 {WIDTH} {HEIGHT}",
+        role="img",
+        aria_label=title,
+        data_x0=f"{across.low:.8g}",
+        data_x1=f"{across.high:.8g}",
+        data_y0=f"{along.low:.8g}",
+        data_y1=f"{along.high:.8g}",
+        data_log=int(along.log),
+        data_unit=unit,
+        data_axis=x,
+        data_box=f"{LEFT} {RIGHT} {TOP} {BOTTOM}",
     )
-    shown = "".join(body)
-    return f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}" {scale}>{shown}</svg>'

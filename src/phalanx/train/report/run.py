@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from phalanx.schedule.plain_json import loads
 from phalanx.train.report.plots import Number, is_number
 from phalanx.train.rows import read_rows
 
 WHY = {"epochs": "complete", "target": "target reached", "stopped": "stopped on request"}
 NO_END = "no end recorded"  # killed, or still running
+LEAST, MOST = 1e-30, 1e15  # of a number that a run can have measured: what is drawn has room for them
 
 
 class ReportError(ValueError):
@@ -80,7 +80,9 @@ def value_of(row: dict[str, Any], path: str) -> Number:
     found: Any = row
     for name in path.split("."):
         found = found.get(name) if isinstance(found, dict) else None
-    return float(found) if isinstance(found, int | float) and not isinstance(found, bool) and math.isfinite(found) else None
+    if isinstance(found, bool) or not isinstance(found, int | float) or not abs(found) <= MOST:
+        return None
+    return float(found) if abs(found) >= LEAST else 0.0
 
 
 def read_runs(directories: Sequence[Path]) -> list[Run]:
@@ -106,7 +108,7 @@ def read_run(directory: Path, name: str) -> Run:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ReportError(f"{path}: {error}") from None
     if not isinstance(found, dict):

@@ -1,0 +1,50 @@
+"""What the PHALANX_ variables of the environment say, and how long a wait may be: checked before anything is started or sent.
+
+PHALANX_FORM        moves or collectives: schedules over torch.distributed as it is, without shared memory
+PHALANX_SCHEDULES   a file of `phalanx plan --schedules`
+PHALANX_AGENT       set for the ranks that `phalanx train` starts: the process that started them
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from phalanx.comm.planned import check_planned
+
+FORM = "PHALANX_FORM"
+AGENT = "PHALANX_AGENT"
+LONGEST = 1e6  # seconds, eleven days; beyond some weeks the milliseconds of poll(2) overflow
+
+
+def check_settings(environ: Mapping[str, str] = os.environ) -> None:
+    """Raise ValueError for a variable that makes no sense."""
+    forced_form(environ)
+    agent(environ)
+    check_planned(environ)
+
+
+def forced_form(environ: Mapping[str, str] = os.environ) -> bool | None:
+    """Whether schedules run as collectives, or, with False, as moves; None where nobody insists."""
+    form = environ.get(FORM)
+    if form not in (None, "moves", "collectives"):
+        raise ValueError(f"{FORM}={form!r}: use moves or collectives, or leave it unset")
+    return None if form is None else form == "collectives"
+
+
+def agent(environ: Mapping[str, str] = os.environ) -> int | None:
+    """The process that started this rank, if `phalanx train` or `phalanx bench` did."""
+    text = environ.get(AGENT)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 11):
+        raise ValueError(f"{AGENT}={text!r} is not the number of a process: unset it, it is for the ranks that phalanx starts")
+    return int(text)
+
+
+def check_timeout(timeout: float) -> None:
+    """Seconds that a wait can be bounded by."""
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
+        raise TypeError(f"timeout={timeout!r}: seconds, a number")
+    if not 0 < timeout <= LONGEST:
+        raise ValueError(f"timeout={timeout!r}: seconds, more than 0 and at most {LONGEST:,.0f}")
