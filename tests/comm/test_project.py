@@ -33,7 +33,9 @@ SOME = [
 ]
 
 
-@pytest.mark.parametrize("schedule", [form for s in SOME for form in {lower(s), s}], ids=lambda s: f"{s.name}-{len(s.steps)}")
+@pytest.mark.parametrize(
+    "schedule", [form for s in SOME for form in dict.fromkeys([lower(s), s])], ids=lambda s: f"{s.name}-{len(s.steps)}"
+)
 def test_parts_of_all_ranks_are_the_whole(schedule):
     parts = [project(schedule, rank) for rank in range(schedule.world)]
     moves = [op for op in schedule.ops() if isinstance(op, Move)]
