@@ -77,6 +77,7 @@ MUTATORS = (*BINARY, claim, claim, pad)
 PARSERS = [Parser("JPEG", read, (BadSample,), JPEGS, MUTATORS), Parser("other images", read, (BadSample,), OTHERS, MUTATORS)]
 
 
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")  # of what is refused next
 @pytest.mark.parametrize("cases", blocks(0.25))
 @pytest.mark.parametrize("parser", PARSERS, ids=lambda parser: parser.name)
 def test_images(parser, cases):

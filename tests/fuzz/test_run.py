@@ -52,7 +52,7 @@ def read_settings(data):
 SETTING = Parser("settings", read_settings, (ValueError,), SETTINGS, TEXT)
 
 
-@pytest.mark.parametrize("cases", blocks())
+@pytest.mark.parametrize("cases", blocks(0.5))
 def test_settings(cases):
     assert set(fuzz(SETTING, cases)) == {"accepted", "refused"}
 

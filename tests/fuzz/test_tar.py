@@ -114,7 +114,7 @@ def test_saved_index(shard, cases):
     assert set(fuzz(parser, cases)) == {"accepted", "refused"}
 
 
-@pytest.mark.parametrize("cases", blocks())
+@pytest.mark.parametrize("cases", blocks(0.25))
 def test_shard_index(shard, cases):
     path, content = shard
     length = path.stat().st_size

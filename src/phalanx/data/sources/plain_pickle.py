@@ -60,7 +60,8 @@ def load_plain(data: bytes) -> Any:
             _step(opcode.name, argument, stack, memo, room)
     except PickleRefused as error:
         raise PickleRefused(f"{error} (byte {position})") from None
-    except (ValueError, IndexError, KeyError, TypeError, OverflowError) as error:
+    # Warning: pickletools warns of escapes in texts of protocol 0, which are refused anyway; a program may make warnings errors
+    except (ValueError, IndexError, KeyError, TypeError, OverflowError, Warning) as error:
         raise PickleRefused(f"a damaged pickle: {str(error)[:200] or type(error).__name__} (byte {position})") from None
     raise PickleRefused("a damaged pickle: it has no end")
 

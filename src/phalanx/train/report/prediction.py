@@ -30,7 +30,8 @@ def _schedule(plan: dict[str, Any]) -> str:
 def _rows(run: Run, plan: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     speed, batch = typical(run, "images_per_second"), typical(run, "batch")
     step = batch / speed if speed and batch else None
-    terms = {name: value_of({"term": seconds}, "term") for name, seconds in (plan.get("terms_s") or {}).items()}
+    told_terms = plan.get("terms_s")
+    terms = {name: value_of(told_terms, name) for name in told_terms} if isinstance(told_terms, dict) else {}
     error = value_of(plan, "error")
     told = f" (± {error:.0%})" if error is not None else ""
     yield _row(f"step, ms{told}", value_of(plan, "step_s"), step, 1e3)
