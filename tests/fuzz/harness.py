@@ -14,6 +14,7 @@ and 256 MB. `PHALANX_FUZZ=200000` asks for so many cases instead of 2,000; `PHAL
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import resource
 import signal
@@ -172,6 +173,10 @@ class _Peak:
         self.reset()
 
     def reset(self) -> None:
+        # memory that earlier tests freed may still be resident, and would hide what a case takes
+        ctypes.CDLL(None).malloc_trim(0)
+            0
+        )  # memory that earlier tests freed may still be resident, and would hide what a case takes
         Path("/proc/self/clear_refs").write_text("5")  # the kernel's high-water mark begins anew
         self.before = _status("VmRSS")
 

@@ -77,6 +77,8 @@ SPECIAL = {
 # Numbers that no tensor's size is compared with, and why.
 EXEMPT = {
     "phalanx.comm.codec.MAX_DEPTH": "of nested objects",
+    "phalanx.comm.envelope.MOST_DIMS": "torch's own limit",
+    "phalanx.comm.launch.MOST_RANKS": "of a world",
     "phalanx.comm.launch.DEFAULT_PORT": "a port",
     "phalanx.comm.hotline.CALLERS": "of questions that wait for an answer",
     "phalanx.comm.hotline.HELD": "of questions",

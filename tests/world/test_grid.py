@@ -199,7 +199,7 @@ def test_every_size_of_the_native_core_is_known_to_python():
     visible = {"chunk_bytes", "small_bytes", "few_bytes", "third_bytes"}
     hidden = {
         "staging_bytes": "third_bytes() is made of it",
-        "path_bytes": "of a text",
+        "place_bytes": "of a text",
         "text_bytes": "of a text",
         "control_bytes": "of the control segment",
     }

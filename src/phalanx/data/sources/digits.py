@@ -13,6 +13,7 @@ They are stored, so the split does not depend on a generator. The other 1437 are
 
 from __future__ import annotations
 
+import threading
 from importlib.resources import files
 
 import numpy as np
@@ -22,10 +23,12 @@ from phalanx.data.source import Arrays
 
 CLASSES = tuple("0123456789")
 
+_reading = threading.Lock()  # numpy parses a header with `ast`, which two threads of Python 3.11 cannot do at once (SystemError)
+
 
 def load(split: str) -> Arrays:
     """1437 digits for training or the 360 others, uint8 N x 1 x 8 x 8 with values 0 to 16."""
-    with (files(__package__) / "digits.npz").open("rb") as file, np.load(file, allow_pickle=False) as stored:
+    with _reading, (files(__package__) / "digits.npz").open("rb") as file, np.load(file, allow_pickle=False) as stored:
         images, labels, test = stored["images"], stored["labels"], stored["test"]
     held_out = np.isin(np.arange(len(labels)), test)
     chosen = ~held_out if split == "train" else held_out
