@@ -175,8 +175,6 @@ class _Peak:
     def reset(self) -> None:
         # memory that earlier tests freed may still be resident, and would hide what a case takes
         ctypes.CDLL(None).malloc_trim(0)
-            0
-        )  # memory that earlier tests freed may still be resident, and would hide what a case takes
         Path("/proc/self/clear_refs").write_text("5")  # the kernel's high-water mark begins anew
         self.before = _status("VmRSS")
 
