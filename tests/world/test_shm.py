@@ -505,13 +505,14 @@ def late_rank(comm, staged: bool) -> None:
     x = torch.ones(10_000) if staged else flat
     begun = time.monotonic()
     if comm.rank == 1:
-        time.sleep(1.5)
+        comm.barrier()  # the others have given up
     with pytest.raises(RankLate, match="rank 1 did not come") as caught:
         team.all_reduce(x)
     assert caught.value.late == (1,)
     assert caught.value.dead == ()
     if comm.rank != 1:
-        assert 0.4 < time.monotonic() - begun < 1.4
+        assert 0.4 < time.monotonic() - begun < 10
+        comm.barrier()
     with pytest.raises(RankLate):  # and the team is of no more use
         team.barrier()
     comm.barrier()
@@ -532,16 +533,18 @@ def abort_from_another_thread(comm) -> None:
         begun = time.monotonic()
         with pytest.raises(Aborted, match="abort"):
             team.barrier()
-        assert time.monotonic() - begun < 5  # far from the timeout, on a busy machine, too
+        assert time.monotonic() - begun < 10  # far from the timeout, on a busy machine, too
         timer.join()
+        comm.barrier()
     elif comm.rank == comm.size - 1:
-        time.sleep(0.6)  # comes when all is over
+        comm.barrier()  # comes when all is over
         with pytest.raises(Aborted, match="on rank 0") as caught:
             team.barrier()
         assert caught.value.late == (0,)
     else:
         with pytest.raises(Aborted, match="on rank 0"):
             team.barrier()
+        comm.barrier()
     comm.barrier()
     team.close()
 
