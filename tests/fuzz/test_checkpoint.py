@@ -139,9 +139,10 @@ def load(directory, comm, first):
             raise
     assert step in (1, 2)
     if step == 1:
-        assert same(
-            {k: v for k, v in training.everything().items() if k != "rng"}, {k: v for k, v in first.items() if k != "rng"}
-        )
+        found = {k: v for k, v in training.everything().items() if k != "rng"}
+        # torch's schedulers keep every attribute that a state once gave them: those of nonsense, too, beside the ones of step 1
+        found["scheduler"] = {k: v for k, v in found["scheduler"].items() if k in first["scheduler"]}
+        assert same(found, {k: v for k, v in first.items() if k != "rng"})
 
 
 @pytest.mark.parametrize("cases", blocks(0.01, least=30))
