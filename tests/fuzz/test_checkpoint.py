@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fuzz.harness import Parser, blocks, fuzz
 from tests.fuzz.mutate import JSON
-from tests.train.conftest import Training, same
+from tests.train.conftest import Training, same, save_two_steps
 
 import phalanx
 from phalanx import Checkpointer
@@ -115,14 +115,8 @@ def test_tree(cases):
 def saved(tmp_path_factory):
     """Checkpoints of the steps 1 and 2, and what is in step 1."""
     directory = tmp_path_factory.mktemp("checkpoints")
-    training = Training()
     with phalanx.create_communicator() as comm, Checkpointer(directory, comm, config={"seed": 1}) as checkpoints:
-        for step in (1, 2):
-            training.step()
-            checkpoints.save(step, **training.state)
-            checkpoints.wait()
-            if step == 1:
-                first = training.everything()
+        first = save_two_steps(checkpoints)
         yield directory, first, comm
 
 

@@ -54,6 +54,18 @@ class Training:
         return copy.deepcopy({name: dict(own) if isinstance(own, dict) else own for name, own in states.items()})
 
 
+def save_two_steps(checkpoints):
+    """Checkpoints of the steps 1 and 2; what is in step 1."""
+    training = Training()
+    found = []
+    for step in (1, 2):
+        training.step()
+        checkpoints.save(step, **training.state)
+        checkpoints.wait()
+        found.append(training.everything())
+    return found[0]
+
+
 def same(a, b):
     """Bit by bit."""
     if isinstance(a, torch.Tensor):

@@ -11,7 +11,7 @@ import threading
 import numpy
 import pytest
 import torch
-from tests.train.conftest import Training, same
+from tests.train.conftest import Training, same, save_two_steps
 
 import phalanx
 from phalanx import Checkpointer
@@ -22,14 +22,8 @@ from phalanx.train.checkpoint import CheckpointError
 def saved(tmp_path_factory):
     """Checkpoints of the steps 1 and 2, and what is in step 1."""
     directory = tmp_path_factory.mktemp("saved")
-    training = Training()
     with phalanx.create_communicator() as comm, Checkpointer(directory, comm) as checkpoints:
-        for step in (1, 2):
-            training.step()
-            checkpoints.save(step, **training.state)
-            checkpoints.wait()
-            if step == 1:
-                first = training.everything()
+        first = save_two_steps(checkpoints)
     return directory, first
 
 
