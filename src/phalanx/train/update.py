@@ -187,7 +187,7 @@ class CommConfig:
     bucket_bytes: int | None = 8 << 20  # fixed, where None measures: sums of a resumed run are cut as they were
     growing: int | None = None
     overlap: bool | None = None
-    fused: bool | None = None
+    fused: bool = False
     double_buffering: bool = False
 
     def __post_init__(self) -> None:
