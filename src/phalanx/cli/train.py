@@ -150,7 +150,7 @@ def load(recipe: str) -> RunConfig:
 
 def check_everything(config: RunConfig, ranks: int) -> None:
     """Raise for what would fail on the ranks: better one line here than one from each of them."""
-    from phalanx.grad.partners import check_topology
+    from phalanx.grad.gossip.partners import check_topology
     from phalanx.train.check import check, open_sources
 
     find_algorithm(config, ranks)

@@ -20,8 +20,8 @@ import torch
 from phalanx.comm.communicator import Communicator
 from phalanx.grad.allreduce import AllReduce
 from phalanx.grad.averager import Averager
-from phalanx.grad.cargo import average_together
 from phalanx.grad.gossip import Gossip, level_of
+from phalanx.grad.gossip.packet import average_together
 from phalanx.grad.record import StepRecord
 from phalanx.grad.sparse import wants_sparse
 from phalanx.grad.travel import Journey
