@@ -25,8 +25,8 @@ from phalanx.grad.gossip import Gossip, level_of
 from phalanx.grad.gossip.gossiper import Gossiper
 from phalanx.grad.gossip.packet import real
 from phalanx.grad.record import StepRecord
+from phalanx.grad.reducer import TransferTime
 from phalanx.grad.replicas import check_replicas, some
-from phalanx.grad.travel import Journey
 from phalanx.grad.wire import check_wire
 from phalanx.optim.wrapped import WrappedOptimizer
 
@@ -245,9 +245,9 @@ class GossipOptimizer(WrappedOptimizer):
         return self._gossiper.record
 
     @property
-    def last_journeys(self) -> list[Journey]:
+    def last_journeys(self) -> list[TransferTime]:
         """The way of the exchange that arrived in the last step."""
-        return list(self._gossiper.journeys)
+        return list(self._gossiper.transfers)
 
     @property
     def communication(self) -> Gossiper:

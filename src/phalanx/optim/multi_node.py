@@ -23,8 +23,8 @@ from phalanx.grad.averager import Averager
 from phalanx.grad.gossip import Gossip, level_of
 from phalanx.grad.gossip.packet import average_together
 from phalanx.grad.record import StepRecord
+from phalanx.grad.reducer import TransferTime
 from phalanx.grad.sparse import wants_sparse
-from phalanx.grad.travel import Journey
 from phalanx.optim.one_pass import OnePass, why_not
 from phalanx.optim.wrapped import WrappedOptimizer
 
@@ -262,9 +262,9 @@ class MultiNodeOptimizer(WrappedOptimizer):
         return self._averager.records[-1] if self._averager.records else None
 
     @property
-    def last_journeys(self) -> list[Journey]:
+    def last_journeys(self) -> list[TransferTime]:
         """The groups of gradients that arrived in the last step: when each left, when it was over, and its bytes."""
-        return list(self._averager.journeys)
+        return list(self._averager.transfers)
 
     # ---- the inner optimizer's ---------------------------------------------------------------------------------------------
 

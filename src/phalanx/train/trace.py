@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.comm.communicator import Communicator
-from phalanx.grad.travel import Journey
+from phalanx.grad.reducer import TransferTime
 from phalanx.train.config import RunConfig
 from phalanx.train.rows import write_json
 
@@ -72,7 +72,7 @@ class Tracer:
             self._spans.append(Span("phase", phase, self._mark, ended, self._number))
             self._mark = ended
 
-    def end_step(self, journeys: Iterable[Journey]) -> None:
+    def end_step(self, journeys: Iterable[TransferTime]) -> None:
         """The step ends. After the last one that is wanted the spans of all ranks are gathered and written: all ranks call it."""
         if not self._active:
             return

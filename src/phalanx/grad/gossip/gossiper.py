@@ -23,8 +23,8 @@ from phalanx.grad.gossip.partners import Partners, check_topology
 from phalanx.grad.gossip.spread import spread
 from phalanx.grad.gossip.transfer import Transfer, Transfers
 from phalanx.grad.record import StepRecord
+from phalanx.grad.reducer import TransferTime
 from phalanx.grad.replicas import ReplicaError, odd
-from phalanx.grad.travel import Journey
 
 NOTE = torch.int32  # of the membership, and of the step before it: one more, so that zeros are no message
 
@@ -49,7 +49,7 @@ class Gossiper:
         self._transfer: Transfer | None = None
         self._restored: dict[str, torch.Tensor] | None = None
         self.record: StepRecord | None = None
-        self.journeys: list[Journey] = []
+        self.transfers: list[TransferTime] = []
 
     @property
     def round(self) -> int:  # the paper's word
@@ -81,7 +81,7 @@ class Gossiper:
 
     def mix(self, drifting: Sequence[torch.Tensor], optional: int, averaged: Sequence[torch.Tensor]) -> None:
         """After an update: `drifting` are parameters and, the last `optional` of them, optimizer state; `averaged` statistics."""
-        self.record, self.journeys = None, []
+        self.record, self.transfers = None, []
         if self._nodes == 1:
             self._mean_at_home(averaged)
             return
@@ -96,7 +96,7 @@ class Gossiper:
 
     def mix_gradients(self, gradients: Sequence[torch.Tensor], averaged: Sequence[torch.Tensor]) -> None:
         """Before an update: each becomes the mean of itself and the partner's, which with overlap is that of the step before."""
-        self.record, self.journeys = None, []
+        self.record, self.transfers = None, []
         self._mean_at_home(averaged)
         if self._nodes == 1:
             return
@@ -160,7 +160,7 @@ class Gossiper:
             return self._take_restored()
         self._transfers.land(transfer, self._attendance.patience)
         nbytes = transfer.sent.words.nbytes // self._carriers
-        self.journeys.append(Journey(transfer.left, transfer.ended, nbytes))
+        self.transfers.append(TransferTime(transfer.left, transfer.ended, nbytes))
         self.record = StepRecord(transfer.waited, transfer.ended - transfer.left, nbytes if self._sync.overlap else 0, nbytes)
         if self._home is not None:
             self._gather_at_home(transfer)

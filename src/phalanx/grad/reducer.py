@@ -16,7 +16,7 @@ from phalanx.grad.wire import pack, unpack
 
 
 @dataclass(frozen=True, slots=True)
-class Journey:
+class TransferTime:
     """One group's way: when it left, when it was over, by `time.perf_counter()`, and how much it carried."""
 
     left: float
@@ -44,13 +44,13 @@ class Group:
     landed: bool = False  # the mean of what is pending is in `travels` already
 
 
-class Carrier:
+class GroupReducer:
     """Averages groups over the ranks of `comm`: alike, or `weighted` by the samples of each rank."""
 
     def __init__(self, comm: Communicator, *, weighted: bool) -> None:
         self._comm, self._weighted = comm, weighted
         self.weight: float = 1.0  # what the gradients of this rank count for in the mean
-        self.journeys: list[Journey] = []  # of what arrived since they were last taken
+        self.transfers: list[TransferTime] = []  # of what arrived since they were last taken
         self._total: tuple[torch.Tensor, Pending] | None = None  # the sum of this step's weights, under way
         self._usual: torch.Tensor | None = None  # the sum of an earlier step's weights
 
@@ -101,7 +101,7 @@ class Carrier:
         if group.landed:
             return
         group.pending.wait()
-        self.journeys.append(Journey(group.set_out, group.pending.ended, group.flat.nbytes))
+        self.transfers.append(TransferTime(group.set_out, group.pending.ended, group.flat.nbytes))
         if group.wire is not None and not unpack(group.wire, group.travels):
             group.overflowed = True
         if self._total is not None and self._usual is not None:
