@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from phalanx.comm import choose, envelope, messages, operations, reductions, run
+from phalanx.comm import broadcast, choose, envelope, operations, run, runner
 from phalanx.comm.transports import shm
 
 MIB = 1 << 20
@@ -58,7 +58,7 @@ THRESHOLDS: dict[str, Callable[[int], list[int]]] = {
     "phalanx.comm.choose.SMALL_BETWEEN_HOSTS": lambda n: [choose.SMALL_BETWEEN_HOSTS],
     "phalanx.comm.choose.SMALL_BETWEEN_LEADERS": lambda n: [choose.SMALL_BETWEEN_LEADERS],
     "phalanx.comm.choose.SHORT_IN_A_TORUS": lambda n: [choose.SHORT_IN_A_TORUS * n],
-    "phalanx.comm.messages.BCAST_TREE": lambda n: [messages.BCAST_TREE],
+    "phalanx.comm.broadcast.BCAST_TREE": lambda n: [broadcast.BCAST_TREE],
     "phalanx._native.SMALL_BYTES": lambda n: [shm._native.SMALL_BYTES // n] if native() else [],
     "phalanx._native.FEW_BYTES": lambda n: [shm._native.FEW_BYTES // n] if native() else [],
     # a large operation is cut into pieces of 1/(4 ranks), which are an eighth of this at least, and this at most
@@ -72,7 +72,7 @@ THRESHOLDS: dict[str, Callable[[int], list[int]]] = {
 SPECIAL = {
     "phalanx.comm.operations.WINDOW": operations.WINDOW,  # a count of ranks
     "phalanx.comm.transports.torch.PIECE": 256 * MIB,  # made small for the test
-    "phalanx.comm.reductions.KEEP": reductions.KEEP,  # made small for the test
+    "phalanx.comm.runner.KEEP": runner.KEEP,  # made small for the test
 }
 # Numbers that no tensor's size is compared with, and why.
 EXEMPT = {

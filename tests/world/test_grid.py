@@ -150,14 +150,14 @@ def test_as_many_ranks_as_talk_at_a_time(more):
 def wrong_with_small_limits(comm, part, limit):
     """Messages of at most `limit` bytes, and as little scratch kept: both limits are too large to be tried as they are."""
     import phalanx.comm.transports.torch as transport
-    from phalanx.comm import reductions
+    from phalanx.comm import runner
 
-    whole, kept = transport.PIECE, reductions.KEEP
-    transport.PIECE = reductions.KEEP = limit
+    whole, kept = transport.PIECE, runner.KEEP
+    transport.PIECE = runner.KEEP = limit
     try:
         return wrong_cells(comm, part)
     finally:
-        transport.PIECE, reductions.KEEP = whole, kept
+        transport.PIECE, runner.KEEP = whole, kept
 
 
 def test_messages_in_several_pieces(pools, record_property):

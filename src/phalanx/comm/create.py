@@ -11,12 +11,14 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from phalanx.comm.choose import for_world
-from phalanx.comm.communicator import Communicator, prepare
+from phalanx.comm.communicator import Communicator
+from phalanx.comm.connection import Connection, prepare
 from phalanx.comm.ending import end_unaware, guard
 from phalanx.comm.failure import CommunicationError, Watch
 from phalanx.comm.hosts import Hosts, host_key
 from phalanx.comm.issuer import Issuer
 from phalanx.comm.launch import discover
+from phalanx.comm.members import Members
 from phalanx.comm.planned import tell_if_unplanned
 from phalanx.comm.settings import check_timeout, forced_form
 from phalanx.comm.transports.local import LocalTransport, LocalWorld
@@ -77,7 +79,8 @@ def create_communicator(algorithm: Schedule | None = None, *, backend: str | Non
             return None
         return HostTeam.join(store, rank, size, timeout=issuer.patience, name=name)
 
-    return Communicator(name, range(size), rank, transport, issuer, watch, keys, algorithm, share=share)
+    members = Members(name, tuple(range(size)), rank, tuple(keys))
+    return Communicator(Connection(members, transport, issuer, watch, algorithm, share=share))
 
 
 def run_local(
@@ -99,16 +102,8 @@ def run_local(
 
     def play(rank: int) -> None:
         watch = Watch(rank, n, store, store, timeout=timeout, store_rank=None)
-        comm = Communicator(
-            "world",
-            range(n),
-            rank,
-            LocalTransport(world, rank),
-            Issuer(timeout, watch),
-            watch,
-            [f"host {r * hosts // n}" for r in range(n)],
-            algorithm,
-        )
+        members = Members("world", tuple(range(n)), rank, tuple(f"host {r * hosts // n}" for r in range(n)))
+        comm = Communicator(Connection(members, LocalTransport(world, rank), Issuer(timeout, watch), watch, algorithm))
         try:
             results[rank] = fn(comm)
         except BaseException as error:  # noqa: BLE001  raised again in the calling thread
@@ -130,7 +125,8 @@ def run_local(
 
 
 def _alone(algorithm: Schedule | None, timeout: float) -> Communicator:
-    return Communicator("world", [0], 0, LocalTransport(LocalWorld(1), 0), Issuer(timeout, None), None, [host_key()], algorithm)
+    members = Members("world", (0,), 0, (host_key(),))
+    return Communicator(Connection(members, LocalTransport(LocalWorld(1), 0), Issuer(timeout, None), None, algorithm))
 
 
 def _check(algorithm: Schedule | None, timeout: float) -> None:
