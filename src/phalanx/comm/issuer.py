@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import queue
-import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -18,7 +17,8 @@ from typing import Any
 from phalanx.comm.failure import CommunicationError, State, Watch
 from phalanx.comm.streams import Lane
 from phalanx.comm.traffic import Traffic
-from phalanx.comm.transports.shm import Disagreement
+from phalanx.comm.transports import TransportError
+from phalanx.comm.transports.shm import Disagreement, Refused, SharedMemoryError
 
 LOOK = 0.1  # seconds between two looks at the clock and the alarm while waiting
 AFTERMATH = 2.0  # seconds without progress after which messages of a rank that has ended are no longer expected
@@ -153,11 +153,11 @@ class Issuer:
         self._doing = describe
         try:
             result = work()
-        except RuntimeError as error:
-            if not _is_transport_failure(error):
+        except (TransportError, SharedMemoryError) as error:
+            if not _breaks_the_network(error):
                 raise
             self._current = describe()  # stays: it is this rank's answer to alarms
-            raise self._fail(self._current, _gist(error)) from error
+            raise self._fail(self._current, str(error)) from error
         finally:
             self._doing = None
         self._last, self._idle_since = describe, time.monotonic()
@@ -193,10 +193,10 @@ class Issuer:
         finally:
             self._awaited = None
         error = operation.error
-        if error is not None and not _is_transport_failure(error):
-            raise error  # a mistake in the call, not in the communication
+        if error is not None and not _breaks_the_network(error):
+            raise error  # of the work itself: a mistake in the call, too little memory
         if error is not None:
-            raise self._fail(operation, _gist(error)) from error
+            raise self._fail(operation, str(error)) from error
 
     def settle(self, operation: Operation, seconds: float) -> BaseException | None:
         """Wait for an operation that may fail; TimeoutError if it takes longer than `seconds`. An alarm is raised here, too."""
@@ -211,7 +211,7 @@ class Issuer:
                     return TimeoutError(f"{operation.name} did not arrive within {seconds:g} s")
         finally:
             self._awaited = None
-        if operation.error is not None and not _is_transport_failure(operation.error):
+        if operation.error is not None and not _breaks_the_network(operation.error):
             raise operation.error
         return operation.error
 
@@ -254,7 +254,7 @@ class Issuer:
                     operation.result = operation.work()
             except BaseException as error:  # noqa: BLE001  whatever it is, the waiting thread has to know
                 operation.error = error
-                if _is_transport_failure(error) and not operation.may_fail:
+                if _breaks_the_network(error) and not operation.may_fail:
                     operation.finished.set()
                     return  # `_current` stays: it is this rank's answer to alarms
             self._last, self._idle_since = operation.name, time.monotonic()
@@ -308,14 +308,9 @@ class Issuer:
             self._join(1.0)
 
 
-def _gist(error: BaseException) -> str:
-    """What gloo says, without its source line before and its advice after: `[/path/pair.cc:553] Connection closed by ...`."""
-    return re.sub(r"^\[\S+:\d+\] ", "", str(error).strip()).split("\n")[0].split(". ")[0]
+def _breaks_the_network(error: BaseException) -> bool:
+    """Whether messages do not get through any more. Any other error is one of the work itself, and breaks nothing else.
 
-
-def _is_transport_failure(error: BaseException) -> bool:
-    """torch's transports raise RuntimeError (and its DistError family); a wrong argument is a TypeError or ValueError.
-
-    A CommunicationError or Disagreement out of the work itself: ranks disagreed before anything was sent, and nothing is broken.
+    After a Disagreement or a Refused shared memory is as good as before.
     """
-    return isinstance(error, RuntimeError | OSError) and not isinstance(error, CommunicationError | Disagreement)
+    return isinstance(error, TransportError | SharedMemoryError) and not isinstance(error, Disagreement | Refused)

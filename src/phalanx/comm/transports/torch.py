@@ -11,8 +11,10 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -25,7 +27,7 @@ from phalanx.comm.rendezvous import meet, share_secret
 from phalanx.comm.settings import forced_form
 from phalanx.comm.signed import Signer
 from phalanx.comm.traffic import Traffic
-from phalanx.comm.transports import Message
+from phalanx.comm.transports import Message, TransportError
 from phalanx.schedule import Collective, Schedule
 
 PIECE = 256 << 20  # bytes per message at most: several engines count in 32 bits, and each piece is a sign of life
@@ -142,7 +144,10 @@ class TorchTransport:
         # receives first: on one gloo pair a send that is posted first makes the exchange half-duplex
         incoming = [(dist.irecv, piece, m.peer) for m in receives for piece in _pieces(m.tensor)]
         outgoing = [(dist.isend, piece, m.peer) for m in sends for piece in _pieces(m.tensor)]
-        messages = incoming + outgoing
+        with _network():
+            return self._post(incoming + outgoing, tag)
+
+    def _post(self, messages: Sequence[tuple[Any, torch.Tensor, int]], tag: int) -> Any:
         if messages and messages[0][1].is_cuda:
             return [(work, None) for work in dist.batch_isend_irecv([dist.P2POp(kind, x, peer) for kind, x, peer in messages])]
         return [
@@ -154,12 +159,14 @@ class TorchTransport:
         ]
 
     def wait(self, posted: Any, *, for_ever: bool = False) -> None:
-        for message, ticket in posted:
-            if ticket is not None:
-                self.traffic.wait(ticket)
-            message.wait(FOR_EVER if for_ever else self._limit)  # for NCCL this orders the stream and does not block the host
-            self.traffic.arrived()
-            self.got_on()
+        limit = FOR_EVER if for_ever else self._limit
+        with _network():
+            for message, ticket in posted:
+                if ticket is not None:
+                    self.traffic.wait(ticket)
+                message.wait(limit)  # for NCCL this orders the stream and does not block the host
+                self.traffic.arrived()
+                self.got_on()
 
     def prepare(self, schedule: Schedule, ranks: Sequence[int]) -> None:
         if not (self._collectives or (self._collectives is None and self._cuda)):
@@ -183,6 +190,10 @@ class TorchTransport:
         group = self._groups[members]
         part = x.numel() // len(members)
         mine = x[members.index(self.rank) * part :][:part]
+        with _network():
+            self._call(call, x, mine, op, group, members[0])
+
+    def _call(self, call: Collective, x: torch.Tensor, mine: torch.Tensor, op: str, group: Any, first: int) -> None:
         if call.kind == "all_reduce":
             dist.all_reduce(x, _OPS[op], group=group)
         elif call.kind == "reduce_scatter":
@@ -193,9 +204,9 @@ class TorchTransport:
         elif call.kind == "all_gather":
             _all_gather(x, mine if x.is_cuda else mine.clone(), group=group)
         elif call.kind == "reduce":
-            dist.reduce(x, members[0], _OPS[op], group=group)
+            dist.reduce(x, first, _OPS[op], group=group)
         else:
-            dist.broadcast(x, members[0], group=group)
+            dist.broadcast(x, first, group=group)
 
     def can_carry(self, x: torch.Tensor) -> bool:
         return not x.is_cuda or self._cuda
@@ -212,7 +223,7 @@ class TorchTransport:
                     assert work is not None  # torch returns None only to ranks outside the group
                     work.wait(datetime.timedelta(milliseconds=1))
                 except (RuntimeError, ValueError) as error:
-                    if "Timed out" in str(error):
+                    if _is_timeout(error):
                         return  # otherwise this peer's connection was broken already: try the next
 
     def close(self) -> None:
@@ -234,6 +245,31 @@ class TorchTransport:
         for group in own:
             if group is not dist.group.WORLD and group is not dist.GroupMember.NON_GROUP_MEMBER:
                 dist.destroy_process_group(group)
+
+
+# ---- torch's words -------------------------------------------------------------------------------------------------------------
+
+
+class _network:  # noqa: N801  reads as a statement: with _network()
+    """Errors of torch.distributed inside of this block are failures of the network. A class: it is entered per message."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+        # gloo raises a plain RuntimeError, NCCL one of its children; memory can run out inside of torch.distributed, too
+        if isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError):
+            raise TransportError(_gist(error)) from error
+
+
+def _gist(error: BaseException) -> str:
+    """What gloo says, without its source line before and its advice after: `[/path/pair.cc:553] Connection closed by ...`."""
+    return re.sub(r"^\[\S+:\d+\] ", "", str(error).strip()).split("\n")[0].split(". ")[0]
+
+
+def _is_timeout(error: BaseException) -> bool:
+    """Whether gloo's wait ran out of time; it has no error type of its own for that."""
+    return "Timed out" in str(error)
 
 
 def _reduced_part(out: torch.Tensor, x: torch.Tensor, op: Any, group: Any) -> torch.Tensor:
