@@ -24,10 +24,10 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
+from enum import Enum
 from typing import Any, Protocol, TypeVar
 
-from phalanx.comm.processes import look_up
+from phalanx.comm.processes import ProcessId
 from phalanx.comm.verdict import CommunicationError, State, Verdict, explain
 
 __all__ = ["FOR_EVER", "CommunicationError", "State", "Store", "Watch"]
@@ -36,6 +36,14 @@ T = TypeVar("T")
 
 FOR_EVER = datetime.timedelta(days=30)
 LAST_WORDS = 1.5  # seconds that a rank which raised keeps the store for the others: the reason must reach them
+
+
+class Call(Enum):
+    """What the key on which a watch sleeps may say."""
+
+    ALARM = "alarm"  # an operation failed on some rank: answer with your state
+    DESERTED = "deserted"  # the rank that holds the store is done
+    STOP = "stop"  # from this rank to its own watch: stop listening
 
 
 class Store(Protocol):
@@ -94,8 +102,9 @@ class Watch:
         self._hung_up = False  # all that the store could tell was heard
         self.process = os.getpid()
         self._thread = threading.Thread(target=self._listen, name="phalanx-watch", daemon=True)
-        store.set(f"process/{rank}", _process_note())
-        self._holder = store.get(f"process/{store_rank}").decode() if store_rank is not None else ""
+        store.set(f"process/{rank}", ProcessId.mine().to_text())
+        # the process that holds the store, if a rank does
+        self._holder = None if store_rank is None else ProcessId.parse(store.get(f"process/{store_rank}").decode())
 
     def start(self, state: Callable[[], State], end_work: Callable[[], None] = lambda: None) -> None:
         """Begin to answer; `state` says at any moment what this rank is doing, `end_work` brings it to an end."""
@@ -118,8 +127,7 @@ class Watch:
         self._raised = traceback.format_exception_only(error)[-1].strip()[:300]
         first = None
         if not self._unreachable():
-            holder_lost = bool(self._holder and _process_word(self._holder))
-            first = None if holder_lost else _within(self.grace, self._end_others)
+            first = None if self._holder_is_lost() else _within(self.grace, self._end_others)
             self._store_lost = first is None
         if self._verdict is None:
             self._verdict = self._presumed()
@@ -143,8 +151,8 @@ class Watch:
             self._store.multi_set([f"state/{self.rank}"], [self._answer()])
             if self.store_rank == self.rank:
                 others = self._others()
-                self._store.multi_set([f"alarm/{rank}" for rank in others], ["deserted"] * len(others))
-            self._store.multi_set([f"{key}/{self.rank}" for key in ("alarm", "again", "ended")], ["stop"] * 3)
+                self._store.multi_set([f"alarm/{rank}" for rank in others], [Call.DESERTED.value] * len(others))
+            self._store.multi_set([f"{key}/{self.rank}" for key in ("alarm", "again", "ended")], [Call.STOP.value] * 3)
             self._thread.join(0.5)
             self._store.set(f"gone/{self.rank}", "")
         if not self._thread.is_alive():
@@ -165,12 +173,12 @@ class Watch:
             return
         deadline = time.monotonic() + (LAST_WORDS if self._raised else self.grace if self._verdict else self._timeout)
         answered = (
-            range(self.world) if self._verdict is None else [r for r, state in self._verdict.states.items() if not state.process]
+            range(self.world) if self._verdict is None else [r for r, state in self._verdict.states.items() if not state.fate]
         )
         pending = set(answered) - {self.rank}
         with contextlib.suppress(Exception):
             while pending and time.monotonic() < deadline:
-                pending = {rank for rank in pending if not self._store.check([f"gone/{rank}"]) and not self._process_word(rank)}
+                pending = {rank for rank in pending if not self._store.check([f"gone/{rank}"]) and not self._lost(rank)}
                 time.sleep(0.02 if len(pending) < 100 else 0.2)
 
     def _others(self) -> list[int]:
@@ -193,7 +201,7 @@ class Watch:
             self._store.set("verdict", self._verdict.to_json())
             if others:
                 self._store.multi_set(
-                    [f"{key}/{rank}" for key in ("alarm", "again") for rank in others], ["alarm"] * 2 * len(others)
+                    [f"{key}/{rank}" for key in ("alarm", "again") for rank in others], [Call.ALARM.value] * 2 * len(others)
                 )
         first = self._store.compare_set("ended", "", str(self.rank)).decode() == str(self.rank)
         if first and others:
@@ -222,7 +230,7 @@ class Watch:
     def _hear(self) -> str:
         """Sleep until there is an alarm, answer it, and return why this process must end, or nothing if it is done before."""
         self._ear.wait([f"alarm/{self.rank}"], FOR_EVER)
-        if self._ear.get(f"alarm/{self.rank}") == b"deserted":
+        if self._ear.get(f"alarm/{self.rank}").decode() == Call.DESERTED.value:
             self.deserted.set()
             self._ear.wait([f"again/{self.rank}"], FOR_EVER)
         if self._quiet:
@@ -246,7 +254,7 @@ class Watch:
     def _ask(self, seconds: float = 0.0) -> Verdict:
         """Raise the alarm, or join the one that was raised; in less than `grace`, or `seconds`, whatever the store does."""
         if self._verdict is None:
-            hopeless = self._unreachable() or bool(self._holder and _process_word(self._holder))
+            hopeless = self._unreachable() or self._holder_is_lost()
             answer = None if hopeless else _within(0.9 * max(self.grace, seconds), self._collect)
             self._verdict = answer or self._verdict or self._presumed()
         return self._verdict
@@ -260,8 +268,8 @@ class Watch:
             return Verdict({rank: State() for rank in self._others()} | {self.rank: self._mine()}, world=self.world)
         mine = self._state()
         states = {rank: mine for rank in range(self.world) if rank != self.store_rank}
-        if self.store_rank is not None and (word := _process_word(self._holder)):
-            states[self.store_rank] = State(process=word)
+        if self._holder is not None and self.store_rank is not None and (fate := self._holder.fate):
+            states[self.store_rank] = State(fate=fate, pid=self._holder.pid)
         return Verdict(states, self.store_rank, self.world)
 
     def _collect(self) -> Verdict:
@@ -274,49 +282,35 @@ class Watch:
         deadline = time.monotonic() + (0.7 if first else 0.1) * self.grace
         others = self._others()
         if others:
-            self._store.multi_set([f"{key}/{rank}" for key in ("alarm", "again") for rank in others], ["alarm"] * 2 * len(others))
+            self._store.multi_set(
+                [f"{key}/{rank}" for key in ("alarm", "again") for rank in others], [Call.ALARM.value] * 2 * len(others)
+            )
         pending = set(range(self.world))
-        fate: dict[int, str] = {}
+        lost: dict[int, State] = {}
         while pending and time.monotonic() < deadline:
             pending = {rank for rank in pending if not self._store.check([f"state/{rank}"])}
-            fate = {rank: word for rank in pending if (word := self._process_word(rank))}
-            if pending == fate.keys():
+            lost = {rank: state for rank in pending if (state := self._lost(rank))}
+            if pending == lost.keys():
                 break  # the kernel says that none of them will ever answer
             time.sleep(0.02)
-        states = {rank: State(process=word) for rank, word in fate.items()}
+        states = dict(lost)
         for rank in set(range(self.world)) - pending:
             states[rank] = State.from_json(self._store.get(f"state/{rank}"))
         verdict = Verdict(states, world=self.world)
         self._store.set("verdict", verdict.to_json())
         return verdict
 
-    def _process_word(self, rank: int) -> str:
+    def _lost(self, rank: int) -> State | None:
+        """The state of a rank that will never answer, as far as the kernel of this host knows; None for all others."""
         key = f"process/{rank}"
-        return _process_word(self._store.get(key).decode()) if self._store.check([key]) else ""
+        if not self._store.check([key]):
+            return None
+        process = ProcessId.parse(self._store.get(key).decode())
+        fate = process.fate
+        return None if fate is None else State(fate=fate, pid=process.pid)
 
-
-def _process_word(note: str) -> str:
-    """What the kernel says of a process on this host that will never answer: killed or stopped; empty otherwise."""
-    home, pid, started = note.split()
-    if home != _process_home():
-        return ""
-    found = look_up(int(pid))
-    if found is None or found.started != started or found.dead:
-        return f"its process {pid} is dead"
-    return f"its process {pid} is stopped" if found.state in "Tt" else ""
-
-
-def _process_home() -> str:
-    """Where a process id means something: this kernel and pid namespace."""
-    try:
-        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{os.stat('/proc/self/ns/pid').st_ino}"
-    except OSError:
-        return f"unknown/{os.getpid()}"
-
-
-def _process_note() -> str:
-    found = look_up(os.getpid())
-    return f"{_process_home()} {os.getpid()} {found.started if found else '?'}"
+    def _holder_is_lost(self) -> bool:
+        return self._holder is not None and self._holder.fate is not None
 
 
 def _within(seconds: float, ask: Callable[[], T]) -> T | None:

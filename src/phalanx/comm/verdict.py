@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 
-from phalanx.comm.traffic import Ticket
+from phalanx.comm.processes import Fate
+from phalanx.comm.traffic import Ticket, Way
 
 
 class CommunicationError(RuntimeError):
@@ -28,8 +29,9 @@ class CommunicationError(RuntimeError):
 class State:
     """What one rank is doing: in operation number `number` of communicator `comm`, or, with comm None, in user code.
 
-    `raised` is the exception it died of, `left` that it closed its communicator or ended, `process` the kernel's word on a
-    rank that cannot answer itself. `awaited` are the messages it waits for, `posted` how many it has posted, by peer and tag.
+    `raised` is the exception that ended it. `left`: it closed its communicator, or ended. `fate` is what the kernel says of a
+    rank that cannot answer itself, whose process is `pid`. `awaited` are the messages it waits for, `posted` counts those that
+    it has posted.
     """
 
     comm: str | None = None
@@ -38,7 +40,8 @@ class State:
     seconds: float = 0.0
     raised: str = ""
     left: bool = False
-    process: str = ""
+    fate: Fate | None = None
+    pid: int = 0
     awaited: tuple[Ticket, ...] = ()
     posted: tuple[Ticket, ...] = ()
 
@@ -51,8 +54,8 @@ class State:
 
 
 def _state(data: dict) -> State:
-    tickets = {key: tuple(Ticket(*ticket) for ticket in data[key]) for key in ("awaited", "posted")}
-    return State(**data | tickets)
+    tickets = {key: tuple(Ticket(Way(way), *rest) for way, *rest in data[key]) for key in ("awaited", "posted")}
+    return State(**data | tickets | {"fate": Fate(data["fate"]) if data["fate"] is not None else None})
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +134,13 @@ def _only(standing: Standing, facts: Mapping[Fact, list[int]]) -> dict[Fact, lis
 
 def _fact(mine: State, other: State | None, held_store: bool) -> Fact:
     """What is wrong with one rank, seen from `mine`."""
-    if other is None or other.process:
-        why = (other.process if other is not None else "dead, stopped or cut off") + (
-            " (the job's store went with it)" if held_store else ""
+    if other is None or other.fate is not None:
+        why = (
+            "dead, stopped or cut off"
+            if other is None or other.fate is None
+            else f"its process {other.pid} is {other.fate.value}"
         )
+        why += " (the job's store went with it)" if held_store else ""
         return Fact(Standing.FALLEN, f"does not answer: {why}", f"do not answer: {why}")
     if other.raised:
         return Fact(Standing.FALLEN, f"raised {other.raised}", f"raised {other.raised}")
@@ -164,7 +170,7 @@ def _still_links(members: Mapping[int, int], verdict: Verdict) -> list[tuple[int
             matching = [
                 other
                 for other in peer.posted
-                if other[:3] == (ticket.counterpart, world_rank, ticket.tag) and other.number > ticket.number
+                if other[:3] == (ticket.way.opposite, world_rank, ticket.tag) and other.number > ticket.number
             ]
             if matching:
                 found.add(tuple(sorted((rank, numbers[ticket.peer]))))

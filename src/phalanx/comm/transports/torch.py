@@ -26,7 +26,7 @@ from phalanx.comm.launch import Launch, meeting_point_through_mpi4py
 from phalanx.comm.rendezvous import meet, share_secret
 from phalanx.comm.settings import forced_form
 from phalanx.comm.signed import Signer
-from phalanx.comm.traffic import Traffic
+from phalanx.comm.traffic import Traffic, Way
 from phalanx.comm.transports import Message, TransportError
 from phalanx.schedule import Collective, Schedule
 
@@ -153,7 +153,7 @@ class TorchTransport:
         return [
             (
                 kind(x, peer, group=self._cpu_group, tag=tag),
-                self.traffic.post("send" if kind is dist.isend else "receive", peer, tag),
+                self.traffic.post(Way.SEND if kind is dist.isend else Way.RECEIVE, peer, tag),
             )
             for kind, x, peer in messages
         ]
