@@ -24,10 +24,9 @@ from enum import IntEnum
 from typing import Any
 
 import torch
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from phalanx._torch_private import has_step_hooks, other_views
 from phalanx.comm.communicator import Communicator
-from phalanx.comm.storage import other_views
 from phalanx.optim.copy_on_write import HostMemory
 from phalanx.optim.lars import Lars
 
@@ -78,8 +77,7 @@ def altered(optimizer: torch.optim.Optimizer) -> str:
     own_step = vars(optimizer).get("step")
     if own_step is not None and not hasattr(own_step, "_wrapped_by_lr_sched"):  # a scheduler only counts the calls
         return "the optimizer's step was replaced"
-    own_hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-    if own_hooks or _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
+    if has_step_hooks(optimizer):
         return "the optimizer has step hooks"
     if any(group.get("differentiable") for group in optimizer.param_groups):
         return "differentiable updates write no memory"

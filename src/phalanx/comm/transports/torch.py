@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from phalanx._torch_private import default_store, set_timeout
 from phalanx.comm.addresses import interface_towards, is_loopback, own_address
 from phalanx.comm.failure import FOR_EVER, CommunicationError, clear
 from phalanx.comm.launch import Launch, meeting_point_through_mpi4py
@@ -49,7 +50,6 @@ _GLOO_ADDS = {
 }
 
 # newer versions of torch have other names, and deprecate the old ones
-_set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
@@ -114,7 +114,7 @@ class TorchTransport:
                 timeout=datetime.timedelta(seconds=timeout),
             )
             # so much for the start; from now on the watch ends a hopeless wait, and the engine's own limit is the last resort
-            _set_timeout(datetime.timedelta(seconds=2 * timeout + 30))
+            set_timeout(datetime.timedelta(seconds=2 * timeout + 30))
         except RuntimeError as error:
             raise CommunicationError(
                 f"create_communicator on rank {launch.rank}: all {launch.world} ranks have come, but torch.distributed does not "
@@ -131,7 +131,7 @@ class TorchTransport:
     def adopt(timeout: float) -> TorchTransport:
         """Use what the user, or an earlier communicator, initialised."""
         global _lent
-        store = dist.distributed_c10d._get_default_store()
+        store = default_store()
         if _lent > 0:
             _lent += 1
             return TorchTransport(store, _signer, timeout=timeout)
