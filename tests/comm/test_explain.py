@@ -61,7 +61,7 @@ def test_the_late_are_not_blamed_when_somebody_fell(fallen):
 def test_nobody_is_blamed_when_all_are_there():
     text, missing = told({1: HERE, 2: HERE, 3: HERE}, cause="connection reset")
     assert missing == ()
-    assert "all 4 ranks are in it" in text
+    assert "all 4 ranks entered" in text
     assert text.endswith("[connection reset]")
 
 
@@ -107,7 +107,7 @@ def test_a_link_that_moves_nothing_is_named():
 def test_nobody_is_blamed_for_messages_that_were_not_posted():
     states = {rank: moving(rank, f"receive {(rank - 1) % 4} #1", f"send {(rank + 1) % 4} 1") for rank in range(4)}
     text, _ = told(states, mine=states[0])
-    assert "all 4 ranks are in it" in text
+    assert "all 4 ranks entered" in text
 
 
 def test_ranks_are_those_of_the_communicator_not_of_the_world():

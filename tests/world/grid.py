@@ -71,7 +71,7 @@ THRESHOLDS: dict[str, Callable[[int], list[int]]] = {
 # Others are not sizes of a tensor: `special` cells of test_grid.py turn them.
 SPECIAL = {
     "phalanx.comm.operations.WINDOW": operations.WINDOW,  # a count of ranks
-    "phalanx.comm.transports.torch.PIECE": 256 * MIB,  # made small for the test
+    "phalanx.comm.transports.torch.transport.PIECE": 256 * MIB,  # made small for the test
     "phalanx.comm.runner.KEEP": runner.KEEP,  # made small for the test
 }
 # Numbers that no tensor's size is compared with, and why.
@@ -85,7 +85,7 @@ EXEMPT = {
     "phalanx.comm.hotline.LONGEST": "of a question",
     "phalanx.comm.launch.SHORTEST_SECRET": "of a text",
     "phalanx.comm.notes.LONGEST": "of a file",
-    "phalanx.comm.seats.LONGEST": "of a text",
+    "phalanx.comm.meeting.LONGEST": "of a text",
     "phalanx.comm.signed.SIGNATURE": "of a text",
     "phalanx.comm.signed.TRIES": "of attempts to write a key",
     "phalanx.comm.rendezvous._MAGIC": "of torch's store",
@@ -100,7 +100,7 @@ EXEMPT = {
     "phalanx.comm.transports.shm.ADAPTED": "a column of a table",
     "phalanx.comm.transports.shm.SQUARES": "numbers per chunk of an update: tests/world/test_fused.py",
     "phalanx.comm.transports.shm.TOPIC": "bytes of a text",
-    "phalanx.comm.transports.torch.CUT": "a tag",
+    "phalanx.comm.transports.torch.transport.CUT": "a tag",
     "phalanx._native.CHUNK": "elements per chunk of an update: tests/world/test_fused.py",
     "phalanx._native.DEPTH": "operations begun: tests/world/test_shm.py",
     "phalanx._native.MAX_RANKS": "ranks of a host",

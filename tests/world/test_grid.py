@@ -149,8 +149,8 @@ def test_as_many_ranks_as_talk_at_a_time(more):
 
 def wrong_with_small_limits(comm, part, limit):
     """Messages of at most `limit` bytes, and as little scratch kept: both limits are too large to be tried as they are."""
-    import phalanx.comm.transports.torch as transport
     from phalanx.comm import runner
+    from phalanx.comm.transports.torch import transport
 
     whole, kept = transport.PIECE, runner.KEEP
     transport.PIECE = runner.KEEP = limit

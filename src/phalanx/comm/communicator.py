@@ -16,9 +16,9 @@ from phalanx.comm import messages
 from phalanx.comm.broadcast import Broadcast
 from phalanx.comm.connection import Connection
 from phalanx.comm.hotline import Answer, Hotline
-from phalanx.comm.issuer import Pending
 from phalanx.comm.memory import Memory
 from phalanx.comm.objects import ObjectVerbs
+from phalanx.comm.pending import Pending
 from phalanx.comm.reductions import ReduceOp, Reductions
 from phalanx.comm.run import LANES
 from phalanx.comm.runner import Runner

@@ -40,7 +40,7 @@ def create_communicator(algorithm: Schedule | None = None, *, backend: str | Non
     _check(algorithm, timeout)
     forced_form()  # before anything is sent: nonsense in the environment should not leave the others waiting
     from phalanx.comm.rendezvous import watch_stores
-    from phalanx.comm.transports.torch import TorchTransport, already_initialized
+    from phalanx.comm.transports.torch import adopt, already_initialized, join
 
     hook = sys.excepthook  # as the user left it: torch wraps it
     if already_initialized():
@@ -49,13 +49,13 @@ def create_communicator(algorithm: Schedule | None = None, *, backend: str | Non
                 f"backend={backend!r}: torch.distributed is initialised already; leave backend out to use it as it is"
             )
         _check_world(algorithm, dist.get_world_size())
-        transport = TorchTransport.adopt(timeout)
+        transport = adopt(timeout)
     else:
         launch = discover()
         _check_world(algorithm, launch.world)
         if launch.world == 1:
             return _alone(algorithm, timeout)
-        transport = TorchTransport.join(launch, backend, timeout)
+        transport = join(launch, backend, timeout)
     rank, size = transport.rank, transport.size
     made = next(_made)
     store, ear, held = watch_stores(transport.store, f"phalanx/watch/{made}", timeout, transport.signer)

@@ -12,8 +12,8 @@ import torch
 
 from phalanx.comm.arguments import check_list, check_peer, check_rank, check_tag, check_tensor, text_of
 from phalanx.comm.envelope import HEADER, announced, header_of, is_plain, plain
-from phalanx.comm.issuer import Pending
 from phalanx.comm.operations import WINDOW, Operations, tag_of
+from phalanx.comm.pending import Pending
 from phalanx.comm.transports import Message
 
 

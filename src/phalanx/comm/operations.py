@@ -15,9 +15,10 @@ from typing import Any
 import torch
 
 from phalanx.comm.failure import CommunicationError
-from phalanx.comm.issuer import Issuer, Operation, Pending
+from phalanx.comm.issuer import Issuer
 from phalanx.comm.members import Members
-from phalanx.comm.streams import Lane
+from phalanx.comm.pending import Operation, Pending
+from phalanx.comm.streams import StreamOrder
 from phalanx.comm.transports import Message, Transport
 from phalanx.comm.transports.shm import Disagreement, HostTeam
 from phalanx.comm.verdict import name_ranks
@@ -104,7 +105,7 @@ class Operations:
                 landing()
 
         then = land if landing else None
-        operation = Operation(members.name, number, name, taking_part, checked, Lane(tensors), then, may_fail=may_fail)
+        operation = Operation(members.name, number, name, taking_part, checked, StreamOrder(tensors), then, may_fail=may_fail)
         return self.issuer.submit(operation)
 
     def disagreement(self, name: str, error: Disagreement) -> CommunicationError:

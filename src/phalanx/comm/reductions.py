@@ -14,10 +14,10 @@ import torch
 from phalanx.comm.arguments import check_in_place, check_reduction, kind_of, text_of
 from phalanx.comm.choose import for_less, for_world
 from phalanx.comm.envelope import is_plain, plain
-from phalanx.comm.issuer import Operation, Pending
 from phalanx.comm.operations import Operations, digest_of
+from phalanx.comm.pending import Operation, Pending
 from phalanx.comm.runner import Runner
-from phalanx.comm.streams import Lane
+from phalanx.comm.streams import StreamOrder
 from phalanx.comm.transports.shm import TYPES, Disagreement
 from phalanx.schedule import Collective, Scale, Schedule, ScheduleError, Step, lower, verify
 
@@ -50,7 +50,7 @@ class Reductions:
         key = (x.dtype, x.shape, op, label)
 
         def describe() -> Operation:  # keeps no tensor and no team alive
-            return Operation(members.name, number, _name_of(*key), members.in_world, lambda: None, Lane())
+            return Operation(members.name, number, _name_of(*key), members.in_world, lambda: None, StreamOrder())
 
         if key != self._named[0]:  # comparing a shape is faster than hashing it
             self._named = key, _digest_of(*key)

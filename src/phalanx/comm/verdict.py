@@ -1,4 +1,4 @@
-"""From what the ranks answered to an alarm to the message of the error: values and a pure function.
+"""From the answers of the ranks to an alarm to the message of the error: values and a pure function.
 
 explain(mine, members, verdict) -> CommunicationError: all_reduce(float32[8], sum) (number 17) cannot finish: rank 2 ...
 """
@@ -15,7 +15,23 @@ from phalanx.comm.traffic import Ticket, Way
 
 
 class CommunicationError(RuntimeError):
-    """A communication that cannot finish. `operation` is the call, `missing` the ranks it waits for or that broke it."""
+    """A communication that cannot finish.
+
+    Attributes:
+        operation: The call, such as "all_reduce(float32[8], sum)".
+        missing: The ranks that it waits for, or that broke it.
+
+    Example:
+        >>> def play(comm):
+        ...     if comm.rank == 1:
+        ...         return "left early"
+        ...     try:
+        ...         comm.barrier()
+        ...     except phalanx.CommunicationError as error:
+        ...         return error.operation, error.missing
+        >>> phalanx.run_local(2, play)
+        [('barrier()', (1,)), 'left early']
+    """
 
     __module__ = "phalanx"  # its public name, in tracebacks
 
@@ -75,17 +91,25 @@ class Verdict:
         return Verdict({int(rank): _state(state) for rank, state in data["states"].items()}, data["store_lost"], data["world"])
 
 
+class Call(Enum):
+    """What the key on which a watch sleeps may hold."""
+
+    ALARM = "alarm"  # an operation failed on some rank: answer with your state
+    DESERTED = "deserted"  # the rank that holds the store is done
+    STOP = "stop"  # from a rank to its own watch: stop listening
+
+
 class Standing(Enum):
     """How a rank stands to an operation that cannot finish."""
 
-    WAITING = 0  # it is in it, as it should be
-    LATE = 1  # it is elsewhere: the reason only if nobody fell
-    FALLEN = 2  # it will never do its part
+    WAITING = 0  # it takes part, and waits for others
+    LATE = 1  # it is elsewhere: the reason only if no rank is lost
+    LOST = 2  # it will never do its part
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """What is wrong with a rank, as a predicate for one rank and for several."""
+    """What is wrong with a rank, as a phrase for one rank and for several."""
 
     standing: Standing
     of_one: str = ""
@@ -95,12 +119,12 @@ class Fact:
 def explain(mine: State, members: Mapping[int, int], verdict: Verdict, cause: str = "") -> CommunicationError:
     """The error of a rank in state `mine`, an operation of `members`: their rank in the communicator -> in the world."""
     facts = _facts(mine, members, verdict)
-    fallen, late = _only(Standing.FALLEN, facts), _only(Standing.LATE, facts)
+    lost, late = _only(Standing.LOST, facts), _only(Standing.LATE, facts)
     outside = {rank: rank for rank in range(verdict.world) if rank not in members.values()}
-    elsewhere = _only(Standing.FALLEN, _facts(mine, outside, verdict))
+    elsewhere = _only(Standing.LOST, _facts(mine, outside, verdict))
     links = _still_links(members, verdict)
-    # a rank that cannot answer, or fell, explains why others are late; so does a link that moves nothing
-    named = fallen or ({} if elsewhere or links else late)
+    # a lost rank explains why others are late; so does a link that moves nothing
+    named = lost or ({} if elsewhere or links else late)
     if named:
         words = _words(named)
     elif elsewhere:
@@ -111,7 +135,7 @@ def explain(mine: State, members: Mapping[int, int], verdict: Verdict, cause: st
             for a, b in links
         )
     else:
-        words = f"all {len(members)} ranks are in it and none gets on: the network is cut or slower than the timeout allows"
+        words = f"all {len(members)} ranks entered, but no data is moving: the network is cut, or slower than the timeout allows"
     name = f"{mine.operation} (number {mine.number})" if mine.number else mine.operation
     return CommunicationError(
         f"{name} cannot finish: {words}" + (f" [{cause}]" if cause else ""),
@@ -141,18 +165,18 @@ def _fact(mine: State, other: State | None, held_store: bool) -> Fact:
             else f"its process {other.pid} is {other.fate.value}"
         )
         why += " (the job's store went with it)" if held_store else ""
-        return Fact(Standing.FALLEN, f"does not answer: {why}", f"do not answer: {why}")
+        return Fact(Standing.LOST, f"does not answer: {why}", f"do not answer: {why}")
     if other.raised:
-        return Fact(Standing.FALLEN, f"raised {other.raised}", f"raised {other.raised}")
+        return Fact(Standing.LOST, f"raised {other.raised}", f"raised {other.raised}")
     if other.left:
-        return Fact(Standing.FALLEN, "has ended or closed its communicator", "have ended or closed their communicators")
+        return Fact(Standing.LOST, "has ended or closed its communicator", "have ended or closed their communicators")
     if other.comm is None:
         where = f"not called it: in user code for {other.seconds:.1f} s, last operation {other.operation or 'none'}"
         return Fact(Standing.LATE, f"has {where}", f"have {where}")
     if (other.comm, other.number, other.operation) == (mine.comm, mine.number, mine.operation):
         return Fact(Standing.WAITING)
     if mine.number and (other.comm, other.number) == (mine.comm, mine.number):
-        return Fact(Standing.FALLEN, f"called {other.operation} instead", f"called {other.operation} instead")
+        return Fact(Standing.LOST, f"called {other.operation} instead", f"called {other.operation} instead")
     where = f"in {other.operation} (number {other.number}) for {other.seconds:.1f} s"
     return Fact(Standing.LATE, f"is {where}", f"are {where}")
 

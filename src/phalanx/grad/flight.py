@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from phalanx.comm.communicator import Communicator
-from phalanx.comm.issuer import Pending
+from phalanx.comm.pending import Pending
 from phalanx.grad.cargo import Cargo, Layout
 from phalanx.grad.partners import Partners
 
