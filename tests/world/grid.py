@@ -54,10 +54,10 @@ def native() -> bool:
 THRESHOLDS: dict[str, Callable[[int], list[int]]] = {
     "phalanx.comm.run.LANE_BYTES": lambda n: [k * run.LANE_BYTES for k in range(1, run.LANES + 2)],
     "phalanx.comm.run.LANES": lambda n: [run.LANES * run.LANE_BYTES],
-    "phalanx.comm.choose.SMALL_ON_ONE_HOST": lambda n: [choose.SMALL_ON_ONE_HOST],
-    "phalanx.comm.choose.SMALL_BETWEEN_HOSTS": lambda n: [choose.SMALL_BETWEEN_HOSTS],
-    "phalanx.comm.choose.SMALL_BETWEEN_LEADERS": lambda n: [choose.SMALL_BETWEEN_LEADERS],
-    "phalanx.comm.choose.SHORT_IN_A_TORUS": lambda n: [choose.SHORT_IN_A_TORUS * n],
+    "phalanx.comm.choose.LAB.small_on_one_host": lambda n: [choose.LAB.small_on_one_host],
+    "phalanx.comm.choose.LAB.small_between_hosts": lambda n: [choose.LAB.small_between_hosts],
+    "phalanx.comm.choose.LAB.small_between_leaders": lambda n: [choose.LAB.small_between_leaders],
+    "phalanx.comm.choose.LAB.short_in_a_torus": lambda n: [choose.LAB.short_in_a_torus * n],
     "phalanx.comm.broadcast.BCAST_TREE": lambda n: [broadcast.BCAST_TREE],
     "phalanx._native.SMALL_BYTES": lambda n: [shm._native.SMALL_BYTES // n] if native() else [],
     "phalanx._native.FEW_BYTES": lambda n: [shm._native.FEW_BYTES // n] if native() else [],
@@ -80,6 +80,8 @@ EXEMPT = {
     "phalanx.comm.envelope.MOST_DIMS": "torch's own limit",
     "phalanx.comm.launch.MOST_RANKS": "of a world",
     "phalanx.comm.launch.DEFAULT_PORT": "a port",
+    **{f"phalanx.comm.launch.ALONE.{name}": "of a world of one" for name in
+       ("rank", "world", "local_rank", "local_world", "port", "attempt", "listener")},
     "phalanx.comm.hotline.CALLERS": "of questions that wait for an answer",
     "phalanx.comm.hotline.HELD": "of questions",
     "phalanx.comm.hotline.LONGEST": "of a question",

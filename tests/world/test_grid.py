@@ -184,6 +184,10 @@ def test_every_threshold_is_in_the_grid():
         source = Path(names["__file__"]).read_text()
         own = [name for name in names if name.isupper() and re.search(rf"^(?:\w+, )*{name}\b.*=", source, re.MULTILINE)]
         found |= {f"{module.name}.{name}" for name in own if type(names[name]) is int}
+        for name in own:
+            value = names[name]
+            fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else ()
+            found |= {f"{module.name}.{name}.{field.name}" for field in fields if type(getattr(value, field.name)) is int}
     if grid.native():
         from phalanx import _native
 

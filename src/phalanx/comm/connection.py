@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from phalanx.comm.choose import for_world
+from phalanx.comm.choose import choose
 from phalanx.comm.ending import release
 from phalanx.comm.envelope import pack, unpack
 from phalanx.comm.failure import Watch
@@ -61,7 +61,8 @@ class Connection:
             # all ranks of the world make NCCL's groups together, so this is possible only here; deeper splits run as Moves
             for own in parts.values():
                 hosts = Hosts.of([members.keys[rank] for rank in own])
-                prepare(self.transport, [members.ranks[rank] for rank in own], algorithm or for_world(hosts, library=True))
+                schedule = algorithm or choose(hosts, library=True).schedule
+                prepare(self.transport, [members.ranks[rank] for rank in own], schedule)
         part = members.only(parts[color], f"{members.name}.{self._splits}.{color}")
         return Connection(part, self.transport, self.issuer, self._watch, algorithm, parent=self, share=self._share)
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from phalanx.comm.choose import for_world
+from phalanx.comm.choose import choose
 from phalanx.comm.communicator import Communicator
 from phalanx.comm.connection import Connection, prepare
 from phalanx.comm.ending import end_unaware, guard
@@ -19,7 +19,7 @@ from phalanx.comm.hosts import Hosts, host_key
 from phalanx.comm.issuer import Issuer
 from phalanx.comm.launch import discover
 from phalanx.comm.members import Members
-from phalanx.comm.planned import tell_if_unplanned
+from phalanx.comm.planned import warn_if_unplanned
 from phalanx.comm.settings import check_timeout, forced_form
 from phalanx.comm.transports.local import LocalTransport, LocalWorld
 from phalanx.comm.transports.shm import HostTeam
@@ -69,8 +69,8 @@ def create_communicator(algorithm: Schedule | None = None, *, backend: str | Non
     with transport.met:
         keys = [key.decode() for key in store.multi_get([f"host/{r}" for r in range(size)])]
     if algorithm is None:
-        tell_if_unplanned(Hosts.of(keys))
-    prepare(transport, range(size), algorithm or for_world(Hosts.of(keys), library=transport.library))
+        warn_if_unplanned(Hosts.of(keys))
+    prepare(transport, range(size), algorithm or choose(Hosts.of(keys), library=transport.library).schedule)
     # the name is part of every tag: two communicators of one process share the connections, and must not share messages
     name = f"world {made}" if made else "world"
 

@@ -6,13 +6,14 @@ An all-reduce runs a schedule. Where all ranks share memory and the user named n
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
 
 from phalanx.comm.arguments import check_in_place, check_reduction, kind_of, text_of
-from phalanx.comm.choose import for_less, for_world
+from phalanx.comm.choose import choose
 from phalanx.comm.envelope import is_plain, plain
 from phalanx.comm.operations import Operations, digest_of
 from phalanx.comm.pending import Operation, Pending
@@ -20,6 +21,8 @@ from phalanx.comm.runner import Runner
 from phalanx.comm.streams import StreamOrder
 from phalanx.comm.transports.shm import TYPES, Disagreement
 from phalanx.schedule import Collective, Scale, Schedule, ScheduleError, Step, lower, verify
+
+log = logging.getLogger("phalanx")
 
 ReduceOp = Literal["sum", "mean", "max", "min"]
 
@@ -29,12 +32,18 @@ class Reductions:
 
     def __init__(self, operations: Operations, runner: Runner, algorithm: Schedule | None, *, shared: bool) -> None:
         self._operations, self._runner = operations, runner
-        hosts = operations.members.hosts
+        chosen = choose(operations.members.hosts, shared=shared, library=operations.transport.library)
+        self.schedule = algorithm or chosen.schedule
+        self._smaller = chosen.smaller if algorithm is None else chosen.smaller[:1]  # the user's runs all but very small messages
+        self._smallest = chosen.smaller[0][1]
         self._scattering = scattering(operations.members.size)
-        self.schedule = algorithm or for_world(hosts, shared=shared, library=operations.transport.library)
-        smaller = for_less(hosts, shared=shared)
-        self._smallest = smaller[0][1]
-        self._smaller = smaller if algorithm is None else smaller[:1]  # the user's schedule runs all but very small messages
+        log.debug(
+            "phalanx: %s: %s, and for less %s; chosen by %s",
+            operations.members.name,
+            self.schedule.name,
+            ", ".join(f"{schedule.name} up to {limit:,} bytes" for limit, schedule in self._smaller),
+            chosen.origin,
+        )
         self._direct = operations.team_of_all if algorithm is None else None
         self._named: tuple[object, int] = (None, 0)  # the last direct all-reduce, and the digest of its name
         self._verified: dict[int, Schedule] = {}
