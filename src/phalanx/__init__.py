@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from phalanx.comm.create import create_communicator, run_local
     from phalanx.comm.ddp import ddp_hook
     from phalanx.comm.failure import CommunicationError
-    from phalanx.comm.issuer import Pending
+    from phalanx.comm.pending import Pending
     from phalanx.data.batch import BatchPlan, Stage
     from phalanx.data.scatter import scatter_dataset, scatter_index
     from phalanx.grad.allreduce import AllReduce
@@ -79,7 +79,7 @@ _HOME = {
     "LabelSmoothingLoss": "phalanx.nn.loss",
     "Lars": "phalanx.optim.lars",
     "MultiNodeBatchNorm": "phalanx.nn.batchnorm",
-    "Pending": "phalanx.comm.issuer",
+    "Pending": "phalanx.comm.pending",
     "ReplicaError": "phalanx.grad.replicas",
     "Stage": "phalanx.data.batch",
     "average_batchnorm_": "phalanx.nn.batchnorm",

@@ -166,3 +166,14 @@ def test_a_grandchild_is_closed_with_its_grandparent():
             grandchild.barrier()
 
     phalanx.run_local(2, close_the_root, timeout=1.0)
+
+
+def drop_while_under_way(comm):
+    n = comm.size
+    for _ in range(5):
+        pending = comm.split(0).all_reduce_async(torch.full((LARGE,), 1.0))  # only the operation knows the split communicator
+        equal(pending.wait(), torch.full((LARGE,), float(n)))
+
+
+def test_an_operation_keeps_a_dropped_communicator_until_it_is_done(world):
+    world.run(drop_while_under_way)

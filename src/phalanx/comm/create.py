@@ -10,14 +10,16 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from phalanx.comm.choose import for_world
-from phalanx.comm.communicator import Communicator, prepare
+from phalanx.comm.choose import choose
+from phalanx.comm.communicator import Communicator
+from phalanx.comm.connection import Connection, prepare
 from phalanx.comm.ending import end_unaware, guard
 from phalanx.comm.failure import CommunicationError, Watch
 from phalanx.comm.hosts import Hosts, host_key
 from phalanx.comm.issuer import Issuer
 from phalanx.comm.launch import discover
-from phalanx.comm.planned import tell_if_unplanned
+from phalanx.comm.members import Members
+from phalanx.comm.planned import warn_if_unplanned
 from phalanx.comm.settings import check_timeout, forced_form
 from phalanx.comm.transports.local import LocalTransport, LocalWorld
 from phalanx.native.team import HostTeam
@@ -38,7 +40,7 @@ def create_communicator(algorithm: Schedule | None = None, *, backend: str | Non
     _check(algorithm, timeout)
     forced_form()  # before anything is sent: nonsense in the environment should not leave the others waiting
     from phalanx.comm.rendezvous import watch_stores
-    from phalanx.comm.transports.torch import TorchTransport, already_initialized
+    from phalanx.comm.transports.torch import adopt, already_initialized, join
 
     hook = sys.excepthook  # as the user left it: torch wraps it
     if already_initialized():
@@ -47,13 +49,13 @@ def create_communicator(algorithm: Schedule | None = None, *, backend: str | Non
                 f"backend={backend!r}: torch.distributed is initialised already; leave backend out to use it as it is"
             )
         _check_world(algorithm, dist.get_world_size())
-        transport = TorchTransport.adopt(timeout)
+        transport = adopt(timeout)
     else:
         launch = discover()
         _check_world(algorithm, launch.world)
         if launch.world == 1:
             return _alone(algorithm, timeout)
-        transport = TorchTransport.join(launch, backend, timeout)
+        transport = join(launch, backend, timeout)
     rank, size = transport.rank, transport.size
     made = next(_made)
     store, ear, held = watch_stores(transport.store, f"phalanx/watch/{made}", timeout, transport.signer)
@@ -67,8 +69,8 @@ def create_communicator(algorithm: Schedule | None = None, *, backend: str | Non
     with transport.met:
         keys = [key.decode() for key in store.multi_get([f"host/{r}" for r in range(size)])]
     if algorithm is None:
-        tell_if_unplanned(Hosts.of(keys))
-    prepare(transport, range(size), algorithm or for_world(Hosts.of(keys), library=transport.library))
+        warn_if_unplanned(Hosts.of(keys))
+    prepare(transport, range(size), algorithm or choose(Hosts.of(keys), library=transport.library).schedule)
     # the name is part of every tag: two communicators of one process share the connections, and must not share messages
     name = f"world {made}" if made else "world"
 
@@ -77,7 +79,8 @@ def create_communicator(algorithm: Schedule | None = None, *, backend: str | Non
             return None
         return HostTeam.join(store, rank, size, timeout=issuer.patience, name=name)
 
-    return Communicator(name, range(size), rank, transport, issuer, watch, keys, algorithm, share=share)
+    members = Members(name, tuple(range(size)), rank, tuple(keys))
+    return Communicator(Connection(members, transport, issuer, watch, algorithm, share=share))
 
 
 def run_local(
@@ -99,16 +102,8 @@ def run_local(
 
     def play(rank: int) -> None:
         watch = Watch(rank, n, store, store, timeout=timeout, store_rank=None)
-        comm = Communicator(
-            "world",
-            range(n),
-            rank,
-            LocalTransport(world, rank),
-            Issuer(timeout, watch),
-            watch,
-            [f"host {r * hosts // n}" for r in range(n)],
-            algorithm,
-        )
+        members = Members("world", tuple(range(n)), rank, tuple(f"host {r * hosts // n}" for r in range(n)))
+        comm = Communicator(Connection(members, LocalTransport(world, rank), Issuer(timeout, watch), watch, algorithm))
         try:
             results[rank] = fn(comm)
         except BaseException as error:  # noqa: BLE001  raised again in the calling thread
@@ -130,7 +125,8 @@ def run_local(
 
 
 def _alone(algorithm: Schedule | None, timeout: float) -> Communicator:
-    return Communicator("world", [0], 0, LocalTransport(LocalWorld(1), 0), Issuer(timeout, None), None, [host_key()], algorithm)
+    members = Members("world", (0,), 0, (host_key(),))
+    return Communicator(Connection(members, LocalTransport(LocalWorld(1), 0), Issuer(timeout, None), None, algorithm))
 
 
 def _check(algorithm: Schedule | None, timeout: float) -> None:

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
+from phalanx._torch_private import is_excepthook
 from phalanx.comm.failure import Watch
 from phalanx.comm.verdict import CommunicationError
 from phalanx.schedule.printable import printable
@@ -118,7 +119,7 @@ def _install_hook(found: Hook) -> None:
 
 def _is_plain(hook: Any) -> bool:
     """Whether it only prints: Python's own, ours, or torch's, which adds the rank."""
-    return hook is sys.__excepthook__ or getattr(hook, "__module__", "") in (__name__, "torch.distributed.distributed_c10d")
+    return hook is sys.__excepthook__ or getattr(hook, "__module__", "") == __name__ or is_excepthook(hook)
 
 
 class _End:

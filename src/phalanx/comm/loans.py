@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from phalanx.comm.storage import other_views
+from phalanx._torch_private import other_views
 from phalanx.native.team import HostTeam
 
 

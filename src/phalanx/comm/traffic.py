@@ -8,39 +8,48 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from enum import Enum
 from typing import NamedTuple
 
-TAGS = 256  # of the newest (kind, peer, tag) that are remembered: an operation has a few tags of its own
+TAGS = 256  # of the newest (way, peer, tag) that are remembered: an operation has a few tags of its own
 TOLD = 64  # at most so many are told: a rank that talks to hundreds at once is not compared link by link
 
 
-class Ticket(NamedTuple):
-    """Message number `number` of those with this peer and tag; `kind` is "send" or "receive". Peers are ranks of the world."""
+class Way(str, Enum):
+    """Which way a message goes, seen from this rank."""
 
-    kind: str
+    SEND = "send"
+    RECEIVE = "receive"
+
+    @property
+    def opposite(self) -> Way:
+        return Way.RECEIVE if self is Way.SEND else Way.SEND
+
+
+class Ticket(NamedTuple):
+    """Message number `number` of those with this way, peer and tag. Peers are ranks of the world."""
+
+    way: Way
     peer: int
     tag: int
     number: int
-
-    @property
-    def counterpart(self) -> str:
-        return "receive" if self.kind == "send" else "send"
 
 
 class Traffic:
     """Counts messages as they are posted, and remembers the one that each thread waits for."""
 
     def __init__(self) -> None:
-        self._posted: OrderedDict[tuple[str, int, int], int] = OrderedDict()
+        self._posted: OrderedDict[tuple[Way, int, int], int] = OrderedDict()
         self._open: dict[int, Ticket] = {}
 
-    def post(self, kind: str, peer: int, tag: int) -> Ticket:
-        key = kind, peer, tag
+    def post(self, way: Way, peer: int, tag: int) -> Ticket:
+        """Count a message that is given to the network."""
+        key = way, peer, tag
         number = self._posted.get(key, 0)
         self._posted[key] = number + 1
         if len(self._posted) > TAGS:
             self._posted.popitem(last=False)
-        return Ticket(kind, peer, tag, number)
+        return Ticket(way, peer, tag, number)
 
     def wait(self, ticket: Ticket) -> None:
         """The calling thread waits for this message now. A wait that fails leaves it: it is what this rank got stuck in."""
@@ -50,6 +59,6 @@ class Traffic:
         self._open.pop(threading.get_ident(), None)
 
     def told(self) -> tuple[tuple[Ticket, ...], tuple[Ticket, ...]]:
-        """The messages that are waited for, and the number of those posted (as `number`) by kind, peer and tag."""
+        """The messages that are waited for, and the number of those posted (as `number`) by way, peer and tag."""
         posted = [Ticket(*key, count) for key, count in list(self._posted.items())]
         return tuple(self._open.copy().values()), tuple(posted[-TOLD:])

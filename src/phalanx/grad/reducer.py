@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from phalanx.comm.communicator import Communicator
-from phalanx.comm.issuer import Pending
+from phalanx.comm.pending import Pending
 from phalanx.grad.arena import Arena
 from phalanx.grad.wire import pack, unpack
 

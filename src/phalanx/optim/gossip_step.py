@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from phalanx._torch_private import foreach_div_
 from phalanx.comm.communicator import Communicator
 from phalanx.grad.allreduce import AllReduce
 from phalanx.grad.averager import Averager
@@ -131,7 +132,7 @@ class GossipOptimizer(WrappedOptimizer):
         scale = getattr(self, "grad_scale", None)
         gradients = [p.grad for p in self._trained() if p.grad is not None]
         if scale is not None and gradients and not overflowed:
-            torch._foreach_div_(gradients, scale.to(gradients[0].device))
+            foreach_div_(gradients, scale.to(gradients[0].device))
         return overflowed
 
     def _fill_missing(self) -> None:

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, overload
 import torch
 from torch.optim.optimizer import ParamsT
 
+from phalanx._torch_private import foreach_add, foreach_add_, foreach_mul, foreach_mul_, foreach_norm, foreach_sub_, fused_sgd_
 from phalanx.native import core
 from phalanx.native.updates import SgdRow, lars_step
 
@@ -193,7 +194,7 @@ def _move(group: dict[str, Any], layers: list[Layer], ratio: float) -> None:
     fused = [layer for layer in layers if _fits_fused(layer)] if exact and not nesterov else []
     if fused:
         ws, gs, vs = ([x for x in xs if x is not None] for xs in list(zip(*fused))[:3])
-        torch._fused_sgd_(
+        fused_sgd_(
             ws,
             gs,
             vs,
@@ -220,27 +221,27 @@ def _move_together(group: dict[str, Any], layers: list[Layer]) -> None:
     us = [layer.g for layer in adapted]
     if adapted:
         ws, wide = [layer.w for layer in adapted], torch.promote_types(layers[0].w.dtype, torch.float32)
-        w_norm, g_norm = (torch.stack(torch._foreach_norm(xs, dtype=wide)) for xs in (ws, us))
+        w_norm, g_norm = (torch.stack(foreach_norm(xs, dtype=wide)) for xs in (ws, us))
         ratio = group["trust_coefficient"] * w_norm / (g_norm + group["weight_decay"] * w_norm + group["eps"])
         ratio = torch.where((w_norm == 0) | (g_norm == 0), 1.0, ratio)
-        us = list(torch._foreach_add(us, ws, alpha=group["weight_decay"]))
-        torch._foreach_mul_(us, list(ratio.to(us[0].dtype).unbind()))
+        us = list(foreach_add(us, ws, alpha=group["weight_decay"]))
+        foreach_mul_(us, list(ratio.to(us[0].dtype).unbind()))
     plain = [layer.g for layer in layers if not layer.adapted]
-    us += torch._foreach_mul(plain, 1.0) if plain else ()
+    us += foreach_mul(plain, 1.0) if plain else ()
     layers = adapted + [layer for layer in layers if not layer.adapted]
     ws, rate = [layer.w for layer in layers], float(group["lr"])
     if group["lr_in_momentum"] or not group["momentum"]:
-        torch._foreach_mul_(us, rate)
+        foreach_mul_(us, rate)
         rate = 1.0
     if group["momentum"]:
         vs = [layer.v for layer in layers if layer.v is not None]
-        torch._foreach_mul_(vs, group["momentum"])
-        torch._foreach_add_(vs, us)
+        foreach_mul_(vs, group["momentum"])
+        foreach_add_(vs, us)
         if group["nesterov"]:
-            torch._foreach_add_(us, vs, alpha=group["momentum"])
+            foreach_add_(us, vs, alpha=group["momentum"])
         else:
             us = vs
-    torch._foreach_sub_(ws, us, alpha=rate)
+    foreach_sub_(ws, us, alpha=rate)
 
 
 def _ratio(group: dict[str, Any], w_norm: float, g_norm: float) -> float:

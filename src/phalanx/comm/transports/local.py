@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from phalanx.comm.transports import Message
+from phalanx.comm.transports import Message, TransportError
 from phalanx.schedule import Collective, Schedule
 
 
@@ -37,7 +37,7 @@ class LocalWorld:
         with self._news:
             while not self._boxes.get(key):
                 if self._closed:
-                    raise RuntimeError("the local world was closed")
+                    raise TransportError("the local world was closed")
                 self._news.wait()
             x = self._boxes[key].popleft()
             if not self._boxes[key]:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 import torch
 
+from phalanx._torch_private import foreach_add_, foreach_copy_, foreach_mul_, foreach_sub_
 from phalanx.comm.communicator import Communicator
 from phalanx.grad.wire import carries
 
@@ -93,11 +94,11 @@ class Packet:
 
     def pack(self, tensors: Sequence[torch.Tensor]) -> None:
         if tensors:
-            torch._foreach_copy_(self.views, list(tensors))
+            foreach_copy_(self.views, list(tensors))
 
     def unpack(self, tensors: Sequence[torch.Tensor]) -> None:
         if tensors:
-            torch._foreach_copy_(list(tensors), self.views)
+            foreach_copy_(list(tensors), self.views)
 
 
 def average_together(tensors: Sequence[torch.Tensor], comm: Communicator) -> None:
@@ -114,8 +115,8 @@ def average_together(tensors: Sequence[torch.Tensor], comm: Communicator) -> Non
 def halves(tensors: Sequence[torch.Tensor], received: Sequence[torch.Tensor]) -> None:
     """Make each the mean of itself and what was received. Bit by bit the same on both sides of a pair."""
     if tensors:
-        torch._foreach_mul_(list(tensors), 0.5)
-        torch._foreach_add_(list(tensors), list(received), alpha=0.5)
+        foreach_mul_(list(tensors), 0.5)
+        foreach_add_(list(tensors), list(received), alpha=0.5)
 
 
 def drift(tensors: Sequence[torch.Tensor], sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor]) -> None:
@@ -123,8 +124,8 @@ def drift(tensors: Sequence[torch.Tensor], sent: Sequence[torch.Tensor], receive
     if not tensors:
         return
     if all(x.dtype == r.dtype for x, r in zip(tensors, received)):
-        torch._foreach_sub_(list(received), list(sent))
-        torch._foreach_add_(list(tensors), list(received), alpha=0.5)
+        foreach_sub_(list(received), list(sent))
+        foreach_add_(list(tensors), list(received), alpha=0.5)
         return
     for x, s, r in zip(tensors, sent, received):  # 16 bits were on the wire: the difference is made in full precision
         x.add_(r.to(x.dtype).sub_(s), alpha=0.5)

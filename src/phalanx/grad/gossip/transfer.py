@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from phalanx.comm.communicator import Communicator
-from phalanx.comm.issuer import Pending
+from phalanx.comm.pending import Pending
 from phalanx.grad.gossip.kinds import Kinds
 from phalanx.grad.gossip.packet import Packet, PacketLayout
 from phalanx.grad.gossip.partners import Partners

@@ -2,7 +2,7 @@
 
 import torch
 
-from phalanx.comm.storage import other_views
+from phalanx._torch_private import other_views
 
 
 def test_views_are_counted_and_forgotten():

@@ -1,4 +1,4 @@
-"""Ranks recognise their job by its signature: strangers can neither open it, nor take a seat, nor count as somebody who came."""
+"""Ranks recognise their job by its signature: strangers can neither open it, nor claim a rank, nor count as somebody who came."""
 
 import contextlib
 import datetime
@@ -15,8 +15,8 @@ import torch.distributed as dist
 from phalanx.comm import rendezvous
 from phalanx.comm.failure import CommunicationError
 from phalanx.comm.launch import Launch
+from phalanx.comm.meeting import WrongJobError, claim, find_job, keys_of, open_job, wait_for_all
 from phalanx.comm.notes import private_folder
-from phalanx.comm.seats import StrangerError, claim, find_job, keys_of, open_job, wait_for_all
 
 SECONDS = datetime.timedelta(seconds=20)
 PREFIX = "phalanx/0/0"
@@ -49,12 +49,12 @@ def come(store, launch, results, seconds=20.0):
         try:
             with contextlib.ExitStack() as until_met:
                 if launch.rank == 0:
-                    seat = open_job(base, PREFIX, launch, deadline, until_met)
+                    meeting = open_job(base, PREFIX, launch, deadline, until_met)
                 else:
-                    seat = find_job(base, PREFIX, launch, deadline)
-                claim(seat.keys, launch.rank, "here")
-                missing = wait_for_all(seat, launch, deadline, 0.2)
-            results[launch.rank] = (missing, seat.token, seat.signer is not None)
+                    meeting = find_job(base, PREFIX, launch, deadline)
+                claim(meeting.keys, launch.rank, "here")
+                missing = wait_for_all(meeting, launch, deadline, 0.2)
+            results[launch.rank] = (missing, meeting.token, meeting.signer is not None)
         except RuntimeError as error:
             results[launch.rank] = error
 
@@ -108,9 +108,9 @@ def a_deep_one(keys):
     keys.set("job", "[" * 100_000)
 
 
-def forged_seats(keys):
+def forged_claims(keys):
     for rank in range(2):
-        keys.set(f"seat/{rank}", "stranger")
+        keys.set(f"rank/{rank}", "stranger")
 
 
 def forged_absence(keys):
@@ -122,7 +122,7 @@ def deleted(keys):
     keys.delete_key("job")
 
 
-@pytest.mark.parametrize("act", [forged_job, forged_path, nonsense, a_deep_one, forged_seats, forged_absence, deleted])
+@pytest.mark.parametrize("act", [forged_job, forged_path, nonsense, a_deep_one, forged_claims, forged_absence, deleted])
 @pytest.mark.parametrize("when", ["before", "between"])
 def test_strangers_keep_nobody_from_meeting(store, act, when):
     results = meet(store, LOCAL, **{when: act})
@@ -159,19 +159,19 @@ def test_a_rank_that_finds_another_job_leaves_at_once_and_says_why(store, monkey
         monkeypatch.setenv("PHALANX_SECRET", SECRET)
     act(dist.PrefixStore(PREFIX, client(store)))
     begun = time.monotonic()
-    with pytest.raises(StrangerError, match=words):
+    with pytest.raises(WrongJobError, match=words):
         find_job(client(store), PREFIX, replace(launch, rank=1), begun + 30)
     assert time.monotonic() - begun < 15
 
 
-def test_a_rank_that_was_started_twice_finds_its_seat_taken(store):
+def test_a_rank_that_was_started_twice_finds_its_rank_taken(store):
     with contextlib.ExitStack() as until_met:
-        seat = open_job(client(store), PREFIX, LOCAL, time.monotonic() + 20, until_met)
-        claim(seat.keys, 0, "here")
-        again = keys_of(client(store), PREFIX, seat.signer, 5.0)
-        with pytest.raises(StrangerError, match="another process is rank 0"):
+        meeting = open_job(client(store), PREFIX, LOCAL, time.monotonic() + 20, until_met)
+        claim(meeting.keys, 0, "here")
+        again = keys_of(client(store), PREFIX, meeting.signer, 5.0)
+        with pytest.raises(WrongJobError, match="another process is rank 0"):
             claim(again, 0, "here")
-        assert os.listdir(private_folder()) == [f"secret-{seat.token}"]
+        assert os.listdir(private_folder()) == [f"secret-{meeting.token}"]
     assert os.listdir(private_folder()) == []
 
 

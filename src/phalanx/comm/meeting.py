@@ -1,12 +1,12 @@
-"""Is it my job? Rank 0 says whose store this is; each rank recognises its job, takes a seat of its own, and waits for the others.
+"""Is it my job? Rank 0 describes its job in the store; every rank recognises it, claims its own rank, and waits for the others.
 
 The ranks of a job share a secret, with which they sign what they write to the store (signed.py). It comes
 
-    in the environment      PHALANX_SECRET: of `phalanx train --ranks N`, or exported by the user
-    in a note               of rank 0, named by the job's token: where all ranks are on one host
-    not at all              on several hosts without PHALANX_SECRET: keys are then as open as torch's own
+    in the environment      PHALANX_SECRET: set by `phalanx train --ranks N`, or exported by you
+    in a note               of rank 0, named after the job's token: if all ranks are on one host
+    not at all              on several hosts without PHALANX_SECRET: the keys are then as open as torch's own
 
-Where a rank can expect a signature it accepts nothing without one: a stranger cannot talk it out of it.
+A rank that can expect a signature accepts nothing without one.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from phalanx.comm.addresses import is_loopback
-from phalanx.comm.failure import Store
 from phalanx.comm.launch import Launch, exported_secret
 from phalanx.comm.notes import is_token, read, secret_path, sweep, write
 from phalanx.comm.signed import SIGNATURE, SignedStore, Signer, peek
+from phalanx.comm.store import Store
 
 FIRST_LOOK, LOOK = 0.005, 0.05  # seconds between two looks at what others must do, at first and in the end
-STRANGE = 1.0  # seconds in which rank 0 puts right what a stranger wrote over its word
-LONGEST = 4096  # bytes of what rank 0 says
+STRANGE = 1.0  # seconds in which rank 0 repairs a description that a stranger has overwritten
+LONGEST = 4096  # bytes of a job's description
 REMEDY = "another job meets there: choose another MASTER_PORT"
 
 
-class StrangerError(RuntimeError):
-    """Somebody listens at the meeting point who is not this job's store."""
+class WrongJobError(RuntimeError):
+    """What listens at the meeting point is not the store of this job."""
 
 
 class Job(NamedTuple):
-    """What rank 0 says of its job."""
+    """A job as rank 0 describes it."""
 
     world: int
-    name: str  # the launcher's
-    token: str  # random, of this meeting
+    name: str  # the launcher's name of it
+    token: str  # random, new for every meeting
 
     def to_json(self) -> str:
         return json.dumps({"world": self.world, "job": self.name, "token": self.token})
 
     @staticmethod
     def parse(text: bytes) -> Job | None:
-        """None if it is not the word of a rank 0."""
+        """None if it is not the description of a job."""
         with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
             data = json.loads(text[:LONGEST])
             world, name, token = data["world"], data["job"], data["token"]
@@ -56,19 +56,19 @@ class Job(NamedTuple):
         return None
 
 
-class Seat(NamedTuple):
-    """This rank's place in a job: the job's token, its signer, the meeting's keys, and what this rank has to say there."""
+class Meeting(NamedTuple):
+    """A rank at the meeting of its job: the job's token and signer, the meeting's keys, and what this rank writes there."""
 
     token: str
     signer: Signer | None
     keys: Store
-    words: dict[str, str]
+    announcements: dict[str, str]
 
-    def speak(self) -> None:
-        """Say it, unless it is said; again and again, for a stranger may have written over it."""
-        for key, word in self.words.items():
+    def announce(self) -> None:
+        """Write what is not there. Called repeatedly, because a stranger may have overwritten it."""
+        for key, text in self.announcements.items():
             if not self.keys.check([key]):
-                self.keys.set(key, word)
+                self.keys.set(key, text)
 
 
 def keys_of(base: Any, prefix: str, signer: Signer | None, seconds: float) -> Any:
@@ -79,8 +79,8 @@ def keys_of(base: Any, prefix: str, signer: Signer | None, seconds: float) -> An
 # ---- recognising the job -------------------------------------------------------------------------------------------------------
 
 
-def open_job(base: Any, prefix: str, launch: Launch, deadline: float, until_met: contextlib.ExitStack) -> Seat:
-    """Rank 0: whose store this is. What only serves to meet goes with `until_met`."""
+def open_job(base: Any, prefix: str, launch: Launch, deadline: float, until_met: contextlib.ExitStack) -> Meeting:
+    """For rank 0: describe the job. `until_met` removes what serves the meeting only."""
     token = secrets.token_hex(8)
     secret = exported_secret()
     if secret is None and _shares_a_host(launch):
@@ -90,12 +90,12 @@ def open_job(base: Any, prefix: str, launch: Launch, deadline: float, until_met:
         write(path, secret)
         until_met.callback(path.unlink, missing_ok=True)
     signer = Signer(secret, token) if secret else None
-    words = {"job": Job(launch.world, launch.job, token).to_json()}
-    return Seat(token, signer, keys_of(base, prefix, signer, _left(deadline)), words)
+    description = Job(launch.world, launch.job, token).to_json()
+    return Meeting(token, signer, keys_of(base, prefix, signer, _left(deadline)), {"job": description})
 
 
-def find_job(base: Any, prefix: str, launch: Launch, deadline: float) -> Seat:
-    """The other ranks: wait for the word of rank 0. StrangerError if another job's rank 0 has spoken, or nobody's."""
+def find_job(base: Any, prefix: str, launch: Launch, deadline: float) -> Meeting:
+    """For the other ranks: wait until rank 0 has described the job; WrongJobError if it is another job."""
     where = f"{launch.address}:{launch.port}" if launch.address else "this host"
     store = dist.PrefixStore(prefix, base)
     look, strange_since = FIRST_LOOK, 0.0
@@ -105,13 +105,13 @@ def find_job(base: Any, prefix: str, launch: Launch, deadline: float) -> Seat:
         if recognised is not None:
             job, signer = recognised
             if (misfit := _misfit(job, launch, where)) is not None:
-                raise StrangerError(misfit)
-            return Seat(job.token, signer, keys_of(base, prefix, signer, _left(deadline)), {})
+                raise WrongJobError(misfit)
+            return Meeting(job.token, signer, keys_of(base, prefix, signer, _left(deadline)), {})
         now = time.monotonic()
         if found is not None:
             strange_since = strange_since or now
             if now - strange_since > STRANGE or now > deadline:
-                raise StrangerError(_stranger(found, launch, where))
+                raise WrongJobError(_stranger(found, launch, where))
         elif now > deadline:
             raise RuntimeError("there is a store, but rank 0 has not come")
         time.sleep(look)
@@ -128,7 +128,7 @@ def _shares_a_host(launch: Launch) -> bool:
 
 
 def _recognise(found: bytes, key: str, launch: Launch) -> tuple[Job, Signer | None] | None:
-    """What rank 0 of this job said, and the signer that proves it; None if this is not proven, though it could be."""
+    """The job that rank 0 has described, and its signer; None if the signature is wrong, or missing where one is expected."""
     secret = exported_secret()
     if secret is None and not _shares_a_host(launch):
         job = Job.parse(found)
@@ -149,7 +149,7 @@ def _misfit(job: Job, launch: Launch, where: str) -> str | None:
 
 
 def _stranger(found: bytes, launch: Launch, where: str) -> str:
-    """Why what was found is not the word of our rank 0; `found` may come from anybody."""
+    """Why what was found does not come from our rank 0; anybody may have written it."""
     job = Job.parse(found[SIGNATURE + 1 :]) or Job.parse(found)
     if job is not None and (misfit := _misfit(job, launch, where)) is not None:
         return misfit
@@ -163,32 +163,32 @@ def _stranger(found: bytes, launch: Launch, where: str) -> str:
     )
 
 
-# ---- a seat, and the others ----------------------------------------------------------------------------------------------------
+# ---- this rank, and the others -------------------------------------------------------------------------------------------------
 
 
 def claim(keys: Store, rank: int, where: str) -> None:
-    """Take a seat; StrangerError if another process sits there."""
+    """Claim this rank; WrongJobError if another process has claimed it."""
     me = secrets.token_hex(8)
-    if keys.compare_set(f"seat/{rank}", "", me).decode() != me:
-        raise StrangerError(
+    if keys.compare_set(f"rank/{rank}", "", me).decode() != me:
+        raise WrongJobError(
             f"another process is rank {rank} of the job at {where}: another job meets there (choose another MASTER_PORT), "
             "or this rank was started twice"
         )
 
 
-def wait_for_all(seat: Seat, launch: Launch, deadline: float, farewell: float) -> list[int]:
-    """The ranks that have not come by the deadline. Whose deadline is first tells the others, because with rank 0 the store ends.
+def wait_for_all(meeting: Meeting, launch: Launch, deadline: float, farewell: float) -> list[int]:
+    """The ranks that have not come by the deadline. The first rank to reach its deadline writes them down for the others.
 
-    Rank 0 counts, and the others look at its word again and again: a store.wait that times out prints warnings, and one of n keys
-    on n ranks is O(n * n).
+    Rank 0 counts, and the others poll its result: a store.wait that times out prints warnings, and waiting for n keys on n ranks
+    is O(n * n).
     """
-    keys = seat.keys
+    keys = meeting.keys
     everybody = [f"here/{rank}" for rank in range(launch.world)]
-    seat.words[everybody[launch.rank]] = ""
+    meeting.announcements[everybody[launch.rank]] = ""
     look = FIRST_LOOK
     try:
         while True:
-            seat.speak()
+            meeting.announce()
             if launch.rank == 0 and keys.check(everybody):
                 keys.set("met", "")
                 return []
@@ -199,7 +199,9 @@ def wait_for_all(seat: Seat, launch: Launch, deadline: float, farewell: float) -
             if time.monotonic() > deadline - farewell:
                 missing = [rank for rank in range(launch.world) if not keys.check([everybody[rank]])]
                 keys.set("absent", " ".join(map(str, missing)))
-                time.sleep(farewell if launch.rank == 0 else 0.0)  # the store ends with this process: let the others read it
+                time.sleep(
+                    farewell if launch.rank == 0 else 0.0
+                )  # the store ends with this process: give the others time to read it
                 return missing
             time.sleep(look)
             look = min(1.5 * look, LOOK)
