@@ -99,7 +99,7 @@ def test_a_schedule_that_takes_long_to_check_asks_for_all(tmp_path, capsys):
     (tmp_path / "long.txt").write_text(to_text(ring(1)).replace("world 1", "world 65536") + step * 40_000)
     with calm(seconds=10):
         assert main(["verify", str(tmp_path / "long.txt")]) == 2
-    assert "--all does it" in capsys.readouterr().err
+    assert "--all checks it anyway" in capsys.readouterr().err
 
 
 # ---- plans ---------------------------------------------------------------------------------------------------------------------

@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phalanx.cli.names import UsageError
 from phalanx.cli.numbers import whole
 from phalanx.cli.terminal import tell
+from phalanx.cli.usage import UsageError
 
 if TYPE_CHECKING:
     from phalanx.train.manifest import Place

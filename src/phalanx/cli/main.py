@@ -10,9 +10,10 @@ from typing import NoReturn
 
 import phalanx
 from phalanx.cli import bench, export, pack, plan, report, show, show_lr, train, verify
-from phalanx.cli.names import UsageError
 from phalanx.cli.terminal import OutputError, give_up_output, guarded, tell
+from phalanx.cli.usage import UsageError
 from phalanx.schedule import ScheduleError
+from phalanx.schedule.names import InputError
 
 VERBS = (train, report, show_lr, plan, bench, show, verify, pack, export)
 
@@ -65,12 +66,9 @@ def _run(argv: list[str]) -> int:
         except SystemExit as leaving:  # argparse has printed the help or the version
             return leaving.code if isinstance(leaving.code, int) else 2
         return int(args.run(args))
-    except UsageError as error:
+    except (InputError, ScheduleError) as error:  # a schedule that is wrong is wrong input
         tell(error)
         return 2
-    except ScheduleError as error:
-        tell(error)
-        return 1
     except OSError as error:  # what a verb says nothing better about: a disk that is full, a file that has gone
         tell(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else error)
         return 1

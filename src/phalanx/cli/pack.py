@@ -8,10 +8,9 @@ import time
 import warnings
 from typing import Any
 
-from phalanx.cli.bench_config import parse_size
-from phalanx.cli.names import UsageError
-from phalanx.cli.numbers import at_least_one, whole
+from phalanx.cli.numbers import at_least_one, parse_size, size, whole
 from phalanx.cli.terminal import tell
+from phalanx.cli.usage import UsageError
 
 SIZE = "256M"
 
@@ -36,18 +35,11 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("pattern", metavar="OUT", help="names of the shards, with one %%d or %%06d for their number")
     parser.add_argument("--split", default="train", help="train, val, validation or test (default train)")
     full = parser.add_mutually_exclusive_group()
-    full.add_argument("--size", metavar="SIZE", type=_size, help=f"bytes of a shard at most, such as 64M or 1G (default {SIZE})")
+    full.add_argument("--size", metavar="SIZE", type=size, help=f"bytes of a shard at most, such as 64M or 1G (default {SIZE})")
     full.add_argument("--count", metavar="N", type=at_least_one, help="samples of a shard, instead")
     parser.add_argument("--shuffle", metavar="SEED", type=whole(0), help="in a random order; default: class by class")
     parser.add_argument("--skip-bad", action="store_true", help="leave unreadable and empty files out, and name them")
     parser.set_defaults(run=run)
-
-
-def _size(text: str) -> int:
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def run(args: argparse.Namespace) -> int:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from phalanx.cli.names import UsageError, is_file, read_text
 from phalanx.cli.numbers import at_least_one, not_negative, part, positive
+from phalanx.cli.usage import UsageError
 from phalanx.cluster import (
     MODELS,
     PRESETS,
@@ -37,6 +37,7 @@ from phalanx.cluster.picture import as_data, describe, efficiency_svg, table, ti
 from phalanx.cluster.plan import GROUP_SIZES, Plan, Question, make_plan
 from phalanx.cluster.presets import PUBLISHED_RATES
 from phalanx.cluster.training import Prices, whole_training
+from phalanx.schedule.names import is_file, read_text
 
 WIRES = {"float32": (4,), "float16": (2,), "both": (4, 2)}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from phalanx.cli.names import UsageError
+from phalanx.cli.usage import UsageError
 
 EXAMPLES = """examples:
   phalanx report runs/digits                          runs/digits/report.html anew

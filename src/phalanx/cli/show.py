@@ -8,9 +8,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from phalanx.cli.names import FORMS, UsageError, find_schedule
+from phalanx.cli.usage import UsageError
 from phalanx.schedule import lower, lowered_ops, show, to_json, to_text, trace
 from phalanx.schedule.limits import MAX_LOWERED
+from phalanx.schedule.names import FORMS, find_schedule
 from phalanx.schedule.printable import one_line
 
 EXAMPLES = """examples:

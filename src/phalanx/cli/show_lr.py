@@ -9,9 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phalanx.cli.names import UsageError
 from phalanx.cli.numbers import at_least_one
 from phalanx.cli.train import recipe_names, resolve
+from phalanx.cli.usage import UsageError
 from phalanx.schedule.markup import Markup, tag
 
 if TYPE_CHECKING:  # torch takes seconds to import, and `phalanx --help` has no use for it

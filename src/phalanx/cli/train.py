@@ -10,14 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phalanx.cli.names import UsageError, check_environment, find_all_reduce, is_file
 from phalanx.cli.numbers import at_least_one
 from phalanx.cli.terminal import forgive_output, tell
 from phalanx.cli.train_directory import RUNS, agree_on_directory, prepare_directory
+from phalanx.cli.usage import UsageError, check_environment
 from phalanx.comm.launch import LaunchError, discover
 from phalanx.comm.settings import AGENT
 from phalanx.comm.start import end_with_agent, start_ranks
 from phalanx.schedule import Schedule, ScheduleError
+from phalanx.schedule.names import InputError, find_all_reduce, is_file
 from phalanx.train.rows import write_json
 
 if TYPE_CHECKING:  # torch takes seconds to import, and `phalanx --help` has no use for it
@@ -96,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     except DirectoryInUseError as error:
         tell(error)
         return 1
-    except (ConfigError, UsageError, ScheduleError) as error:
+    except (ConfigError, InputError, ScheduleError) as error:
         if launch.rank != 0:  # one line for all of them
             return 2
         raise UsageError(str(error)) from None

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phalanx.cli.names import UsageError
+from phalanx.cli.usage import UsageError
 from phalanx.schedule.plain_json import loads
 from phalanx.train.rows import write_json
 

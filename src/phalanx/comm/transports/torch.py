@@ -269,18 +269,3 @@ def _point_gloo_at(launch: Launch) -> Any:
         return lambda: None
     os.environ["GLOO_SOCKET_IFNAME"] = name
     return lambda: os.environ.pop("GLOO_SOCKET_IFNAME", None)
-
-
-# ---- contenders of `phalanx bench` --------------------------------------------------------------------------------------------
-
-
-def library_all_reduce(x: torch.Tensor) -> None:
-    """torch.distributed's own sum over the default group: what Phalanx is compared with."""
-    dist.all_reduce(x)
-
-
-def library_fp16_hook() -> Any:
-    """DDP's own 16-bit compression."""
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
-
-    return fp16_compress_hook
