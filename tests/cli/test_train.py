@@ -18,7 +18,7 @@ from tests.world.programs.herd import clean_environment
 
 from phalanx.cli.main import main
 from phalanx.cli.train import default_ranks, load, resolve
-from phalanx.train.config import RunConfig, override
+from phalanx.train.config import RunConfig, override, paths
 from phalanx.train.manifest import find_places
 from phalanx.train.restore import read
 from phalanx.train.rows import read_rows
@@ -162,6 +162,16 @@ def test_every_recipe_is_shown_and_can_be_set(capsys):
         assert f"name={recipe}" in lines
         assert "seed=7" in lines
         assert all("=" in line for line in lines)
+
+
+def test_every_setting_is_explained(capsys):
+    assert main(["train", "--settings"]) == 0
+    out = capsys.readouterr().out
+    assert "epochs (whole number, default 30)\n    Passes over the training data.\n" in out
+    for path, _ in paths(RunConfig(name="run")):
+        assert f"{path} (" in out
+    assert main(["train", "--help"]) == 0
+    assert "\n  phalanx train cifar10 --set data.source=cifar10:DIR --set epochs=5\n" in capsys.readouterr().out
 
 
 def test_runs_are_numbered_and_the_newest_is_resumed(here, capsys):

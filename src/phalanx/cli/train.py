@@ -1,4 +1,4 @@
-"""`phalanx train`: a recipe, on ranks that a launcher started or, without one, on local ranks started through torch's."""
+"""`phalanx train`: train a recipe on the ranks that a launcher started or, without one, on local ranks started here."""
 
 from __future__ import annotations
 
@@ -27,36 +27,53 @@ if TYPE_CHECKING:  # torch takes seconds to import, and `phalanx --help` has no 
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 
+EXAMPLES = """examples:
+  phalanx train                                          digits, on as many ranks as cores
+  phalanx train cifar10 --set data.source=cifar10:DIR --set epochs=5
+  phalanx train --settings                               every name that --set takes, and what it means
+  torchrun --nproc-per-node 8 -m phalanx train imagenet-resnet50
+"""
+
 
 def add_to(verbs: Any) -> None:
     """Add the verb."""
     parser = verbs.add_parser(
         "train",
         help="train a recipe",
-        description="Train a recipe, on ranks that it starts on this host or, under torchrun, mpirun or srun, on theirs.",
-        epilog="examples:  phalanx train   phalanx train cifar10 --set data.source=cifar10:DIR --set epochs=5   "
-        "torchrun --nproc-per-node 8 -m phalanx train imagenet-resnet50",
+        description="Train a recipe. Starts the ranks on this host, or uses those that torchrun, mpirun or srun started.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("recipe", metavar="RECIPE", nargs="?", default="digits", help=f"a file, or {', '.join(recipe_names())}")
     parser.add_argument(
         "--ranks",
         metavar="N",
         type=at_least_one,
-        help="processes to start here (default: as many as cores, if the batch can be divided so)",
+        help="processes to start here (default: as many as cores, or the most below that which divide the batch)",
     )
     parser.add_argument(
-        "--set", metavar="PATH=VALUE", action="append", default=[], dest="settings", help="change the recipe; may be repeated"
+        "--set",
+        metavar="PATH=VALUE",
+        action="append",
+        default=[],
+        dest="settings",
+        help="change a setting of the recipe; may be repeated",
     )
     parser.add_argument(
-        "--plan", metavar="FILE", type=Path, help="communicate as `phalanx plan --json FILE` found best; --set has the last word"
+        "--plan", metavar="FILE", type=Path, help="communicate as `phalanx plan --json FILE` found best; --set overrides it"
     )
-    parser.add_argument("--out", metavar="DIR", type=Path, help=f"for records and checkpoints (default: a new one in {RUNS}/)")
+    parser.add_argument(
+        "--out", metavar="DIR", type=Path, help=f"directory for records and checkpoints (default: a new one in {RUNS}/)"
+    )
     parser.add_argument(
         "--resume",
         action="store_true",
-        help="continue the run in --out, or begin one if there is none (default: the newest of this recipe)",
+        help="continue the run in --out, or start one if there is none (without --out: the newest run of this recipe)",
     )
-    parser.add_argument("--show", action="store_true", help="print the resolved recipe and train nothing")
+    parser.add_argument("--show", action="store_true", help="print the recipe with all its settings, and train nothing")
+    parser.add_argument(
+        "--settings", action="store_true", dest="list_settings", help="print what every setting means, and train nothing"
+    )
     parser.set_defaults(run=run)
 
 
@@ -67,6 +84,8 @@ def recipe_names() -> list[str]:
 
 def run(args: argparse.Namespace) -> int:
     """Train on the ranks of a launcher; without one, check what can be checked and start some."""
+    if args.list_settings:
+        return list_settings()
     from phalanx.train.config import ConfigError
     from phalanx.train.lock import DirectoryInUseError
     from phalanx.train.planned import read_plan
@@ -189,6 +208,16 @@ def show(config: RunConfig) -> int:
     for path, value in paths(config):
         text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
         print(f"{path}={text}")
+    return 0
+
+
+def list_settings() -> int:
+    """Print the reference: every setting, its type, its default, and what it means."""
+    from phalanx.train.config import describe_settings
+
+    for setting in describe_settings():
+        default = f", default {setting.default or 'empty'}" if setting.default is not None else ""
+        print(f"{setting.name} ({setting.type}{default})\n    {setting.sentence}")
     return 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -15,6 +15,7 @@ from phalanx.nn import models
 from phalanx.nn.batchnorm import convert_batchnorm, use_last_batch_
 from phalanx.nn.init import init_parameters_, seed_everything
 from phalanx.nn.models.initial import initialize_
+from phalanx.train.settings import setting
 
 _building = threading.Lock()  # ranks that are threads of one process share its generators
 
@@ -25,18 +26,19 @@ SMALL = ("small_cnn", "mlp", "strided_cnn", "resnet9")  # networks that come in 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchNormConfig:
-    """Whose samples make the statistics of batch norms in training, and which ones evaluation uses.
+    """Which samples make the statistics of batch norms in training, and which statistics evaluation uses.
 
-    `statistics`: each rank's "own" samples, as Fujitsu and Sony have it, or those "shared" by all ranks, or by `group`
-    consecutive ones. For evaluation a moving average is kept, into which each batch enters with the share `momentum` (None: the
-    network's, 0.1; MXNet and TensorFlow count the other way, 0.9); with `last_batch` it is the last batch alone. It is averaged
-    over the ranks.
+    Evaluation uses a moving average, or the last batch, averaged over the ranks.
     """
 
-    statistics: Literal["own", "shared"] = "own"
-    group: int | None = None
-    momentum: float | None = None
-    last_batch: bool = False
+    statistics: Literal["own", "shared"] = setting(
+        "own", "Normalise with each rank's own samples, as Fujitsu and Sony do, or with samples shared between ranks."
+    )
+    group: int | None = setting(None, "How many consecutive ranks share their statistics; none for all ranks.")
+    momentum: float | None = setting(
+        None, "Share of a new batch in the moving average; none for the network's, 0.1. MXNet and TensorFlow write 0.9 for it."
+    )
+    last_batch: bool = setting(False, "Evaluate with the statistics of the last batch instead of a moving average.")
 
     def __post_init__(self) -> None:
         if self.group is not None and (self.statistics == "own" or self.group < 1):
@@ -63,22 +65,25 @@ class BatchNormConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Which network. `depth` is resnet_cifar's, `width` that of the small ones, `auxiliary_heads` googlenet's.
+    """The network, its initial weights, and how it computes."""
 
-    `zero_gamma` lets residual blocks begin as identities. `initialise`: ranks draw equal weights because they draw in one "order"
-    from one seed, or because every layer draws from (seed, its "name"), so that a layer more or less changes no other.
-    """
-
-    name: Network = "small_cnn"
-    depth: int | None = None
-    width: int | None = None
-    zero_gamma: bool = False
-    auxiliary_heads: bool = False
-    batchnorm: BatchNormConfig = field(default_factory=BatchNormConfig)
-    initialise: Literal["order", "name"] = "order"
-    channels_last: bool = False
-    compile: bool = False
-    precision: Precision = "float32"  # of forward and backward (autocast); parameters stay float32
+    name: Network = setting("small_cnn", "The network.")
+    depth: int | None = setting(None, "Layers of resnet_cifar: 20, 32, 44, 56 and 110 are the paper's.")
+    width: int | None = setting(
+        None, "Channels of small_cnn, strided_cnn and resnet9, or units of mlp; none for the network's default."
+    )
+    zero_gamma: bool = setting(False, "Start the residual blocks of resnet_cifar, resnet18 and resnet50 as identities.")
+    auxiliary_heads: bool = setting(False, "Train googlenet with its two auxiliary classifiers.")
+    batchnorm: BatchNormConfig = setting(BatchNormConfig(), "Batch norms.")
+    initialise: Literal["order", "name"] = setting(
+        "order",
+        "Draw initial weights in the order of layers, or for each layer by its name, so that layers do not affect others.",
+    )
+    channels_last: bool = setting(False, "Keep images and weights in channels-last memory layout.")
+    compile: bool = setting(False, "Compile the network with torch.compile.")
+    precision: Precision = setting(
+        "float32", "Type of forward and backward, by autocast; parameters stay float32, and float16 scales the loss."
+    )
 
     def __post_init__(self) -> None:
         if self.depth is None and self.name == "resnet_cifar":

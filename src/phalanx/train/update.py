@@ -6,7 +6,7 @@ What changes from step to step, by the rules that are named here, is put togethe
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -21,33 +21,41 @@ from phalanx.optim.gossip_step import GossipOptimizer
 from phalanx.optim.lars import Lars
 from phalanx.optim.multi_node import MultiNodeOptimizer, create_multi_node_optimizer
 from phalanx.optim.rmsprop_warmup import RmspropWarmup
+from phalanx.train.settings import setting
+
+GOSSIP = {
+    "topology": "Which partner a rank has: 2**k ranks away in step k of a period, or across dimension k of a hypercube.",
+    "rotate": "Shuffle the ranks after every period, so that partners change.",
+    "exchange": "Mix weights and optimizer state after the update, or gradients before it.",
+    "level": "Let every rank gossip, or let the ranks of a host act as one; none for hosts where several hold several ranks.",
+    "overlap": "Exchange during the next forward and backward; false waits for it in the step.",
+    "average_every": "Steps after which all replicas become their exact mean; none for evaluations only.",
+    "seed": "Seed of the rotation.",
+    "patience": "Seconds to wait for a partner before continuing without it; none for 4 usual steps, at least 1 s.",
+}
 
 Decay = Literal["constant", "linear", "polynomial", "cosine", "step", "natan"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """SGD with momentum, LARS, or SGD that begins as RMSprop (arXiv 1711.04325).
+    """SGD with momentum, LARS, or SGD that begins as RMSprop (arXiv 1711.04325)."""
 
-    `decay_all`: weight decay for biases and batch norms, too. `momentum_rule`: what becomes of the momentum where the batch
-    changes: nothing, or "noise", what keeps the noise of SGD (`phalanx.lr.momentum_for`). LARS has `trust_coefficient` and `eps`;
-    its velocity contains the rate unless `lr_in_momentum` is False, and `correct_momentum` then makes it follow the rate at once.
-    RMSprop's rate is `rmsprop_rate`; it has given way to SGD by half at epoch `ramp_center`, wholly half a `ramp_period` later.
-    """
-
-    name: Literal["sgd", "lars", "rmsprop_warmup"] = "sgd"
-    momentum: float = 0.9
-    momentum_rule: Literal["fixed", "noise"] = "fixed"
-    nesterov: bool = False
-    weight_decay: float = 5e-5
-    decay_all: bool = False
-    trust_coefficient: float = 0.001
-    eps: float = 1e-9
-    lr_in_momentum: bool = True
-    correct_momentum: bool = False
-    rmsprop_rate: float = 3e-4
-    ramp_center: float = 10.0
-    ramp_period: float = 5.0
+    name: Literal["sgd", "lars", "rmsprop_warmup"] = setting("sgd", "The update rule.")
+    momentum: float = setting(0.9, "Share of the velocity that each step keeps.")
+    momentum_rule: Literal["fixed", "noise"] = setting(
+        "fixed", "Keep the momentum when the batch changes, or choose it so that the noise of SGD stays the same."
+    )
+    nesterov: bool = setting(False, "Nesterov's momentum; for sgd and lars.")
+    weight_decay: float = setting(5e-5, "Weight decay; biases and batch norms have none unless `decay_all` is set.")
+    decay_all: bool = setting(False, "Decay biases and batch norms, too; not for lars.")
+    trust_coefficient: float = setting(0.001, "LARS: factor of the ratio of weight norm to gradient norm.")
+    eps: float = setting(1e-9, "LARS: what is added to the denominator of that ratio.")
+    lr_in_momentum: bool = setting(True, "LARS: let the velocity contain the learning rate.")
+    correct_momentum: bool = setting(False, "LARS: rescale the velocity when the rate changes; this needs lr_in_momentum.")
+    rmsprop_rate: float = setting(3e-4, "rmsprop_warmup: learning rate of RMSprop.")
+    ramp_center: float = setting(10.0, "rmsprop_warmup: epoch at which RMSprop and SGD have equal shares.")
+    ramp_period: float = setting(5.0, "rmsprop_warmup: epochs of the ramp; half of it after `ramp_center` only SGD is left.")
 
     def __post_init__(self) -> None:
         for name in ("momentum", "weight_decay", "trust_coefficient", "eps", "rmsprop_rate", "ramp_center"):
@@ -91,27 +99,26 @@ class OptimizerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RateConfig:
-    """The learning rate: `peak` after `warmup` epochs, then `decay` to `end`, a share of the peak.
+    """The learning rate: `peak` after `warmup` epochs, then `decay` down to `end`."""
 
-    That is reached at the end of the run or after `decay_epochs`, and stays. `scaling`: `peak` is the rate for batches of
-    `reference` samples, and larger ones, in each stage of a plan, get more in proportion ("linear") or by the root ("sqrt").
-    `rule`, a rule of `phalanx.lr` in rates, is for what this cannot say; it replaces all but the scaling.
-    """
-
-    peak: float = 0.1
-    scaling: Literal["none", "linear", "sqrt"] = "none"
-    reference: int | None = None
-    warmup: float = 0.0
-    warmup_start: float = 0.0  # a share of the peak
-    warmup_kind: Literal["linear", "exponential"] = "linear"
-    decay: Decay = "cosine"
-    decay_epochs: float | None = None
-    end: float = 0.0
-    power: float = 2.0  # of polynomial
-    steps: tuple[float, ...] = ()  # of step: epochs of the run
-    factor: float = 0.1  # of step
-    turn: float | None = None  # of natan: the epoch of the run where half of the peak is reached
-    rule: lr.Rule | None = None
+    peak: float = setting(0.1, "Highest learning rate.")
+    scaling: Literal["none", "linear", "sqrt"] = setting(
+        "none", "Scale the rate with the batch, or with its square root; `peak` is then the rate of `reference` samples."
+    )
+    reference: int | None = setting(None, "Batch for which `peak` is right, with `scaling`.")
+    warmup: float = setting(0.0, "Epochs over which the rate rises to `peak`.")
+    warmup_start: float = setting(0.0, "Share of the peak at which the warm-up begins.")
+    warmup_kind: Literal["linear", "exponential"] = setting("linear", "Shape of the warm-up.")
+    decay: Decay = setting("cosine", "Shape of the decay after the warm-up.")
+    decay_epochs: float | None = setting(None, "Epochs of the decay, after which the rate stays; none for the rest of the run.")
+    end: float = setting(0.0, "Share of the peak at which the decay ends.")
+    power: float = setting(2.0, "decay=polynomial: its power.")
+    steps: tuple[float, ...] = setting((), "decay=step: epochs of the run at which the rate falls.")
+    factor: float = setting(0.1, "decay=step: factor of each fall.")
+    turn: float | None = setting(None, "decay=natan: epoch of the run at which the rate is half the peak; none for the middle.")
+    rule: lr.Rule | None = setting(
+        None, "A rule of `phalanx.lr`, for rates that the other settings cannot express; it replaces all but the scaling."
+    )
 
     def __post_init__(self) -> None:
         for name in ("peak", "warmup", "warmup_start", "end", "factor"):
@@ -174,21 +181,30 @@ class RateConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CommConfig:
-    """How ranks communicate. `algorithm` is a name such as "torus:2x4"; None chooses for the hosts found.
+    """How ranks communicate."""
 
-    `sync`: "gossip" mixes replicas with one partner per step, as `gossip` says; they are averaged before every evaluation.
-    """
-
-    sync: Literal["allreduce", "gossip"] = "allreduce"
-    gossip: Gossip = field(default_factory=Gossip)
-    algorithm: str | None = None
-    timeout: float = 60.0
-    wire: Literal["float16", "bfloat16"] | None = None
-    bucket_bytes: int | None = 8 << 20  # fixed, where None measures: sums of a resumed run are cut as they were
-    growing: int | None = None
-    overlap: bool | None = None
-    fused: bool | None = None
-    double_buffering: bool = False
+    sync: Literal["allreduce", "gossip"] = setting(
+        "allreduce", "Average gradients over all ranks, or mix replicas with one partner per step and average before evaluations."
+    )
+    gossip: Gossip = setting(Gossip(), "GossipGraD, with comm.sync=gossip.", parts=GOSSIP)
+    algorithm: str | None = setting(
+        None, "All-reduce schedule: a name such as torus:2x4, or a file. None chooses one for the hosts found."
+    )
+    timeout: float = setting(60.0, "Seconds that a rank waits for another one before the run fails.")
+    wire: Literal["float16", "bfloat16"] | None = setting(None, "Type in which gradients travel; none for their own.")
+    bucket_bytes: int | None = setting(
+        8 << 20, "Bytes of gradients that travel together. Fixed, so that a resumed run adds in the same order; none to measure."
+    )
+    growing: int | None = setting(
+        None, "Group gradients as Fujitsu did, instead of by bytes: group k ends after growing * k**3 tensors."
+    )
+    overlap: bool | None = setting(None, "Send gradients during backward; none to measure both ways and keep the faster one.")
+    fused: bool | None = setting(
+        None, "Update weights while gradients are summed, if all ranks share a host; none for the default of `phalanx.AllReduce`."
+    )
+    double_buffering: bool = setting(
+        False, "Apply the mean gradient of the step before, so that its exchange can take a whole step."
+    )
 
     def __post_init__(self) -> None:
         check_timeout(self.timeout)
