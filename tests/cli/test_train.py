@@ -18,9 +18,9 @@ from tests.world.programs.herd import clean_environment
 
 from phalanx.cli.main import main
 from phalanx.cli.train import default_ranks, load, resolve
+from phalanx.train.checkpoint.places import find_places
+from phalanx.train.checkpoint.read import read
 from phalanx.train.config import RunConfig, override, paths
-from phalanx.train.manifest import find_places
-from phalanx.train.restore import read
 from phalanx.train.rows import read_rows
 
 DEADLINE = 120.0  # seconds for one command, which imports torch in each rank

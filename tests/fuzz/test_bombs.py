@@ -19,9 +19,9 @@ from phalanx.cluster import profile as backend_profile
 from phalanx.data.image import BadSample, decode_image
 from phalanx.data.sources.plain_pickle import PickleRefused, load_plain
 from phalanx.schedule import ScheduleError, from_json, from_text, ring, to_json, to_text, verify
+from phalanx.train.checkpoint.tree import decode
 from phalanx.train.config import ConfigError
 from phalanx.train.planned import parse_plan
-from phalanx.train.tree import decode
 
 # ---- pickles -------------------------------------------------------------------------------------------------------------------
 

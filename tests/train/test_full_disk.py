@@ -10,8 +10,8 @@ from tests.train.runs import TINY, rows
 from tests.world.programs.herd import clean_environment
 
 import phalanx
-from phalanx.train import write
-from phalanx.train.manifest import CheckpointError, find_places
+from phalanx.train.checkpoint import CheckpointError, write
+from phalanx.train.checkpoint.places import find_places
 from phalanx.train.trainer import train
 
 OFTEN = replace(TINY, checkpoint_every_steps=5, keep=10)  # saves after steps 5, 10, 11, 15, 20 and 22

@@ -12,7 +12,7 @@ from phalanx.cli.terminal import tell
 from phalanx.cli.usage import UsageError
 
 if TYPE_CHECKING:
-    from phalanx.train.manifest import Place
+    from phalanx.train.checkpoint.places import Place
 
 ENTRY = "model"
 
@@ -45,8 +45,8 @@ def run(args: argparse.Namespace) -> int:
     """Read the newest intact checkpoint, and write its model in one piece or not at all."""
     import torch  # here: other verbs do without it
 
-    from phalanx.train.manifest import DamagedError
-    from phalanx.train.restore import read
+    from phalanx.train.checkpoint.errors import DamagedError
+    from phalanx.train.checkpoint.read import read
 
     if args.file.exists() and not args.file.is_file():  # root would replace /dev/null by a model
         raise UsageError(f"{args.file} is there and is no file: name another one")
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _find(path: Path) -> tuple[Path, list[Place]]:
     """The directory of checkpoints that `path` means, and those to try, newest first."""
-    from phalanx.train.manifest import Place, find_places
+    from phalanx.train.checkpoint.places import Place, find_places
 
     place = Place.parse(path.absolute().name)
     if place is not None and path.is_dir():

@@ -86,8 +86,8 @@ def run(args: argparse.Namespace) -> int:
     """Train on the ranks of a launcher; without one, check what can be checked and start some."""
     if args.list_settings:
         return list_settings()
+    from phalanx.train.checkpoint import DirectoryInUseError
     from phalanx.train.config import ConfigError
-    from phalanx.train.lock import DirectoryInUseError
     from phalanx.train.planned import read_plan
 
     try:
@@ -228,9 +228,9 @@ def train_here(args: argparse.Namespace, config: RunConfig, out: Path | None, pl
     from phalanx.comm.create import create_communicator
     from phalanx.comm.verdict import CommunicationError
     from phalanx.data import BadSample, SampleError, SourceError
+    from phalanx.train.checkpoint import CheckpointError, DirectoryInUseError
+    from phalanx.train.checkpoint.lock import one_job
     from phalanx.train.config import ConfigError
-    from phalanx.train.lock import DirectoryInUseError, one_job
-    from phalanx.train.manifest import CheckpointError
     from phalanx.train.planned import FILE
     from phalanx.train.trainer import train
 

@@ -25,9 +25,9 @@ def prepare_directory(out: Path | None, config: RunConfig, *, resume: bool) -> P
     An `out` that holds no run yet gets one in either case: a job that is requeued has one command line for all its starts.
     DirectoryInUseError if another job has it.
     """
+    from phalanx.train.checkpoint.lock import DirectoryLock
+    from phalanx.train.checkpoint.places import find_places
     from phalanx.train.config import plain
-    from phalanx.train.lock import DirectoryLock
-    from phalanx.train.manifest import find_places
 
     try:
         if out is None:
@@ -54,7 +54,7 @@ def prepare_directory(out: Path | None, config: RunConfig, *, resume: bool) -> P
 
 def agree_on_directory(out: Path | None, config: RunConfig, comm: Communicator, *, resume: bool) -> Path:
     """Rank 0 prepares it: a second one would find it there already."""
-    from phalanx.train.lock import DirectoryInUseError
+    from phalanx.train.checkpoint import DirectoryInUseError
 
     path, problem, in_use = "", "", ""
     if comm.rank == 0:
@@ -99,8 +99,8 @@ def numbered(name: str) -> Iterator[Path]:
 
 def check_same_run(out: Path, config: RunConfig) -> None:
     """Raise unless the run in `out` is one of this configuration."""
+    from phalanx.train.checkpoint.differences import compare_plain
     from phalanx.train.config import identity, plain
-    from phalanx.train.entries import compare_plain
 
     try:
         before = loads((out / "config.json").read_text(encoding="utf-8"))

@@ -27,10 +27,10 @@ from phalanx.optim.gossip_step import GossipOptimizer
 from phalanx.optim.multi_node import MultiNodeOptimizer
 from phalanx.train.check import check, open_sources
 from phalanx.train.checkpoint import Checkpointer, CheckpointError, RandomState
+from phalanx.train.checkpoint.lock import one_job
 from phalanx.train.config import RunConfig, identity, plain
 from phalanx.train.course import Course
 from phalanx.train.evaluate import create_multi_node_evaluator
-from phalanx.train.lock import one_job
 from phalanx.train.log import Log
 from phalanx.train.sigterm import StopRequest
 from phalanx.train.stragglers import Times

@@ -8,19 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.schedule.plain_json import brief
-from phalanx.train.entries import Saved, check_saved
-from phalanx.train.manifest import (
-    DamagedError,
-    Manifest,
-    Place,
-    check_files,
-    part,
-    read_json,
-    read_manifest,
-    read_tensors,
-)
-from phalanx.train.replicas import structure_of
-from phalanx.train.tree import Tensors, decode, references
+from phalanx.train.checkpoint.entries import Saved, check_saved
+from phalanx.train.checkpoint.errors import DamagedError
+from phalanx.train.checkpoint.files import check_files, read_json, read_manifest, read_tensors
+from phalanx.train.checkpoint.manifest import Manifest, part
+from phalanx.train.checkpoint.places import Place
+from phalanx.train.checkpoint.replicas import structure_of
+from phalanx.train.checkpoint.tree import Tensors, decode, references
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from phalanx.schedule.plain_json import brief, read_whole
-from phalanx.train.tree import decode
+from phalanx.train.checkpoint.tree import decode
 
 LARGEST = 1 << 60  # of a step, or a size in bytes
 MAX_WORLD = 1 << 20  # ranks that saved together

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from phalanx.comm.communicator import Communicator
-from phalanx.train.entries import Entry
-from phalanx.train.tree import Tensors
+from phalanx.train.checkpoint.entries import Entry
+from phalanx.train.checkpoint.tree import Tensors
 
 WIDTH = 1024  # words in a row of a fingerprint
 SMALL = WIDTH * 8  # bytes up to which the content itself is hashed

@@ -26,7 +26,7 @@ from datetime import datetime
 from pathlib import Path
 
 from phalanx.comm.communicator import Communicator
-from phalanx.train.manifest import CheckpointError
+from phalanx.train.checkpoint.errors import CheckpointError
 
 LOCK = ".lock"
 PATIENCE = 5.0  # seconds for a holder that is just ending: a killed process gives its memory back before its locks

@@ -13,57 +13,25 @@ import contextlib
 import json
 import os
 import shutil
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from phalanx.comm.ending import finish_before_end, process_is_ending, say_last
-from phalanx.train.entries import Entry
-from phalanx.train.manifest import (
-    MANIFEST,
-    CheckpointError,
-    Manifest,
-    Place,
-    Sum,
-    delete,
-    find_places,
-    part,
-    sync_directory,
-    write_bytes,
-    write_tensors,
-)
-from phalanx.train.replicas import owns, structure_of
-from phalanx.train.tree import Tensors, dense_stride, storable
+from phalanx.comm.ending import process_is_ending
+from phalanx.train.checkpoint.entries import Entry
+from phalanx.train.checkpoint.errors import CheckpointError, explain
+from phalanx.train.checkpoint.files import sync_directory, write_bytes, write_tensors
+from phalanx.train.checkpoint.manifest import MANIFEST, Manifest, Sum, part
+from phalanx.train.checkpoint.places import Place, delete, find_places
+from phalanx.train.checkpoint.replicas import owns, structure_of
+from phalanx.train.checkpoint.tree import Tensors, storable
 
 PATIENCE = 600.0  # seconds without a new byte of other ranks; a file system over a network may show them a minute late
 LAST_PATIENCE = 10.0  # seconds, when the program has ended: a rank that is dead will never write
 LOOK = 0.005, 0.5  # seconds between two looks for files of others: the first, and the longest
 FAILED = "failed"  # rank-00003.failed holds the reason
-
-
-class HostCopies:
-    """Copies of tensors in host memory, pinned for those of a GPU. Memory is kept for the next copy: fresh pages cost more."""
-
-    def __init__(self) -> None:
-        self._room: Tensors = {}
-
-    def take(self, tensors: Mapping[str, torch.Tensor]) -> Tensors:
-        """Copies of `tensors`, valid until the next call; what is not among them loses its room."""
-        room: Tensors = {}
-        for name, x in tensors.items():
-            copy = self._room.get(name)
-            if copy is None or (copy.shape, copy.dtype, dense_stride(copy)) != (x.shape, x.dtype, dense_stride(x)):
-                copy = torch.empty_like(x, device="cpu", pin_memory=x.is_cuda)
-            room[name] = copy.copy_(x, non_blocking=True)
-        for device in {x.device for x in tensors.values() if x.is_cuda}:
-            torch.cuda.synchronize(device)
-        self._room = room
-        return dict(room)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,47 +136,3 @@ def _give_up(job: Job, staging: Path, error: BaseException) -> None:
         return
     with contextlib.suppress(OSError):  # on a full disk the file stays empty, and its name alone tells
         (staging / part(job.rank, FAILED)).write_text(explain(error) if isinstance(error, OSError) else repr(error))
-
-
-def explain(error: OSError) -> str:
-    """What the system said, without Python's decoration."""
-    where = f" ({Path(error.filename).name})" if isinstance(error.filename, str) else ""
-    return (error.strerror or str(error)) + where
-
-
-class Background:
-    """Runs one job at a time in a thread of its own, which is finished before the process ends, whatever ends it."""
-
-    def __init__(self, failed: Callable[[BaseException], None] | None = None) -> None:
-        self.failed = failed  # told at once, in that thread
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
-
-    @property
-    def busy(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
-
-    def start(self, work: Callable[[], None]) -> None:
-        def run() -> None:
-            try:
-                work()
-            except BaseException as error:  # noqa: BLE001  raised in the training thread, at its next save
-                self._error = error
-                if process_is_ending():  # nobody is left who would ask
-                    say_last(f"the last checkpoint is not complete: {error}")
-                elif self.failed is not None:
-                    self.failed(error)
-
-        self._thread = threading.Thread(target=run, name="phalanx-checkpoint")
-        finish_before_end(self._thread)
-        self._thread.start()
-
-    def finish(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the job, at most so many seconds; the error with which it ended, told once."""
-        if self._thread is not None:
-            self._thread.join(timeout)
-            if self.busy:
-                return None
-            self._thread = None
-        error, self._error = self._error, None
-        return error
