@@ -233,7 +233,7 @@ def test_two_ranks_stopped_by_sigterm_go_on_and_end_as_if_undisturbed(tmp_path):
             process.kill()
     assert process.returncode == 128 + signal.SIGTERM
     assert "stopped on request, --resume goes on" in out
-    assert err.startswith("stopping: a checkpoint is saved after this step")
+    assert err.startswith("stopping: this step is finished and saved first")
     assert len(err.splitlines()) == 2, err
     step = read_rows(tmp_path / "cut" / "metrics.jsonl")[-1]["steps"]
     assert 23 <= step < 8 * 23
@@ -262,7 +262,7 @@ def test_ctrl_c_saves_and_says_at_once_how_to_go_on(tmp_path):
         finally:
             process.kill()
     assert process.returncode == 128 + signal.SIGINT
-    assert f"to go on: phalanx train digits --ranks 2 --resume --out {tmp_path / 'cut'} --set epochs=500" in err
+    assert f"to continue: phalanx train digits --ranks 2 --resume --out {tmp_path / 'cut'} --set epochs=500" in err
     assert len(err.splitlines()) == 2, err
     step = read_rows(tmp_path / "cut" / "metrics.jsonl")[-1]["steps"]
     assert find_places(tmp_path / "cut" / "checkpoints")[0].step == step

@@ -43,7 +43,7 @@ def test_training_continues_and_the_next_save_works(tmp_path, monkeypatch, capsy
 
 def test_a_run_whose_last_save_fails_fails(tmp_path, monkeypatch):
     full_disk(monkeypatch, from_=4, to=9)
-    with pytest.raises(CheckpointError, match=r"step 22: .*(No space left on device|rank 0 gave the checkpoint up)"):
+    with pytest.raises(CheckpointError, match=r"step 22: .*(No space left on device|rank 0 gave up the checkpoint)"):
         phalanx.run_local(2, lambda comm: train(OFTEN, comm, out=tmp_path))
     assert sorted(place.step for place in find_places(tmp_path / "checkpoints")) == [5, 10, 11]
 

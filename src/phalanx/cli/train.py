@@ -17,8 +17,8 @@ from phalanx.cli.usage import UsageError, check_environment
 from phalanx.comm.launch import LaunchError, discover
 from phalanx.comm.settings import AGENT
 from phalanx.comm.start import end_with_agent, start_ranks
-from phalanx.schedule import Schedule, ScheduleError
-from phalanx.schedule.names import InputError, find_all_reduce, is_file
+from phalanx.schedule import ScheduleError
+from phalanx.schedule.names import InputError, is_file
 from phalanx.train.rows import write_json
 
 if TYPE_CHECKING:  # torch takes seconds to import, and `phalanx --help` has no use for it
@@ -172,8 +172,9 @@ def check_everything(config: RunConfig, ranks: int) -> None:
     """Raise for what would fail on the ranks: better one line here than one from each of them."""
     from phalanx.grad.partners import check_topology
     from phalanx.train.check import check, open_sources
+    from phalanx.train.communicator import find_algorithm
 
-    find_algorithm(config, ranks)
+    find_algorithm(config.comm, ranks)
     if config.comm.sync == "gossip" and config.comm.gossip.level != "host":
         try:
             check_topology(config.comm.gossip, ranks, "ranks")  # of this host, the only one
@@ -192,13 +193,6 @@ def default_ranks(config: RunConfig, cores: int) -> int:
             return False
 
     return next((ranks for ranks in range(cores, 0, -1) if fits(ranks)), 1)
-
-
-def find_algorithm(config: RunConfig, ranks: int) -> Schedule | None:
-    """The schedule that the configuration names."""
-    if config.comm.algorithm is None:
-        return None
-    return find_all_reduce(config.comm.algorithm, ranks, f"comm.algorithm={config.comm.algorithm}")
 
 
 def show(config: RunConfig) -> int:
@@ -225,11 +219,11 @@ def train_here(args: argparse.Namespace, config: RunConfig, out: Path | None, pl
     """Be one rank, or all of them; 1 if the run failed for a reason that has a name."""
     import torch
 
-    from phalanx.comm.create import create_communicator
     from phalanx.comm.verdict import CommunicationError
     from phalanx.data import BadSample, SampleError, SourceError
     from phalanx.train.checkpoint import CheckpointError, DirectoryInUseError
     from phalanx.train.checkpoint.lock import one_job
+    from phalanx.train.communicator import create_communicator_for, find_algorithm
     from phalanx.train.config import ConfigError
     from phalanx.train.planned import FILE
     from phalanx.train.trainer import train
@@ -241,8 +235,9 @@ def train_here(args: argparse.Namespace, config: RunConfig, out: Path | None, pl
         plan.check(config, launch.world)
     if "OMP_NUM_THREADS" not in os.environ and launch.world > 1:
         torch.set_num_threads(1)
+    find_algorithm(config.comm, launch.world)
     try:
-        comm = create_communicator(find_algorithm(config, launch.world), timeout=config.comm.timeout)
+        comm = create_communicator_for(config.comm)
     except (CommunicationError, LaunchError) as error:  # of the meeting: the peers did not come, or the port is another's
         tell(error)
         return 1
@@ -252,7 +247,7 @@ def train_here(args: argparse.Namespace, config: RunConfig, out: Path | None, pl
             with one_job(out, comm):  # as train() does: the plan is a record of the run, too
                 if plan and comm.rank == 0:
                     write_json(out / FILE, plan.content)
-                result = train(config, comm, out=out, resume=args.resume, goes_on_with=resuming_command(args, out, comm.size))
+                result = train(config, comm, out=out, resume=args.resume, resume_command=resuming_command(args, out, comm.size))
         forgive_output()
         return 128 + result.signal if result.why == "stopped" else 0
     except ConfigError:

@@ -9,10 +9,10 @@ from phalanx.comm.ending import finish_before_end, process_is_ending, say_last
 
 
 class Background:
-    """Runs one job at a time in a thread of its own, which is finished before the process ends, whatever ends it."""
+    """Runs one job at a time in its own thread, for which the process waits before it ends, whatever ends it."""
 
     def __init__(self, failed: Callable[[BaseException], None] | None = None) -> None:
-        self.failed = failed  # told at once, in that thread
+        self.failed = failed  # called at once, in that thread
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -26,7 +26,7 @@ class Background:
                 work()
             except BaseException as error:  # noqa: BLE001  raised in the training thread, at its next save
                 self._error = error
-                if process_is_ending():  # nobody is left who would ask
+                if process_is_ending():  # no `save` will come to raise it
                     say_last(f"the last checkpoint is not complete: {error}")
                 elif self.failed is not None:
                     self.failed(error)
@@ -36,7 +36,7 @@ class Background:
         self._thread.start()
 
     def finish(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the job, at most so many seconds; the error with which it ended, told once."""
+        """Wait for the job, at most `timeout` seconds, and return the error it ended with, once."""
         if self._thread is not None:
             self._thread.join(timeout)
             if self.busy:

@@ -13,7 +13,7 @@ SHOWN = 20  # differences in one message
 
 
 def differences(name: str, obj: Any, saved: Saved) -> list[str]:
-    """Why `saved` is not a state of `obj`, in words; empty where it is."""
+    """Why `saved` does not fit `obj`, one line per reason; empty if it fits."""
     kind = kind_of(obj, name)
     if kind != saved.kind:
         return [f"{name}: {_article(saved.kind)} in the checkpoint, {_article(kind)} here"]
@@ -43,7 +43,7 @@ def compare_plain(name: str, here: Any, there: Any) -> list[str]:
 
 
 def some(lines: list[str]) -> str:
-    """Lines of a message, not more than a person reads."""
+    """Lines of a message, at most SHOWN of them."""
     more = [f"... and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
     return "".join(f"\n  {line}" for line in [*lines[:SHOWN], *more])
 
@@ -58,7 +58,7 @@ def _compare_mappings(name: str, here: Mapping[str, Any], there: Any) -> list[st
 
 def _compare_values(name: str, here: Any, there: Any) -> list[str]:
     if not isinstance(here, torch.Tensor) and not isinstance(there, torch.Tensor):
-        return []  # a module's extra state: its own affair
+        return []  # a module's extra state: only the module can compare it
     a, b = _kind_of_value(there), _kind_of_value(here)
     return [] if a == b else [f"{name}: {a} in the checkpoint, {b} here"]
 
@@ -70,7 +70,7 @@ def _compare_optimizers(name: str, optimizer: torch.optim.Optimizer, saved: Save
         return [f"{name}.param_groups: {other_counts} parameters in the checkpoint, {counts} here"]
     found = []
     for i, (group, other) in enumerate(zip(groups, others)):
-        # schedulers add the first; torch keeps names only where it was given them
+        # schedulers add the first; torch keeps names only if it was given some
         odd = (group.keys() ^ other.keys()) - {"initial_lr", "param_names"}
         found += [
             f"{name}.param_groups[{i}][{key!r}]: only {'here' if key in group else 'in the checkpoint'}"

@@ -12,7 +12,7 @@ from phalanx.train.checkpoint.tree import Tensors, encode
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The state of one object: its tree and tensors, and for an optimizer the shapes of what it optimises."""
+    """The state of one object: its tree and tensors, and for an optimizer the shapes of its parameters."""
 
     kind: str
     tree: Any
@@ -30,7 +30,7 @@ class Saved:
 
 
 def check_saved(saved: Saved) -> Saved:
-    """`saved`, if its value is of the form that its kind has; ValueError says what is not."""
+    """`saved`, if its value has the form of its kind; ValueError names what has not."""
     value = saved.value
     if saved.kind == "module" and not (isinstance(value, dict) and all(isinstance(key, str) for key in value)):
         raise ValueError("the state of a module has a name for each part")
@@ -61,7 +61,7 @@ def _check_optimizer(value: Any) -> None:
 
 
 def kind_of(obj: Any, name: str) -> str:
-    """ "module", "optimizer", "tensor", "data" or "object"; TypeError for what could not be filled in place at the next load."""
+    """ "module", "optimizer", "tensor", "data" or "object"; TypeError if `load` could not fill it in place."""
     if isinstance(obj, torch.nn.Module):
         return "module"
     if isinstance(obj, torch.optim.Optimizer):

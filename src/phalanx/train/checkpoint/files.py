@@ -37,7 +37,7 @@ def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> Sum:
     except SafetensorError as error:
         raise OSError(f"{path.name}: {error}") from None
     with open(path, "rb+") as file:
-        os.fchmod(file.fileno(), mode)  # the library makes its files for their owner alone
+        os.fchmod(file.fileno(), mode)  # safetensors makes files that only their owner can read
         os.fsync(file.fileno())
     return measure(path)
 
@@ -45,7 +45,7 @@ def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> Sum:
 def write_bytes(path: Path, data: bytes) -> None:
     """Write a small file, which appears under its name when all of it is on the disk."""
     fresh = path.with_name(path.name + ".part")
-    with opened(path.parent) as directory:  # before the name appears: who waits for it may rename the directory at once
+    with opened(path.parent) as directory:  # before the name appears: a rank that waits for it may rename the directory at once
         with open(fresh, "wb") as file:
             file.write(data)
             file.flush()
@@ -62,7 +62,7 @@ def sync_directory(path: Path) -> None:
 
 @contextlib.contextmanager
 def opened(directory: Path) -> Iterator[int]:
-    """A descriptor of `directory`, whatever its name becomes meanwhile."""
+    """A descriptor of `directory`, which stays valid if the directory is renamed."""
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield handle
@@ -71,7 +71,7 @@ def opened(directory: Path) -> Iterator[int]:
 
 
 def open_regular(path: Path) -> io.FileIO:
-    """A file to read from; OSError for a fifo, which would wait for a writer, and for devices, which have no end."""
+    """A file to read from; OSError for a fifo, which would wait for a writer, and for a device, which may have no end."""
     file = io.FileIO(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
@@ -80,7 +80,7 @@ def open_regular(path: Path) -> io.FileIO:
 
 
 def measure(path: Path) -> Sum:
-    """Size and checksum of a file. SHA-256: where the processor has instructions for it it is the fastest of hashlib's."""
+    """Size and SHA-256 of a file; the fastest hash of hashlib on processors that have instructions for it."""
     seen, size = hashlib.sha256(), 0
     with open_regular(path) as file:
         while block := file.read(BLOCK):
@@ -107,12 +107,12 @@ def read_manifest(directory: Path, place: Place) -> Manifest:
 
 
 def check_files(directory: Path, place: Place, manifest: Manifest, names: Iterable[str]) -> None:
-    """Compare files with what the manifest says of them."""
+    """Compare files with what the manifest says about them."""
     for name in names:
         path = directory / place.name / name
         wanted = manifest.files.get(name)
         if wanted is None:
-            raise DamagedError(path, "the manifest does not know it")
+            raise DamagedError(path, "the manifest does not list it")
         try:
             size = path.stat().st_size
             found = measure(path) if size == wanted.size else Sum(size, "")
@@ -135,7 +135,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_tensors(path: Path, names: Iterable[str]) -> dict[str, torch.Tensor]:
-    """Tensors of a file that `check_files` has checked, in memory of their own: the file may be deleted."""
+    """Tensors of a file that `check_files` has checked, copied: the file may be deleted."""
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             return {name: file.get_tensor(name).clone() for name in names}

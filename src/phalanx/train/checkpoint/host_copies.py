@@ -10,13 +10,13 @@ from phalanx.train.checkpoint.tree import Tensors, dense_stride
 
 
 class HostCopies:
-    """Copies of tensors in host memory, pinned for those of a GPU. Memory is kept for the next copy: fresh pages cost more."""
+    """Copies of tensors in host memory, pinned for tensors of a GPU. The memory is reused, because fresh pages cost more."""
 
     def __init__(self) -> None:
         self._room: Tensors = {}
 
     def take(self, tensors: Mapping[str, torch.Tensor]) -> Tensors:
-        """Copies of `tensors`, valid until the next call; what is not among them loses its room."""
+        """Copies of `tensors`, valid until the next call. Memory of other tensors is freed."""
         room: Tensors = {}
         for name, x in tensors.items():
             copy = self._room.get(name)

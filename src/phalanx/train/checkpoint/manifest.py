@@ -19,7 +19,7 @@ _SEAL = re.compile(rb'(.*),\n "sha256": "([0-9a-f]{64})"\n}\n', re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """What a file must be."""
+    """Size and checksum that a file must have."""
 
     size: int
     sha256: str
@@ -31,7 +31,7 @@ class Sum:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a checkpoint holds. `owners[name]`, where ranks differ, tells for every rank whose file has its version."""
+    """What a checkpoint holds. Where ranks differ, `owners[name]` lists for every rank the rank whose file has its version."""
 
     step: int
     world: int
@@ -59,7 +59,7 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Manifest:
-        """The manifest of `to_bytes`, to the byte; ValueError for anything else."""
+        """The manifest that `to_bytes` wrote; ValueError if a single byte differs."""
         match = _SEAL.fullmatch(data)
         if match is None:
             raise ValueError("does not end with its own checksum: cut short, or not a manifest")

@@ -1,4 +1,4 @@
-"""The directory of checkpoints: which ones are there, complete, and how leftovers of killed processes disappear."""
+"""The directory of checkpoints: finding complete ones, deleting old ones, and cleaning up after killed processes."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ class Place:
 
     @classmethod
     def parse(cls, name: str) -> Place | None:
-        """The place with this name; None if it is not that of a complete checkpoint."""
+        """The place with this name; None if no complete checkpoint has such a name."""
         match = _NAME.fullmatch(name)
         place = match and cls(int(match[1]), int(match[2] or 1))
         return place if place and place.name == name else None
 
     def temporary(self) -> str:
-        """A new name for the time before it is complete, or after it has ceased to be."""
+        """A new name for a checkpoint that is not complete yet, or no longer."""
         return f"{self.name}.tmp-{secrets.token_hex(4)}"
 
 
 def find_places(directory: Path) -> list[Place]:
-    """The complete checkpoints in `directory`, newest first; whether they are intact only reading tells."""
+    """The complete checkpoints in `directory`, newest first. Only reading them shows whether they are intact."""
     names = [item.name for item in os.scandir(directory) if item.is_dir(follow_symlinks=False)]
     return sorted((place for name in names if (place := Place.parse(name))), reverse=True)
 
 
 def make_probe(directory: Path) -> str:
-    """An empty file in `directory`, which is made if need be, for other ranks to look for; its name."""
+    """Make an empty file for other ranks to look for, and `directory` if there is none; return the name of the file."""
     directory.mkdir(parents=True, exist_ok=True)
     name = f".probe-{secrets.token_hex(4)}"
     (directory / name).touch(exist_ok=False)
@@ -61,7 +61,7 @@ def make_probe(directory: Path) -> str:
 
 
 def clean(directory: Path) -> None:
-    """Delete what a process that was killed has left behind."""
+    """Delete what killed processes have left behind."""
     for item in list(os.scandir(directory)):
         if _PROBE.fullmatch(item.name) and time.time() - item.stat(follow_symlinks=False).st_mtime > PROBE_AGE:
             Path(item.path).unlink(missing_ok=True)
@@ -70,7 +70,7 @@ def clean(directory: Path) -> None:
 
 
 def delete(directory: Path, place: Place) -> None:
-    """Delete a checkpoint; whoever is killed meanwhile leaves no half of one under its name."""
+    """Delete a checkpoint. A process that is killed meanwhile leaves no half of one under its name."""
     doomed = directory / place.temporary()
     with contextlib.suppress(FileNotFoundError):
         os.rename(directory / place.name, doomed)

@@ -1,4 +1,4 @@
-"""The reading side of a checkpoint: what one rank of any world finds in it, every byte checked."""
+"""Reading a checkpoint: what one rank of a world of any size finds in it, with every byte checked."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Reading:
     saved: Mapping[str, Saved]
 
     def versions(self, entry: str) -> int:
-        """How many ranks saved an entry of their own, as far as anybody differed from rank 0."""
+        """How many versions of an entry were saved; 1 if no rank differed from rank 0."""
         names = [name for name in self.manifest.owners if name == entry or name.startswith((f"{entry}/", structure_of(entry)))]
         return max((len(set(self.manifest.owners[name])) for name in names), default=1)
 
@@ -33,7 +33,7 @@ class Reading:
 def read(directory: Path, place: Place, entries: Iterable[str], rank: int = 0, size: int = 1) -> Reading:
     """Read the `entries` that are there; DamagedError names the file and what is wrong with it.
 
-    Together the `size` ranks check all files, also those of entries that nobody asked for.
+    Together the `size` ranks check all files, including those of entries that were not asked for.
     """
     manifest = read_manifest(directory, place)
     wanted = [name for name in entries if name in manifest.entries]

@@ -1,10 +1,10 @@
-"""The writing side of a checkpoint: a copy of the state in host memory, and the job that brings it to the disk meanwhile.
+"""Writing a checkpoint: each rank writes its files in the background, and rank 0 completes the checkpoint.
 
     rank 0, background        files of rank 0 | waits for the others' | manifest | fsync | rename | delete old ones
     rank r, background        files of rank r |
     training thread    copy | steps ...
 
-The job communicates through the shared directory alone: it runs beside training, whose messages must keep one order on all ranks.
+The ranks coordinate through the shared directory alone: messages beside those of training would disturb their order.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from phalanx.train.checkpoint.places import Place, delete, find_places
 from phalanx.train.checkpoint.replicas import owns, structure_of
 from phalanx.train.checkpoint.tree import Tensors, storable
 
-PATIENCE = 600.0  # seconds without a new byte of other ranks; a file system over a network may show them a minute late
-LAST_PATIENCE = 10.0  # seconds, when the program has ended: a rank that is dead will never write
+PATIENCE = 600.0  # seconds without a new byte from other ranks; a network file system may show them a minute late
+LAST_PATIENCE = 10.0  # the same when the program has ended: a dead rank never writes
 LOOK = 0.005, 0.5  # seconds between two looks for files of others: the first, and the longest
 FAILED = "failed"  # rank-00003.failed holds the reason
 
@@ -44,10 +44,10 @@ class Job:
     rank: int
     world: int
     config: Any
-    entries: Mapping[str, Entry]  # without tensors: of those it writes the copies
+    entries: Mapping[str, Entry]  # without tensors, whose copies come separately
     owners: Mapping[str, tuple[int, ...]]
     keep: int
-    rejected: frozenset[Place]  # damaged ones: not worth keeping
+    rejected: frozenset[Place]  # damaged, so not worth keeping
 
     @property
     def writers(self) -> list[int]:
@@ -65,7 +65,7 @@ def write(job: Job, copies: Tensors) -> None:
     except BaseException as error:
         _give_up(job, staging, error)
         if isinstance(error, FileNotFoundError) and not staging.is_dir():
-            why = ", or rank 0 gave the checkpoint up and says why" if job.rank else ""
+            why = ", or rank 0 gave up the checkpoint and says why" if job.rank else ""
             raise CheckpointError(f"step {job.place.step}: {staging} disappeared while it was written{why}") from error
         if isinstance(error, OSError):
             raise CheckpointError(f"step {job.place.step}: {job.directory}: {explain(error)}") from error
@@ -82,7 +82,7 @@ def _write_part(job: Job, copies: Tensors, staging: Path) -> None:
         if owns(job.rank, structure_of(name), job.owners)
     }
     told = {"tensors": tensors and asdict(tensors), "entries": structures}
-    # last, and whole from its first moment: where it is, the part is complete
+    # last, and atomically: where this file exists, the part is complete
     write_bytes(staging / part(job.rank, "json"), json.dumps(told, allow_nan=False).encode())
 
 
@@ -97,7 +97,7 @@ def _complete(job: Job, staging: Path) -> None:
     write_bytes(staging / MANIFEST, manifest.to_bytes())
     os.rename(staging, job.directory / job.place.name)
     sync_directory(job.directory)
-    # only now, when the new one is durable, may old ones go. Newer ones are damaged, and seen when training gets there
+    # delete old ones only now that the new one is durable; newer ones are damaged, and training will replace them
     older = [place for place in find_places(job.directory) if place <= job.place]
     useful = [place for place in older if place not in job.rejected]
     for place in older:
@@ -116,7 +116,7 @@ def _await_parts(staging: Path, writers: Iterable[int]) -> Iterable[tuple[int, b
             if size != seen or process_is_ending() != ending:
                 seen, since, ending = size, time.monotonic(), process_is_ending()
             if time.monotonic() - since > (LAST_PATIENCE if ending else PATIENCE):
-                raise CheckpointError(f"{path} did not come: has rank {rank} ended, or another directory?")
+                raise CheckpointError(f"{path} did not appear: has rank {rank} ended, or does it use another directory?")
             time.sleep(pause)
             pause = min(2 * pause, LOOK[1])
         yield rank, path.read_bytes()
@@ -130,9 +130,9 @@ def _size(staging: Path) -> int:
 
 
 def _give_up(job: Job, staging: Path, error: BaseException) -> None:
-    """Leave nothing behind; a rank that cannot write tells rank 0, which would wait."""
+    """Clean up. A rank that cannot write leaves a note for rank 0, which would wait for its part."""
     if job.rank == 0:
         shutil.rmtree(staging, ignore_errors=True)
         return
-    with contextlib.suppress(OSError):  # on a full disk the file stays empty, and its name alone tells
+    with contextlib.suppress(OSError):  # on a full disk the note stays empty, but its name is enough
         (staging / part(job.rank, FAILED)).write_text(explain(error) if isinstance(error, OSError) else repr(error))
