@@ -12,7 +12,7 @@ from phalanx.cli.terminal import tell
 from phalanx.cli.usage import UsageError
 
 if TYPE_CHECKING:
-    from phalanx.train.checkpoint.places import Place
+    from phalanx.train.checkpoint.places import CheckpointPlace
 
 ENTRY = "model"
 
@@ -76,11 +76,11 @@ def run(args: argparse.Namespace) -> int:
     return 1
 
 
-def _find(path: Path) -> tuple[Path, list[Place]]:
+def _find(path: Path) -> tuple[Path, list[CheckpointPlace]]:
     """The directory of checkpoints that `path` means, and those to try, newest first."""
-    from phalanx.train.checkpoint.places import Place, find_places
+    from phalanx.train.checkpoint.places import CheckpointPlace, find_places
 
-    place = Place.parse(path.absolute().name)
+    place = CheckpointPlace.parse(path.absolute().name)
     if place is not None and path.is_dir():
         return path.absolute().parent, [place]
     directory = path / "checkpoints" if (path / "checkpoints").is_dir() else path

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     n = len(source)
     try:
         names = ShardNames.parse(args.pattern)
-        progress = Progress(n)
+        progress = PackProgress(n)
         done = pack(
             source,
             names,
@@ -102,7 +102,7 @@ def _failed(message: str) -> int:
     return 1
 
 
-class Progress:
+class PackProgress:
     """A line on stderr that counts, on a terminal by writing over itself, elsewhere now and then."""
 
     def __init__(self, total: int) -> None:

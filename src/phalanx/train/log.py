@@ -27,7 +27,7 @@ from phalanx.train.mllog import MLLog
 from phalanx.train.progress import Progress, show_progress
 from phalanx.train.report import write_report
 from phalanx.train.rows import Rows, write_json
-from phalanx.train.stragglers import Times, Watch
+from phalanx.train.stragglers import StragglerWatch, Times
 from phalanx.train.tensorboard import TensorBoard
 
 
@@ -50,7 +50,7 @@ class Log:
         self._sums = torch.zeros(3, dtype=torch.float64)  # loss, right, samples
         self._since = time.perf_counter()
         self._latest: dict[str, Any] = {}
-        self._watch = Watch()
+        self._watch = StragglerWatch()
         self._told_of_loss = self._told_of_disk = False
 
     @property

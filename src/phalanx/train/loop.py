@@ -24,7 +24,7 @@ from phalanx.train.config import RunConfig
 from phalanx.train.course import Course
 from phalanx.train.evaluate import create_multi_node_evaluator
 from phalanx.train.log import Log
-from phalanx.train.result import Position, Result
+from phalanx.train.result import Result, RunPosition
 from phalanx.train.sigterm import StopRequest
 from phalanx.train.stragglers import Times
 from phalanx.train.trace import Tracer
@@ -50,7 +50,7 @@ class Trainer:
     loss: nn.Module
     log: Log
     tracer: Tracer
-    position: Position = field(default_factory=Position)
+    position: RunPosition = field(default_factory=RunPosition)
     resume_command: str = ""  # shown to a person who stops the run
 
     def run(self, checkpoints: Checkpointer | None, *, resume: bool) -> Result:

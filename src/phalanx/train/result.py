@@ -21,7 +21,7 @@ class Result:
 
 
 @dataclass
-class Position:
+class RunPosition:
     """Where a run stands; part of every checkpoint. `seconds` counts training and evaluation over all starts of the run."""
 
     step: int = 0

@@ -71,7 +71,7 @@ def suspect(ranks: Sequence[Times]) -> Straggler | None:
     return None
 
 
-class Watch:
+class StragglerWatch:
     """Names a suspect that stays one, once for as long as it stays."""
 
     def __init__(self) -> None:

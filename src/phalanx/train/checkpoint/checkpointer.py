@@ -21,10 +21,10 @@ from phalanx.train.checkpoint.errors import CheckpointError, explain
 from phalanx.train.checkpoint.host_copies import HostCopies
 from phalanx.train.checkpoint.load import Load
 from phalanx.train.checkpoint.lock import DirectoryLock
-from phalanx.train.checkpoint.places import Place, check_shared, clean, find_places
+from phalanx.train.checkpoint.places import CheckpointPlace, check_shared, clean, find_places
 from phalanx.train.checkpoint.replicas import compare, find_owners, own_tensors, tabulate
 from phalanx.train.checkpoint.tree import encode
-from phalanx.train.checkpoint.write import Job, write
+from phalanx.train.checkpoint.write import WriteJob, write
 
 IN_TOUCH = 1.0  # seconds between two signs of life while a disk is slow
 LAST_WORDS = 1.0  # seconds for a write under way when an exception leaves the `with`: the other ranks wait to hear of it
@@ -77,9 +77,9 @@ class Checkpointer:
         self._background, self._copies = Background(failed), HostCopies()
         self._newest: int | None = None  # the step last saved or loaded; steps never go down
         self._loaded = False
-        self._known: frozenset[Place] = frozenset()  # what this one has found or saved; on rank 0
+        self._known: frozenset[CheckpointPlace] = frozenset()  # what this one has found or saved; on rank 0
         self._lock: DirectoryLock | None = None  # from the first save on; on rank 0
-        self._rejected: frozenset[Place] = frozenset()
+        self._rejected: frozenset[CheckpointPlace] = frozenset()
         self._closed = False
         check_shared(self._directory, comm)
 
@@ -111,10 +111,10 @@ class Checkpointer:
         staging, place = from_rank_0(self._comm, lambda: self._prepare(step))
         owners = find_owners(compare(tabulate(entries), self._comm)) if self._comm.size > 1 else {}
         own = own_tensors(self._comm.rank, entries, owners)
-        job = Job(
+        job = WriteJob(
             directory=self._directory,
             staging=staging,
-            place=Place(*place),
+            place=CheckpointPlace(*place),
             rank=self._comm.rank,
             world=self._comm.size,
             config=self._config,
@@ -162,7 +162,7 @@ class Checkpointer:
             if new:
                 clean(self._directory)
             attempts = [place.attempt for place in places if place.step == step]
-            place = Place(step, max(attempts, default=0) + 1)
+            place = CheckpointPlace(step, max(attempts, default=0) + 1)
             staging = place.temporary()
             (self._directory / staging).mkdir()
         except FileNotFoundError:
@@ -171,7 +171,7 @@ class Checkpointer:
             raise CheckpointError(f"cannot write in {self._directory}: {explain(error)}") from None
         return staging, (place.step, place.attempt)
 
-    def _check_history(self, places: list[Place]) -> None:
+    def _check_history(self, places: list[CheckpointPlace]) -> None:
         """Raise if another run has saved here since: the checkpoints of two runs would be mixed."""
         strange = max((place for place in places if place not in self._known), default=None)
         if strange is None:
@@ -205,7 +205,7 @@ class Checkpointer:
         """
         self._check_open()
         together(self._comm, lambda: _named(state), self._finish_together())
-        places = [Place(*place) for place in from_rank_0(self._comm, self._find)]
+        places = [CheckpointPlace(*place) for place in from_rank_0(self._comm, self._find)]
         damages: list[str] = []
         known = frozenset(places)
         for place in places:

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from phalanx.train.checkpoint.entries import Saved, kind_of, shapes_of
+from phalanx.train.checkpoint.entries import SavedEntry, kind_of, shapes_of
 
 SHOWN = 20  # differences in one message
 
 
-def differences(name: str, obj: Any, saved: Saved) -> list[str]:
+def differences(name: str, obj: Any, saved: SavedEntry) -> list[str]:
     """Why `saved` does not fit `obj`, one line per reason; empty if it fits."""
     kind = kind_of(obj, name)
     if kind != saved.kind:
@@ -63,7 +63,7 @@ def _compare_values(name: str, here: Any, there: Any) -> list[str]:
     return [] if a == b else [f"{name}: {a} in the checkpoint, {b} here"]
 
 
-def _compare_optimizers(name: str, optimizer: torch.optim.Optimizer, saved: Saved) -> list[str]:
+def _compare_optimizers(name: str, optimizer: torch.optim.Optimizer, saved: SavedEntry) -> list[str]:
     groups, others = optimizer.param_groups, saved.value.get("param_groups", [])
     counts, other_counts = [len(g["params"]) for g in groups], [len(g["params"]) for g in others]
     if counts != other_counts:

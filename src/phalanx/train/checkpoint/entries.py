@@ -21,7 +21,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class SavedEntry:
     """An entry as it was read."""
 
     kind: str
@@ -29,7 +29,7 @@ class Saved:
     shapes: tuple[tuple[int, ...], ...] = ()
 
 
-def check_saved(saved: Saved) -> Saved:
+def check_saved(saved: SavedEntry) -> SavedEntry:
     """`saved`, if its value has the form of its kind; ValueError names what has not."""
     value = saved.value
     if saved.kind == "module" and not (isinstance(value, dict) and all(isinstance(key, str) for key in value)):

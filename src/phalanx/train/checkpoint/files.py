@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from phalanx.schedule.plain_json import loads
 from phalanx.train.checkpoint.errors import DamagedError
 from phalanx.train.checkpoint.manifest import MANIFEST, Manifest, Sum
-from phalanx.train.checkpoint.places import Place
+from phalanx.train.checkpoint.places import CheckpointPlace
 
 BLOCK = 1 << 20  # bytes read at a time
 LARGEST_JSON = 1 << 30  # bytes; Phalanx writes no larger ones, and would need the memory to find out
@@ -92,7 +92,7 @@ def measure(path: Path) -> Sum:
 # ---- reading -------------------------------------------------------------------------------------------------------------------
 
 
-def read_manifest(directory: Path, place: Place) -> Manifest:
+def read_manifest(directory: Path, place: CheckpointPlace) -> Manifest:
     """The manifest of a checkpoint, after its seal and its step were checked."""
     path = directory / place.name / MANIFEST
     try:
@@ -106,7 +106,7 @@ def read_manifest(directory: Path, place: Place) -> Manifest:
     return found
 
 
-def check_files(directory: Path, place: Place, manifest: Manifest, names: Iterable[str]) -> None:
+def check_files(directory: Path, place: CheckpointPlace, manifest: Manifest, names: Iterable[str]) -> None:
     """Compare files with what the manifest says about them."""
     for name in names:
         path = directory / place.name / name

@@ -11,9 +11,9 @@ from typing import Any
 from phalanx.comm.communicator import Communicator
 from phalanx.train.checkpoint.agree import DamageSeenError, together, undamaged
 from phalanx.train.checkpoint.differences import compare_plain, differences, some
-from phalanx.train.checkpoint.entries import Saved, fill, state_of
+from phalanx.train.checkpoint.entries import SavedEntry, fill, state_of
 from phalanx.train.checkpoint.errors import CheckpointError, DamagedError
-from phalanx.train.checkpoint.places import Place
+from phalanx.train.checkpoint.places import CheckpointPlace
 from phalanx.train.checkpoint.read import Reading, read
 from phalanx.train.checkpoint.tree import clone, decode
 
@@ -23,7 +23,7 @@ class Load:
     """One attempt to load the checkpoint `place` into `state`. `config` says what is trained, as `encode` made it."""
 
     directory: Path
-    place: Place
+    place: CheckpointPlace
     config: Any
     comm: Communicator
 
@@ -45,7 +45,7 @@ class Load:
             return str(seen)
         return ""
 
-    def _fill(self, state: Mapping[str, Any], saved: Mapping[str, Saved], filled: list[str]) -> None:
+    def _fill(self, state: Mapping[str, Any], saved: Mapping[str, SavedEntry], filled: list[str]) -> None:
         for name, obj in state.items():
             filled.append(name)
             with self._blaming(name, saved[name].kind):
@@ -62,7 +62,7 @@ class Load:
             reason = f"{name} does not take what was saved: {type(error).__name__}: {error}"
             raise DamagedError(self.directory / self.place.name, reason) from error
 
-    def _fitting(self, reading: Reading, state: Mapping[str, Any]) -> Mapping[str, Saved]:
+    def _fitting(self, reading: Reading, state: Mapping[str, Any]) -> Mapping[str, SavedEntry]:
         """The saved entries; CheckpointError if they belong to another model or config."""
         found = compare_plain("config", decode(self.config, {}), decode(reading.manifest.config, {}))
         found += [f"{name}: only here" for name in state if name not in reading.saved]
@@ -82,9 +82,9 @@ class Load:
             for name, own in reading.saved.items()
         }
 
-    def _resized(self, name: str, obj: Any, saved: Saved) -> Saved:
+    def _resized(self, name: str, obj: Any, saved: SavedEntry) -> SavedEntry:
         derive = getattr(obj, "resized", None) if saved.kind == "object" else None
         if derive is None:
             return saved
         with self._blaming(name, saved.kind):
-            return Saved(saved.kind, derive(saved.value, self.comm.rank, self.comm.size))
+            return SavedEntry(saved.kind, derive(saved.value, self.comm.rank, self.comm.size))

@@ -24,7 +24,7 @@ _PROBE = re.compile(r"\.probe-[0-9a-f]+", re.ASCII)
 
 
 @dataclass(frozen=True, order=True, slots=True)
-class Place:
+class CheckpointPlace:
     """The name of a complete checkpoint; the newest is the largest."""
 
     step: int
@@ -35,7 +35,7 @@ class Place:
         return f"step-{self.step:09}" + (f".{self.attempt}" if self.attempt > 1 else "")
 
     @classmethod
-    def parse(cls, name: str) -> Place | None:
+    def parse(cls, name: str) -> CheckpointPlace | None:
         """The place with this name; None if no complete checkpoint has such a name."""
         match = _NAME.fullmatch(name)
         place = match and cls(int(match[1]), int(match[2] or 1))
@@ -46,10 +46,10 @@ class Place:
         return f"{self.name}.tmp-{secrets.token_hex(4)}"
 
 
-def find_places(directory: Path) -> list[Place]:
+def find_places(directory: Path) -> list[CheckpointPlace]:
     """The complete checkpoints in `directory`, newest first. Only reading them shows whether they are intact."""
     names = [item.name for item in os.scandir(directory) if item.is_dir(follow_symlinks=False)]
-    return sorted((place for name in names if (place := Place.parse(name))), reverse=True)
+    return sorted((place for name in names if (place := CheckpointPlace.parse(name))), reverse=True)
 
 
 def make_probe(directory: Path) -> str:
@@ -69,7 +69,7 @@ def clean(directory: Path) -> None:
             shutil.rmtree(item.path, ignore_errors=True)
 
 
-def delete(directory: Path, place: Place) -> None:
+def delete(directory: Path, place: CheckpointPlace) -> None:
     """Delete a checkpoint. A process that is killed meanwhile leaves no half of one under its name."""
     doomed = directory / place.temporary()
     with contextlib.suppress(FileNotFoundError):

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.schedule.plain_json import brief
-from phalanx.train.checkpoint.entries import Saved, check_saved
+from phalanx.train.checkpoint.entries import SavedEntry, check_saved
 from phalanx.train.checkpoint.errors import DamagedError
 from phalanx.train.checkpoint.files import check_files, read_json, read_manifest, read_tensors
 from phalanx.train.checkpoint.manifest import Manifest, part
-from phalanx.train.checkpoint.places import Place
+from phalanx.train.checkpoint.places import CheckpointPlace
 from phalanx.train.checkpoint.replicas import structure_of
 from phalanx.train.checkpoint.tree import Tensors, decode, references
 
@@ -22,7 +22,7 @@ class Reading:
     """A checkpoint as one rank reads it. Rank r of another world takes what rank r modulo the saved world size saved."""
 
     manifest: Manifest
-    saved: Mapping[str, Saved]
+    saved: Mapping[str, SavedEntry]
 
     def versions(self, entry: str) -> int:
         """How many versions of an entry were saved; 1 if no rank differed from rank 0."""
@@ -30,7 +30,7 @@ class Reading:
         return max((len(set(self.manifest.owners[name])) for name in names), default=1)
 
 
-def read(directory: Path, place: Place, entries: Iterable[str], rank: int = 0, size: int = 1) -> Reading:
+def read(directory: Path, place: CheckpointPlace, entries: Iterable[str], rank: int = 0, size: int = 1) -> Reading:
     """Read the `entries` that are there; DamagedError names the file and what is wrong with it.
 
     Together the `size` ranks check all files, including those of entries that were not asked for.
@@ -54,9 +54,9 @@ def read(directory: Path, place: Place, entries: Iterable[str], rank: int = 0, s
     return Reading(manifest, {name: _decoded(own, tensors, name, folder / owners[name]) for name, own in found.items()})
 
 
-def _decoded(own: dict[str, Any], tensors: Tensors, name: str, file: Path) -> Saved:
+def _decoded(own: dict[str, Any], tensors: Tensors, name: str, file: Path) -> SavedEntry:
     try:
-        return check_saved(Saved(own["kind"], decode(own["tree"], tensors), tuple(map(tuple, own["shapes"]))))
+        return check_saved(SavedEntry(own["kind"], decode(own["tree"], tensors), tuple(map(tuple, own["shapes"]))))
     except ValueError as error:
         raise DamagedError(file, f"{name} is malformed: {error}") from None
 

@@ -24,7 +24,7 @@ from phalanx.train.checkpoint.entries import Entry
 from phalanx.train.checkpoint.errors import CheckpointError, explain
 from phalanx.train.checkpoint.files import sync_directory, write_bytes, write_tensors
 from phalanx.train.checkpoint.manifest import MANIFEST, Manifest, Sum, part
-from phalanx.train.checkpoint.places import Place, delete, find_places
+from phalanx.train.checkpoint.places import CheckpointPlace, delete, find_places
 from phalanx.train.checkpoint.replicas import owns, structure_of
 from phalanx.train.checkpoint.tree import Tensors, storable
 
@@ -35,26 +35,26 @@ FAILED = "failed"  # rank-00003.failed holds the reason
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class WriteJob:
     """One rank's share of one checkpoint. Values only: it outlives the step that made it."""
 
     directory: Path
     staging: str
-    place: Place
+    place: CheckpointPlace
     rank: int
     world: int
     config: Any
     entries: Mapping[str, Entry]  # without tensors, whose copies come separately
     owners: Mapping[str, tuple[int, ...]]
     keep: int
-    rejected: frozenset[Place]  # damaged, so not worth keeping
+    rejected: frozenset[CheckpointPlace]  # damaged, so not worth keeping
 
     @property
     def writers(self) -> list[int]:
         return sorted({0}.union(*self.owners.values()))
 
 
-def write(job: Job, copies: Tensors) -> None:
+def write(job: WriteJob, copies: Tensors) -> None:
     """Write this rank's files; rank 0 then waits for those of the others and completes the checkpoint."""
     staging = job.directory / job.staging
     try:
@@ -72,7 +72,7 @@ def write(job: Job, copies: Tensors) -> None:
         raise
 
 
-def _write_part(job: Job, copies: Tensors, staging: Path) -> None:
+def _write_part(job: WriteJob, copies: Tensors, staging: Path) -> None:
     tensors = None
     if copies:
         tensors = write_tensors(staging / part(job.rank, "safetensors"), {name: storable(x) for name, x in copies.items()})
@@ -86,7 +86,7 @@ def _write_part(job: Job, copies: Tensors, staging: Path) -> None:
     write_bytes(staging / part(job.rank, "json"), json.dumps(told, allow_nan=False).encode())
 
 
-def _complete(job: Job, staging: Path) -> None:
+def _complete(job: WriteJob, staging: Path) -> None:
     files: dict[str, Sum] = {}
     for rank, data in _await_parts(staging, job.writers):
         tensors = json.loads(data)["tensors"]
@@ -129,7 +129,7 @@ def _size(staging: Path) -> int:
     return -1
 
 
-def _give_up(job: Job, staging: Path, error: BaseException) -> None:
+def _give_up(job: WriteJob, staging: Path, error: BaseException) -> None:
     """Clean up. A rank that cannot write leaves a note for rank 0, which would wait for its part."""
     if job.rank == 0:
         shutil.rmtree(staging, ignore_errors=True)

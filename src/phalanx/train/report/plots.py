@@ -68,7 +68,7 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Scale:
+class AxisScale:
     """From values to places on the page: `low` at `begin`, `high` at `end`, by ratio if `log`."""
 
     low: float
@@ -200,7 +200,7 @@ def plot_bars(names: Sequence[str], parts: Sequence[Series], *, title: str, unit
     marks = ticks(0.0, longest)
     row, left = 34, 120
     height = row * len(names) + 40
-    across = Scale(0.0, marks[-1], left, RIGHT - 20)
+    across = AxisScale(0.0, marks[-1], left, RIGHT - 20)
     body = []
     for m in marks:
         x = f"{across(m):.1f}"
@@ -219,14 +219,14 @@ def plot_bars(names: Sequence[str], parts: Sequence[Series], *, title: str, unit
     return tag("svg", *body, class_="bars", viewBox=f"0 0 {WIDTH} {height}", role="img", aria_label=title)
 
 
-def _axes(xs: Sequence[float], marks: Sequence[float], log: bool) -> tuple[Scale, Scale]:
+def _axes(xs: Sequence[float], marks: Sequence[float], log: bool) -> tuple[AxisScale, AxisScale]:
     low, high = min([0.0, *xs]), max(xs)  # runs begin at 0, even where the first row comes later
     if low == high:
         low, high = low - 0.5, high + 0.5
-    return Scale(low, high, LEFT, RIGHT), Scale(marks[0], marks[-1], BOTTOM, TOP, log)
+    return AxisScale(low, high, LEFT, RIGHT), AxisScale(marks[0], marks[-1], BOTTOM, TOP, log)
 
 
-def _frame(across: Scale, along: Scale, marks: Sequence[float], x: str, unit: str) -> Markup:
+def _frame(across: AxisScale, along: AxisScale, marks: Sequence[float], x: str, unit: str) -> Markup:
     """Grid, ticks and the name of the x axis."""
     parts = []
     for mark in marks:
@@ -248,7 +248,7 @@ def _event(x: float, told: str) -> Markup:
     return join([tag("line", class_="event", **ends), tag("line", tag("title", told), class_="wide", **ends)])
 
 
-def _line(s: Series, across: Scale, along: Scale) -> Markup:
+def _line(s: Series, across: AxisScale, along: AxisScale) -> Markup:
     """The line in as many pieces as it has between gaps; a piece of one point is a dot."""
     pieces: list[list[tuple[float, float]]] = [[]]
     for x, y in zip(s.xs, s.ys):
@@ -277,7 +277,7 @@ def _data(name: str, xs: Sequence[float], ys: Sequence[Number]) -> dict[str, str
     return {"data_name": name, "data_x": told(xs), "data_y": told(ys)}
 
 
-def _svg(title: str, x: str, unit: str, across: Scale, along: Scale, body: Sequence[Markup]) -> Markup:
+def _svg(title: str, x: str, unit: str, across: AxisScale, along: AxisScale, body: Sequence[Markup]) -> Markup:
     return tag(
         "svg",
         *body,

@@ -17,7 +17,7 @@ PHASES = {"input": 1, "forward": 0, "backward": 4, "wait": 3, "update": 2}  # an
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class DrawnSpan:
     """Something that took time on a rank; both in microseconds."""
 
     rank: int
@@ -27,13 +27,13 @@ class Span:
     took: float
 
 
-def read_spans(trace: Mapping[str, Any]) -> list[Span]:
+def read_spans(trace: Mapping[str, Any]) -> list[DrawnSpan]:
     """What can be drawn of a trace. The file may come from another program: events of another shape are passed over."""
     events = trace.get("traceEvents")
     return list(_spans(events)) if isinstance(events, list) else []
 
 
-def _spans(events: list[Any]) -> Iterator[Span]:
+def _spans(events: list[Any]) -> Iterator[DrawnSpan]:
     for event in events:
         if not isinstance(event, dict) or event.get("ph") != "X":
             continue
@@ -41,7 +41,7 @@ def _spans(events: list[Any]) -> Iterator[Span]:
         if not isinstance(kind, str) or kind not in ("phase", *TRAVELS) or not isinstance(name, str):
             continue
         if type(rank) is int and 0 <= rank < MAX_RANKS and _is_time(begun) and _is_time(took):
-            yield Span(rank, kind, name, float(begun), float(took))
+            yield DrawnSpan(rank, kind, name, float(begun), float(took))
 
 
 def _is_time(value: Any) -> TypeGuard[float]:
@@ -75,7 +75,7 @@ def draw_timeline(trace: Mapping[str, Any]) -> Markup:
     return join([tag("div", picture, class_="wide"), more if len(ranks) > LANES else NOTHING])
 
 
-def _bar(span: Span, x: float, y: float, scale: float) -> Markup:
+def _bar(span: DrawnSpan, x: float, y: float, scale: float) -> Markup:
     phase = span.kind == "phase"
     top, height = (y + 4, 22) if phase else (y + 29, 9)
     colour = PHASES.get(span.name, 6) if phase else 5
