@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 from phalanx.recipes.digits import config as digits
 from phalanx.schedule import Move, halving_doubling, hierarchical, lower, ring, to_text, torus, tree
 from phalanx.train.report import ReportError, build, write_report
+from phalanx.train.report.axis import AxisScale, decades, ticks
 from phalanx.train.report.pictures import draw_schedule
-from phalanx.train.report.plots import MOST, AxisScale, Series, decades, plot_bars, plot_lines, plot_stack, thin, ticks
+from phalanx.train.report.plots import MOST, Series, plot_bars, plot_lines, plot_stack, thin
 from phalanx.train.report.prediction import prediction
 from phalanx.train.report.run import NO_END, Run, read_run, read_runs
 from phalanx.train.report.timeline import draw_timeline

@@ -7,12 +7,11 @@ import json
 import shutil
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from phalanx.cli.numbers import at_least_one
 from phalanx.cli.train import recipe_names, resolve
 from phalanx.cli.usage import UsageError
-from phalanx.schedule.markup import Markup, tag
 
 if TYPE_CHECKING:  # torch takes seconds to import, and `phalanx --help` has no use for it
     from phalanx.train.config import RunConfig
@@ -28,13 +27,6 @@ HEIGHT = 10  # lines of the plot
 POINTS = 400  # of SVG and JSON
 ROWS = 10  # of the table, besides the steps at which something changes
 BLOCKS = " ▁▂▃▄▅▆▇█"
-STYLE = Markup("""<style>
-  .plot { --card: #ffffff; --quiet: #5b6573; --grid: #e3e6eb; --c: #2f6fde; background: var(--card) }
-  .plot text { fill: var(--quiet); font: 11.5px system-ui, sans-serif }
-  .plot .end { text-anchor: end } .plot .middle { text-anchor: middle }
-  .plot .grid { stroke: var(--grid) } .plot path { fill: none; stroke: var(--c); stroke-width: 2; stroke-linejoin: round }
-  @media (prefers-color-scheme: dark) { .plot { --card: #181c23; --quiet: #a3acb9; --grid: #2a303a; --c: #6ea2ff } }
-</style>""")
 
 
 def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -163,9 +155,7 @@ def tabulate(points: list[Moment]) -> list[str]:
 
 def picture(points: list[Moment], name: str) -> str:
     """The rate over the epochs as an SVG of its own."""
-    from phalanx.train.report.plots import HEIGHT, WIDTH, Series, plot_lines
+    from phalanx.train.report.plots import Series, plot_lines, stand_alone
 
-    line: Any = Series("learning rate", tuple(p.progress for p in points), tuple(p.rate for p in points))
-    drawn = plot_lines([line], title=f"learning rate of {name}", x="epochs", zero=True)
-    size = f"0 0 {WIDTH} {HEIGHT}"
-    return f"{tag('svg', STYLE, drawn, xmlns='http://www.w3.org/2000/svg', class_='plot', viewBox=size)}\n"
+    line = Series("learning rate", tuple(p.progress for p in points), tuple(p.rate for p in points))
+    return stand_alone(plot_lines([line], title=f"learning rate of {name}", x="epochs", zero=True))

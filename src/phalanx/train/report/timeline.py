@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 
 from phalanx.schedule.limits import MAX_RANKS
 from phalanx.schedule.markup import NOTHING, Markup, join, tag
-from phalanx.train.report.plots import ticks
+from phalanx.train.report.axis import ticks
 from phalanx.train.report.run import MOST
 
 LANES = 8  # ranks that are drawn
