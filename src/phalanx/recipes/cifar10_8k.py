@@ -7,6 +7,8 @@ found by benchmarks/study_large_batch.py; with a linear decay, and its best rate
 from phalanx.data import Stage
 from phalanx.train.config import RunConfig
 from phalanx.train.model import ModelConfig
+from phalanx.train.networks import MlpConfig
+from phalanx.train.optimizers import LarsConfig
 from phalanx.train.samples import DataConfig
 from phalanx.train.update import OptimizerConfig, RateConfig
 
@@ -15,14 +17,14 @@ config = RunConfig(
     epochs=30,
     stages=(Stage(10, 2048), Stage(20, 8192)),
     micro_batch=128,
-    model=ModelConfig(name="mlp", width=256),
+    model=ModelConfig.of(MlpConfig(width=256)),
     data=DataConfig(
         source="cifar10:data/cifar-10-batches-bin",
         mean=(0.4914, 0.4822, 0.4465),
         std=(0.247, 0.2435, 0.2616),
         last="keep",
     ),
-    optimizer=OptimizerConfig(name="lars", weight_decay=5e-4),
+    optimizer=OptimizerConfig.of(LarsConfig(weight_decay=5e-4)),
     rate=RateConfig(peak=32.0, scaling="linear", reference=8192, warmup=4, decay="polynomial", power=2),
     label_smoothing=0.1,
     log_every=1,

@@ -7,6 +7,8 @@ adds the techniques one by one.
 from phalanx.data import Stage
 from phalanx.train.config import RunConfig
 from phalanx.train.model import ModelConfig
+from phalanx.train.networks import MlpConfig
+from phalanx.train.optimizers import LarsConfig
 from phalanx.train.samples import DataConfig
 from phalanx.train.update import OptimizerConfig, RateConfig
 
@@ -15,9 +17,9 @@ config = RunConfig(
     epochs=24,
     stages=(Stage(6, 2048), Stage(18, 8192)),
     micro_batch=1024,
-    model=ModelConfig(name="mlp", width=256),
+    model=ModelConfig.of(MlpConfig(width=256)),
     data=DataConfig(source="fashion-mnist:data/fashion-mnist", mean=(0.286,), std=(0.353,), flip=True, last="keep"),
-    optimizer=OptimizerConfig(name="lars", weight_decay=5e-4),
+    optimizer=OptimizerConfig.of(LarsConfig(weight_decay=5e-4)),
     rate=RateConfig(peak=32.0, scaling="linear", reference=8192, warmup=4, decay="linear"),
     label_smoothing=0.1,
     log_every=1,

@@ -80,9 +80,7 @@ class Course:
         correct = self.optimizer.correct_momentum
         rate = lr.apply(optimizer, self.rate_in(epoch), progress, correct_momentum=correct)
         lr.apply(optimizer, lr.constant(1, self.momentum_in(epoch)), progress, option="momentum")
-        if self.optimizer.name == "rmsprop_warmup":
-            ramp = lr.elu_ramp(self.optimizer.ramp_center, self.optimizer.ramp_period)
-            lr.apply(optimizer, ramp, progress, option="sgd_share")
+        self.optimizer.rule.steer(optimizer, progress)
         return rate
 
     def _momentum_of(self, stage: Stage) -> float:

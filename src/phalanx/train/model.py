@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,17 +10,17 @@ import torch
 from torch import nn
 
 from phalanx.comm.communicator import Communicator
-from phalanx.nn import models
 from phalanx.nn.batchnorm import convert_batchnorm, use_last_batch_
 from phalanx.nn.init import init_parameters_, seed_everything
 from phalanx.nn.models.initial import initialize_
+from phalanx.train.components import names_with, pick, settings_of
+from phalanx.train.networks import NETWORKS, NetworkConfig
 from phalanx.train.settings import setting
 
 _building = threading.Lock()  # ranks that are threads of one process share its generators
 
 Precision = Literal["float32", "bfloat16", "float16"]
 Network = Literal["small_cnn", "mlp", "strided_cnn", "resnet_cifar", "resnet9", "resnet18", "resnet50", "googlenet"]
-SMALL = ("small_cnn", "mlp", "strided_cnn", "resnet9")  # networks that come in any width
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,27 +87,34 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if self.depth is None and self.name == "resnet_cifar":
             raise ValueError("resnet_cifar has a depth: 20, 32, 44, 56 and 110 are the paper's")
-        if self.depth is not None and self.name != "resnet_cifar":
-            raise ValueError(f"depth={self.depth}: only resnet_cifar has one, {self.name} has not")
-        if self.width is not None and self.name not in SMALL:
-            raise ValueError(f"width={self.width}: only {', '.join(SMALL)} have one, {self.name} has not")
+        for option in ("depth", "width", "zero_gamma", "auxiliary_heads"):
+            value, owners = getattr(self, option), names_with(NETWORKS, option)
+            if value is not None and value is not False and self.name not in owners:
+                have = "has one" if len(owners) == 1 else "have one"
+                raise ValueError(f"{option}={value}: only {', '.join(owners)} {have}, {self.name} has not")
         if self.width is not None and self.width < 1:
             raise ValueError(f"width={self.width}: at least 1")
-        if self.zero_gamma and self.name not in ("resnet_cifar", "resnet18", "resnet50"):
-            raise ValueError(f"zero_gamma=True: {self.name} has no residual blocks that end with a batch norm")
-        if self.auxiliary_heads and self.name != "googlenet":
-            raise ValueError(f"auxiliary_heads=True: only googlenet has some, {self.name} has not")
-        if self.batchnorm != BatchNormConfig() and self.name == "small_cnn":
-            raise ValueError(f"{self.batchnorm}: small_cnn has no batch norms")
+        if self.batchnorm != BatchNormConfig() and not self.network.has_batchnorm:
+            raise ValueError(f"{self.batchnorm}: {self.name} has no batch norms")
+
+    @classmethod
+    def of(cls, network: NetworkConfig, **options: Any) -> ModelConfig:
+        """The settings of a network, as a recipe writes it: `ModelConfig.of(ResNet50Config(), channels_last=True)`."""
+        return cls(**settings_of(NETWORKS, network), **options)
+
+    @property
+    def network(self) -> NetworkConfig:
+        """The network with its own options."""
+        return pick(NETWORKS, self)
 
     def build(self, *, in_channels: int, classes: int, seed: int) -> nn.Module:
         """Equal on all ranks without a broadcast: the same seed on all of them."""
         with _building:
             seed_everything(seed)
-            model = self._network(in_channels, classes)
+            model = self.network.build(in_channels, classes)
             if self.initialise == "name":
                 zero = {name for name, m in model.named_modules() if isinstance(m, nn.BatchNorm2d) and not m.weight.any()}
-                own_rule = None if self.name in ("small_cnn", "mlp") else initialize_  # None: torch's
+                own_rule = None if self.network.torch_weights else initialize_
                 init_parameters_(model, seed, initialize=own_rule, zero_gamma=zero.__contains__)
         return model.to(memory_format=torch.channels_last) if self.channels_last else model  # type: ignore[call-overload]
 
@@ -116,24 +122,10 @@ class ModelConfig:
         """Raise ValueError unless the network takes images of `shape`; nothing is computed for it."""
         with torch.device("meta"), torch.no_grad():
             try:
-                self._network(shape[0], classes).eval()(torch.empty(1, *shape))
+                self.network.build(shape[0], classes).eval()(torch.empty(1, *shape))
             except (ValueError, RuntimeError) as error:
                 size = " x ".join(map(str, shape))
                 raise ValueError(f"model.name={self.name} does not take images of {size}: {error}") from None
-
-    def _network(self, in_channels: int, classes: int) -> nn.Module:
-        options: dict[str, Any] = {"zero_gamma": True} if self.zero_gamma else {}
-        makers: dict[str, Callable[[], nn.Module]] = {
-            "small_cnn": lambda: models.small_cnn(classes, in_channels=in_channels, width=self.width or 32),
-            "mlp": lambda: models.mlp(classes, in_channels=in_channels, width=self.width or 256),
-            "strided_cnn": lambda: models.strided_cnn(classes, in_channels=in_channels, width=self.width or 16),
-            "resnet_cifar": lambda: models.resnet_cifar(self.depth or 20, classes, in_channels=in_channels, **options),
-            "resnet9": lambda: models.resnet9(classes, in_channels=in_channels, width=self.width or 64),
-            "resnet18": lambda: models.resnet18(classes, in_channels=in_channels, **options),
-            "resnet50": lambda: models.resnet50(classes, in_channels=in_channels, **options),
-            "googlenet": lambda: models.googlenet(classes, in_channels=in_channels, auxiliary_heads=self.auxiliary_heads),
-        }
-        return makers[self.name]()
 
     @property
     def autocast(self) -> torch.dtype | None:

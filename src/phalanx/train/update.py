@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import nn
 
 from phalanx.comm.communicator import Communicator
 from phalanx.comm.settings import check_timeout
@@ -18,9 +17,9 @@ from phalanx.grad.allreduce import AllReduce
 from phalanx.grad.gossip import Gossip
 from phalanx.optim import lr
 from phalanx.optim.gossip_step import GossipOptimizer
-from phalanx.optim.lars import Lars
 from phalanx.optim.multi_node import MultiNodeOptimizer, create_multi_node_optimizer
-from phalanx.optim.rmsprop_warmup import RmspropWarmup
+from phalanx.train.components import pick, settings_of
+from phalanx.train.optimizers import RULES, LarsConfig, MomentumRule, RmspropWarmupConfig, RuleConfig, SgdConfig
 from phalanx.train.settings import setting
 
 GOSSIP = {
@@ -39,23 +38,31 @@ Decay = Literal["constant", "linear", "polynomial", "cosine", "step", "natan"]
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """SGD with momentum, LARS, or SGD that begins as RMSprop (arXiv 1711.04325)."""
+    """The settings of all update rules of optimizers.py; `name` chooses the rule, and the others apply where it has them."""
 
     name: Literal["sgd", "lars", "rmsprop_warmup"] = setting("sgd", "The update rule.")
-    momentum: float = setting(0.9, "Share of the velocity that each step keeps.")
-    momentum_rule: Literal["fixed", "noise"] = setting(
-        "fixed", "Keep the momentum when the batch changes, or choose it so that the noise of SGD stays the same."
+    momentum: float = setting(SgdConfig.momentum, "Share of the velocity that each step keeps.")
+    momentum_rule: MomentumRule = setting(
+        SgdConfig.momentum_rule, "Keep the momentum when the batch changes, or choose it so that the noise of SGD stays the same."
     )
-    nesterov: bool = setting(False, "Nesterov's momentum; for sgd and lars.")
-    weight_decay: float = setting(5e-5, "Weight decay; biases and batch norms have none unless `decay_all` is set.")
-    decay_all: bool = setting(False, "Decay biases and batch norms, too; not for lars.")
-    trust_coefficient: float = setting(0.001, "LARS: factor of the ratio of weight norm to gradient norm.")
-    eps: float = setting(1e-9, "LARS: what is added to the denominator of that ratio.")
-    lr_in_momentum: bool = setting(True, "LARS: let the velocity contain the learning rate.")
-    correct_momentum: bool = setting(False, "LARS: rescale the velocity when the rate changes; this needs lr_in_momentum.")
-    rmsprop_rate: float = setting(3e-4, "rmsprop_warmup: learning rate of RMSprop.")
-    ramp_center: float = setting(10.0, "rmsprop_warmup: epoch at which RMSprop and SGD have equal shares.")
-    ramp_period: float = setting(5.0, "rmsprop_warmup: epochs of the ramp; half of it after `ramp_center` only SGD is left.")
+    nesterov: bool = setting(SgdConfig.nesterov, "Nesterov's momentum; for sgd and lars.")
+    weight_decay: float = setting(
+        SgdConfig.weight_decay, "Weight decay; biases and batch norms have none unless `decay_all` is set."
+    )
+    decay_all: bool = setting(SgdConfig.decay_all, "Decay biases and batch norms, too; not for lars.")
+    trust_coefficient: float = setting(LarsConfig.trust_coefficient, "LARS: factor of the ratio of weight norm to gradient norm.")
+    eps: float = setting(LarsConfig.eps, "LARS: what is added to the denominator of that ratio.")
+    lr_in_momentum: bool = setting(LarsConfig.lr_in_momentum, "LARS: let the velocity contain the learning rate.")
+    correct_momentum: bool = setting(
+        LarsConfig.correct_momentum, "LARS: rescale the velocity when the rate changes; this needs lr_in_momentum."
+    )
+    rmsprop_rate: float = setting(RmspropWarmupConfig.rmsprop_rate, "rmsprop_warmup: learning rate of RMSprop.")
+    ramp_center: float = setting(
+        RmspropWarmupConfig.ramp_center, "rmsprop_warmup: epoch at which RMSprop and SGD have equal shares."
+    )
+    ramp_period: float = setting(
+        RmspropWarmupConfig.ramp_period, "rmsprop_warmup: epochs of the ramp; half of it after `ramp_center` only SGD is left."
+    )
 
     def __post_init__(self) -> None:
         for name in ("momentum", "weight_decay", "trust_coefficient", "eps", "rmsprop_rate", "ramp_center"):
@@ -74,27 +81,15 @@ class OptimizerConfig:
         if self.correct_momentum and not (self.name == "lars" and self.lr_in_momentum):
             raise ValueError("correct_momentum=True is for velocities that contain the rate: name=lars with lr_in_momentum=True")
 
-    def build(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Over all parameters that are trained, by name, so that messages can name them."""
-        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        if self.name == "lars":
-            return Lars(
-                named,
-                lr=0.0,
-                momentum=self.momentum,
-                nesterov=self.nesterov,
-                weight_decay=self.weight_decay,
-                trust_coefficient=self.trust_coefficient,
-                eps=self.eps,
-                lr_in_momentum=self.lr_in_momentum,
-            )
-        decayed = [(name, p) for name, p in named if self.decay_all or p.dim() > 1]
-        plain = [(name, p) for name, p in named if not self.decay_all and p.dim() <= 1]
-        parts = [{"params": decayed, "weight_decay": self.weight_decay}, {"params": plain, "weight_decay": 0.0}]
-        groups = [group for group in parts if group["params"]]
-        if self.name == "rmsprop_warmup":
-            return RmspropWarmup(groups, lr=0.0, momentum=self.momentum, rmsprop_lr=self.rmsprop_rate)
-        return torch.optim.SGD(groups, lr=0.0, momentum=self.momentum, nesterov=self.nesterov)
+    @classmethod
+    def of(cls, rule: RuleConfig) -> OptimizerConfig:
+        """The settings of an update rule, as a recipe writes it: `OptimizerConfig.of(LarsConfig(momentum=0.95))`."""
+        return cls(**settings_of(RULES, rule))
+
+    @property
+    def rule(self) -> RuleConfig:
+        """The update rule with its own settings."""
+        return pick(RULES, self)
 
 
 @dataclass(frozen=True, kw_only=True)

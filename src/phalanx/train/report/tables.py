@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from phalanx.train.duration import duration
-from phalanx.train.report.page import Table
 from phalanx.train.report.axis import number, percent
+from phalanx.train.report.page import Table
 from phalanx.train.report.plots import Number
 from phalanx.train.report.run import Run, best, last, typical, value_of
 
