@@ -72,7 +72,7 @@ FILES = {
         ("--set rate.warmup=30", "warmup=30 epochs, but the run has 24"),
         (
             "--set rate.warmup=1 --set epochs=1",
-            "warmup=1 epochs, but the run has 1: leave some to train, by a smaller rate.warmup",
+            "warmup=1 epochs, but the run has 1: use a smaller rate.warmup",
         ),
         ("fashion-mnist-8k --set batch=256", "batch=256 has no effect where there are stages"),
         ("--ranks 3 --set comm.sync=gossip --set comm.gossip.topology=hypercube", "wants a power of two, but there are 3 ranks"),
@@ -138,12 +138,12 @@ def test_one_command_line_begins_a_run_and_continues_it(here, capsys):
     """As a scheduler that requeues a job wants it; also where the first start was killed before its first checkpoint."""
     run = ["train", "--ranks", "1", "--out", "new/run", "--resume", "--set", "epochs=1", *QUICK]
     assert main(run) == 0
-    assert "no checkpoint yet: from the beginning" in capsys.readouterr().out
+    assert "no checkpoint yet: starting from the beginning" in capsys.readouterr().out
     assert main(run) == 0
     assert "resumed after step 23" in capsys.readouterr().out
     shutil.rmtree("new/run/checkpoints")
     assert main(run) == 0
-    assert "no checkpoint yet: from the beginning" in capsys.readouterr().out
+    assert "no checkpoint yet: starting from the beginning" in capsys.readouterr().out
     assert [row["step"] for row in read_rows(Path("new/run/metrics.jsonl")) if row["kind"] == "start"] == [0, 0]
 
 
@@ -232,7 +232,7 @@ def test_two_ranks_stopped_by_sigterm_go_on_and_end_as_if_undisturbed(tmp_path):
         finally:
             process.kill()
     assert process.returncode == 128 + signal.SIGTERM
-    assert "stopped on request, --resume goes on" in out
+    assert "stopped on request; --resume continues" in out
     assert err.startswith("stopping: this step is finished and saved first")
     assert len(err.splitlines()) == 2, err
     step = read_rows(tmp_path / "cut" / "metrics.jsonl")[-1]["steps"]

@@ -86,5 +86,5 @@ def test_a_model_of_ones_own_is_planned(tmp_path, capsys):
 
 
 def test_a_model_without_parameters_is_refused():
-    with pytest.raises(ValueError, match="no parameter that is trained"):
+    with pytest.raises(ValueError, match="no trainable parameters"):
         measured(nn.Identity())

@@ -91,4 +91,4 @@ def test_a_rank_that_sleeps_is_named_by_a_run(tmp_path, monkeypatch, cause):
 
 
 def test_words():
-    assert str(Straggler(3, "input", 2.04)) == "rank 3 holds the others up: its input takes 2.0 times theirs"
+    assert str(Straggler(3, "input", 2.04)) == "rank 3 slows the others down: its input takes 2.0 times as long as theirs"

@@ -1,4 +1,4 @@
-"""Lines of MLPerf's log (https://github.com/mlcommons/logging) on rank 0's standard output, for runs that are to be submitted.
+"""Lines of MLPerf's log (https://github.com/mlcommons/logging) on rank 0's standard output, for runs that you want to submit.
 
 :::MLLOG {"namespace": "", "time_ms": 1592000000000, "event_type": "INTERVAL_START", "key": "run_start", "value": null, ...}
 """
@@ -20,7 +20,7 @@ class MLLog:
 
     def __init__(self, config: RunConfig, stream: TextIO | None = None) -> None:
         self._config, self._stream = config, stream or sys.stdout
-        self._epoch: int | None = None  # the one that has begun
+        self._epoch: int | None = None  # the epoch under way
         self._write("INTERVAL_START", "init_start")
 
     def begin(self, *, train: int, test: int) -> None:
@@ -49,7 +49,7 @@ class MLLog:
         self._write("INTERVAL_START", "epoch_start", epoch_num=self._epoch)
 
     def _end_epoch(self) -> None:
-        """Where something else begins: an epoch is over then, complete or stopped in its midst."""
+        """End the epoch under way, complete or not."""
         if self._epoch is not None:
             self._write("INTERVAL_END", "epoch_stop", epoch_num=self._epoch)
             self._epoch = None

@@ -1,4 +1,4 @@
-"""The network of a run: which one, its batch norms, in which memory layout and precision, compiled or not."""
+"""The network of a run: which one, its batch norms, memory layout and precision."""
 
 from __future__ import annotations
 
@@ -41,14 +41,16 @@ class BatchNormConfig:
 
     def __post_init__(self) -> None:
         if self.group is not None and (self.statistics == "own" or self.group < 1):
-            raise ValueError(f"group={self.group}: a number of ranks, at least 1, that share statistics: statistics=shared")
+            raise ValueError(f"group={self.group}: at least 1 rank, and only with statistics=shared")
         if self.momentum is not None and not 0 < self.momentum <= 1:
             raise ValueError(f"momentum={self.momentum}: the share of a new batch, more than 0 and at most 1")
         if self.momentum is not None and self.last_batch:
-            raise ValueError(f"last_batch=True keeps no moving average, of which momentum={self.momentum} would be the share")
+            raise ValueError(
+                f"last_batch=True keeps no moving average, so momentum={self.momentum} has no effect: leave one of them out"
+            )
 
     def check(self, ranks: int) -> None:
-        """Raise ValueError unless `ranks` can share statistics so."""
+        """Raise ValueError if a group has more than `ranks` ranks."""
         if self.group is not None and self.group > ranks:
             raise ValueError(f"model.batchnorm.group={self.group}: at most the number of ranks, {ranks}")
 
@@ -108,7 +110,7 @@ class ModelConfig:
         return pick(NETWORKS, self)
 
     def build(self, *, in_channels: int, classes: int, seed: int) -> nn.Module:
-        """Equal on all ranks without a broadcast: the same seed on all of them."""
+        """The network; equal seeds give equal weights on all ranks, without a broadcast."""
         with _building:
             seed_everything(seed)
             model = self.network.build(in_channels, classes)
@@ -119,7 +121,7 @@ class ModelConfig:
         return model.to(memory_format=torch.channels_last) if self.channels_last else model  # type: ignore[call-overload]
 
     def check(self, shape: tuple[int, int, int], classes: int) -> None:
-        """Raise ValueError unless the network takes images of `shape`; nothing is computed for it."""
+        """Raise ValueError unless the network takes images of `shape`; this computes nothing."""
         with torch.device("meta"), torch.no_grad():
             try:
                 self.network.build(shape[0], classes).eval()(torch.empty(1, *shape))
@@ -129,5 +131,5 @@ class ModelConfig:
 
     @property
     def autocast(self) -> torch.dtype | None:
-        """The type of forward and backward, where it is not the parameters'."""
+        """The type of forward and backward, if it is not that of the parameters."""
         return None if self.precision == "float32" else getattr(torch, self.precision)

@@ -57,7 +57,7 @@ class DataConfig:
     on_bad: Literal["error", "skip"] = setting("error", "Stop at a sample that cannot be read, or skip it.")
 
     def __post_init__(self) -> None:
-        Normalise(self.mean, self.std)  # raises for those that fit no image
+        Normalise(self.mean, self.std)  # raises for values that fit no image
         for name, least in (("pad", 0), ("crop", 1), ("resize", 1), ("test_batch", 1), ("workers", 0), ("plain_from", 0)):
             value = getattr(self, name)
             if value is not None and value < least:

@@ -1,4 +1,4 @@
-"""How a run updates its weights: optimizer, learning rate over its epochs, and what travels between ranks.
+"""How a run updates its weights: optimizer, learning rate, and communication between ranks.
 
 What changes from step to step, by the rules that are named here, is put together in course.py.
 """
@@ -69,11 +69,11 @@ class OptimizerConfig:
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)}: 0 or more")
         if self.momentum >= 1:
-            raise ValueError(f"momentum={self.momentum}: less than 1, or what was once added never fades")
+            raise ValueError(f"momentum={self.momentum}: less than 1, or old gradients never fade")
         if self.ramp_period <= 0:
             raise ValueError(f"ramp_period={self.ramp_period}: epochs, more than 0")
         if self.nesterov and not self.momentum:
-            raise ValueError("nesterov=True looks ahead along the momentum, and momentum is 0")
+            raise ValueError("nesterov=True needs a momentum, but momentum is 0")
         if self.nesterov and self.name == "rmsprop_warmup":
             raise ValueError("nesterov=True: rmsprop_warmup has no such variant")
         if self.name == "lars" and self.decay_all:
@@ -129,7 +129,7 @@ class RateConfig:
             raise ValueError(f"decay_epochs={self.decay_epochs:g}: more than 0, and not for decay=step, which has steps")
         if (self.scaling == "none") != (self.reference is None):
             raise ValueError(
-                f"scaling={self.scaling}, reference={self.reference}: both, the batch for which peak is right; or none"
+                f"scaling={self.scaling}, reference={self.reference}: set both (peak is right for batches of reference), or none"
             )
         if self.reference is not None and self.reference < 1:
             raise ValueError(f"reference={self.reference}: samples, at least 1")
@@ -137,14 +137,12 @@ class RateConfig:
             raise ValueError(f"warmup_kind=exponential, warmup_start={self.warmup_start:g}: a share of the peak, such as 0.01")
 
     def over(self, epochs: int) -> lr.Rule:
-        """The rate for a batch of `reference` as a function of epochs, for a run of so many."""
+        """The rate for a batch of `reference` as a function of progress, in a run of `epochs` epochs."""
         if self.rule is not None:
             return self.rule
         rest = epochs - self.warmup
         if rest <= 0:
-            raise ValueError(
-                f"warmup={self.warmup:g} epochs, but the run has {epochs}: leave some to train, by a smaller rate.warmup"
-            )
+            raise ValueError(f"warmup={self.warmup:g} epochs, but the run has {epochs}: use a smaller rate.warmup")
         if self.decay == "step":
             warming = self._warming() >> lr.constant(rest) if self.warmup else lr.constant(epochs)
             return self.peak * (warming * lr.step(*self.steps, factor=self.factor))
@@ -152,7 +150,7 @@ class RateConfig:
         return self.peak * (self._warming() >> falling if self.warmup else falling)
 
     def scaled(self, batch: int) -> float:
-        """How many times the rate for `reference` samples a batch gets."""
+        """The factor of the rate for a batch, relative to `reference` samples."""
         if self.reference is None:
             return 1.0
         rule = lr.linear_scaling if self.scaling == "linear" else lr.sqrt_scaling
@@ -163,7 +161,7 @@ class RateConfig:
         return kind(self.warmup, self.warmup_start)
 
     def _falling(self, epochs: float, turn: float) -> lr.Rule:
-        """From 1; `turn` counts from its own beginning."""
+        """The decay from 1; `turn` counts from the end of the warm-up."""
         makers: dict[str, Callable[[], lr.Rule]] = {
             "constant": lambda: lr.constant(epochs),
             "linear": lambda: lr.linear(epochs, self.end),
@@ -208,14 +206,14 @@ class CommConfig:
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value}: at least 1")
         if self.fused and (self.wire or self.double_buffering):
-            raise ValueError("fused=True goes without wire and double_buffering: nothing travels")
+            raise ValueError("fused=True does not allow wire or double_buffering: nothing travels")
         if self.sync == "gossip" and (self.fused or self.double_buffering or self.growing is not None):
-            raise ValueError("sync=gossip goes without fused, double_buffering and growing, which are for all-reduce")
+            raise ValueError("sync=gossip does not allow fused, double_buffering or growing, which are for all-reduce")
 
     def wrap(
         self, optimizer: torch.optim.Optimizer, comm: Communicator, *, weighted: bool
     ) -> MultiNodeOptimizer | GossipOptimizer:
-        """The multi-node optimizer; `weighted` where ranks may have different numbers of samples in a step."""
+        """The multi-node optimizer; `weighted` if ranks may have different numbers of samples in a step."""
         if self.sync == "gossip":
             return create_multi_node_optimizer(
                 optimizer, comm, sync=self.gossip, wire=getattr(torch, self.wire) if self.wire else None
