@@ -58,7 +58,7 @@ def test_the_table_has_the_steps_where_something_changes(capsys):
 
 def test_without_the_data_there_are_no_steps(capsys):
     out = shown(capsys, "imagenet-sony-flash", "--set", "data.source=imagefolder:nowhere")
-    assert "the data are not here: --samples N counts steps" in out
+    assert "the data are not here: use --samples N to count steps" in out
     rows = table(out)
     assert rows[0] == ["epoch", "batch", "rate", "momentum"]
     assert ["5", "34816", "21.2", "0.94"] in rows

@@ -21,7 +21,7 @@ from phalanx.schedule import ScheduleError
 from phalanx.schedule.names import InputError, is_file
 from phalanx.train.rows import write_json
 
-if TYPE_CHECKING:  # torch takes seconds to import, and `phalanx --help` has no use for it
+if TYPE_CHECKING:  # torch takes seconds to import, and `phalanx --help` does not need it
     from phalanx.train.config import RunConfig
     from phalanx.train.planned import PlannedRun
 
@@ -83,7 +83,7 @@ def recipe_names() -> list[str]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train on the ranks of a launcher; without one, check what can be checked and start some."""
+    """Train on the ranks of a launcher; without one, check the configuration and start local ranks."""
     if args.list_settings:
         return list_settings()
     from phalanx.train.checkpoint import DirectoryInUseError
@@ -117,18 +117,18 @@ def run(args: argparse.Namespace) -> int:
         tell(error)
         return 1
     except (ConfigError, InputError, ScheduleError) as error:
-        if launch.rank != 0:  # one line for all of them
+        if launch.rank != 0:  # rank 0 prints it for all ranks
             return 2
         raise UsageError(str(error)) from None
     resume = ["--resume"] if args.resume else []
     planned = ["--plan", str(args.plan)] if args.plan else []
     settings = [word for setting in args.settings for word in ("--set", setting)]
     command = ["train", args.recipe, "--ranks", str(ranks), "--out", str(out), *resume, *planned, *settings]
-    return start_ranks(ranks, ["-m", "phalanx", *command])  # the report shows it: it has to work when typed
+    return start_ranks(ranks, ["-m", "phalanx", *command])  # the report shows this command, so it must work when typed
 
 
 def resolve(recipe: str, settings: list[str], planned: dict[str, str] | None = None) -> RunConfig:
-    """The configuration of a recipe, with what a plan and then `--set` change."""
+    """The configuration of a recipe, changed by a plan and then by `--set`."""
     from phalanx.train.config import override
 
     texts = dict(planned or {})
@@ -139,10 +139,14 @@ def resolve(recipe: str, settings: list[str], planned: dict[str, str] | None = N
         texts[path.strip()] = text.strip()
     found = load(recipe)
     config = override(found, texts)
-    if "rate.warmup" not in texts and 0 < config.epochs <= config.rate.warmup:  # a shorter run warms up for the same share of it
+    if (
+        "rate.warmup" not in texts and 0 < config.epochs <= config.rate.warmup
+    ):  # a shorter run warms up for the same share of its epochs
         config = replace(config, rate=replace(config.rate, warmup=config.rate.warmup * config.epochs / found.epochs))
     if "batch" in texts and config.stages and config.batch != config.stages[-1].batch:
-        raise UsageError(f"batch={config.batch} has no effect where there are stages: set stages, or --set stages= for none")
+        raise UsageError(
+            f"batch={config.batch} has no effect because the recipe has stages: set stages, or remove them with --set stages="
+        )
     return config
 
 
@@ -160,16 +164,16 @@ def load(recipe: str) -> RunConfig:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # noqa: BLE001  whatever the user's file does wrong
+    except (Exception, SystemExit) as error:  # noqa: BLE001  a user's file may do anything
         raise UsageError(f"{path}: {type(error).__name__}: {error}") from None
     config = getattr(module, "config", None)
     if not isinstance(config, RunConfig):
-        raise UsageError(f"{path}: a recipe has one `config = RunConfig(...)`, this one has {type(config).__name__}")
+        raise UsageError(f"{path}: a recipe has one `config = RunConfig(...)`, but this one has {type(config).__name__}")
     return config
 
 
 def check_everything(config: RunConfig, ranks: int) -> None:
-    """Raise for what would fail on the ranks: better one line here than one from each of them."""
+    """Raise for what would fail on the ranks: one line here is better than one from each rank."""
     from phalanx.grad.partners import check_topology
     from phalanx.train.check import check, open_sources
     from phalanx.train.communicator import find_algorithm
@@ -177,14 +181,14 @@ def check_everything(config: RunConfig, ranks: int) -> None:
     find_algorithm(config.comm, ranks)
     if config.comm.sync == "gossip" and config.comm.gossip.level != "host":
         try:
-            check_topology(config.comm.gossip, ranks, "ranks")  # of this host, the only one
+            check_topology(config.comm.gossip, ranks, "ranks")  # all on this host
         except ValueError as error:
             raise UsageError(str(error)) from None
     check(config, ranks, *open_sources(config))
 
 
 def default_ranks(config: RunConfig, cores: int) -> int:
-    """As many as cores, or the most below that among which the batches can be divided."""
+    """As many as cores, or the most below that which divide the batches."""
 
     def fits(ranks: int) -> bool:
         try:
@@ -216,7 +220,7 @@ def list_settings() -> int:
 
 
 def train_here(args: argparse.Namespace, config: RunConfig, out: Path | None, plan: PlannedRun | None) -> int:
-    """Be one rank, or all of them; 1 if the run failed for a reason that has a name."""
+    """Run one rank, or the only one; return 1 if the run failed with an error that explains itself."""
     import torch
 
     from phalanx.comm.verdict import CommunicationError
@@ -229,7 +233,7 @@ def train_here(args: argparse.Namespace, config: RunConfig, out: Path | None, pl
     from phalanx.train.trainer import train
 
     launch = discover()
-    if launch.how != "alone":  # alone it was started by somebody else, whatever the environment says
+    if launch.how != "alone":  # a rank that is alone has no agent, whatever the environment says
         end_with_agent()
     if plan:
         plan.check(config, launch.world)
@@ -238,13 +242,13 @@ def train_here(args: argparse.Namespace, config: RunConfig, out: Path | None, pl
     find_algorithm(config.comm, launch.world)
     try:
         comm = create_communicator_for(config.comm)
-    except (CommunicationError, LaunchError) as error:  # of the meeting: the peers did not come, or the port is another's
+    except (CommunicationError, LaunchError) as error:  # other ranks did not come, or another process has the port
         tell(error)
         return 1
     try:
         with comm:
             out = agree_on_directory(out, config, comm, resume=args.resume)
-            with one_job(out, comm):  # as train() does: the plan is a record of the run, too
+            with one_job(out, comm):  # as train() does, because the plan is one of the records
                 if plan and comm.rank == 0:
                     write_json(out / FILE, plan.content)
                 result = train(config, comm, out=out, resume=args.resume, resume_command=resuming_command(args, out, comm.size))
@@ -253,7 +257,7 @@ def train_here(args: argparse.Namespace, config: RunConfig, out: Path | None, pl
     except ConfigError:
         raise
     except DirectoryInUseError as error:
-        if launch.rank == 0:  # all ranks have it
+        if launch.rank == 0:  # raised on all ranks
             tell(error)
         return 1
     except (SourceError, SampleError, BadSample, CheckpointError) as error:
@@ -262,7 +266,7 @@ def train_here(args: argparse.Namespace, config: RunConfig, out: Path | None, pl
 
 
 def resuming_command(args: argparse.Namespace, out: Path, ranks: int) -> str:
-    """The command line that continues this run; under a launcher what comes behind the launcher's own words."""
+    """The command line that continues this run, without the launcher's own part."""
     started_here = AGENT in os.environ or discover().how == "alone"
     words = ["phalanx", "train", args.recipe, *(["--ranks", str(ranks)] if started_here else []), "--resume", "--out", str(out)]
     words += ["--plan", str(args.plan)] if args.plan else []

@@ -8,14 +8,14 @@ from phalanx.schedule import Collective, Move, Schedule, lower, show
 from phalanx.schedule.describe import describe
 from phalanx.schedule.markup import Markup, tag
 
-RANKS, STEPS = 16, 40  # of a schedule that is drawn; a larger one is shown as text, with its middle left out
-APART = 14  # pixels between groups that stand side by side in one step
+RANKS, STEPS = 16, 40  # most that are drawn; a larger schedule becomes text without its middle
+APART = 14  # pixels between groups side by side in one step
 
 
 def draw_schedule(schedule: Schedule, seats: str = "rank") -> Markup:
-    """As it is called and, where it calls a library, as the messages of that call. `seats`: what its rows are, ranks or hosts."""
+    """The schedule and, if it calls a library, the messages of that call. `seats`: what its rows are, ranks or hosts."""
     if schedule.world == 1:
-        return tag("p", f"One {seats} has nobody to communicate with.", class_="quiet")
+        return tag("p", f"One {seats} has no other to communicate with.", class_="quiet")
     if schedule.world > RANKS:
         return tag("pre", show(schedule, width=110))
     drawn = [_picture(schedule, schedule.name, seats)]
@@ -61,7 +61,7 @@ def _picture(s: Schedule, title: str, seats: str) -> Markup:
 
 
 def _side_by_side(groups: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], int]:
-    """A place for each group, from left to right: groups whose lines would lie on each other get different ones."""
+    """A place for each group, from left to right, so that lines of groups do not overlap."""
     below: list[int] = []  # the lowest rank that each place has reached
     places: dict[tuple[int, ...], int] = {}
     for group in sorted(set(groups), key=min):
@@ -81,7 +81,7 @@ def _arrow(x0: float, y0: float, x1: float, y1: float, colour: int, told: Markup
 
 
 def _call(x: float, ys: Sequence[float], kind: str, told: Markup) -> Markup:
-    """A library call: its ranks as dots on one line, beside it what is called."""
+    """A library call: its ranks as dots on one line."""
     colour = {"reduce_scatter": 0, "reduce": 0, "all_gather": 2, "broadcast": 2, "all_reduce": 5}[kind]
     dots = [tag("circle", cx=x, cy=y, r=5) for y in ys]
     return tag("g", tag("line", x1=x, x2=x, y1=min(ys), y2=max(ys)), *dots, told, class_=f"op c{colour}")

@@ -1,4 +1,4 @@
-"""The facts and tables of the page: what came out, where it ran, and how it was configured."""
+"""The facts and tables of the page: results, environment and configuration."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def facts(run: Run) -> list[tuple[str, str, str]]:
 
 
 def comparison(runs: Sequence[Run]) -> Table:
-    """What came out, a line for each run."""
+    """The results, one line per run."""
     columns = ("", "Top-1", "Best", "Top-5", "Test loss", "Time", "Images/s", "Waiting", "Epochs", "Ranks", "Ended")
     rows = [
         (
@@ -112,7 +112,7 @@ def _starts(run: Run) -> str:
 
 
 def configuration(runs: Sequence[Run]) -> Iterator[Table]:
-    """What differs (between runs, or from the recipe) in the open, the rest folded."""
+    """The settings that differ between runs, or from the recipe; the others are folded."""
     flat = [dict(flatten(run.config)) for run in runs]
     paths = list(dict.fromkeys(path for own in flat for path in own))
     if len(runs) > 1:
@@ -133,7 +133,7 @@ def configuration(runs: Sequence[Run]) -> Iterator[Table]:
             f"Configuration: changed from {name}",
             ("", "this run", name),
             rows,
-            empty=f"Nothing: it is {name} as it is.",
+            empty="Nothing was changed.",
             text=True,
         )
     rows = [(path, *(_text(own.get(path, "–")) for own in flat)) for path in paths]
@@ -153,8 +153,8 @@ def flatten(value: Any, before: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def recipe_of(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The recipe that has the run's name, as it is in this version, with its paths and values; else the defaults."""
-    from phalanx import recipes  # here: they bring torch along, and a comparison of runs does without
+    """The recipe with the name of the run, as paths and values of this version; else the defaults."""
+    from phalanx import recipes  # here, because recipes import torch, which a comparison of runs does not need
     from phalanx.train.config import RunConfig, plain
 
     name = str(config.get("name", ""))
@@ -172,7 +172,7 @@ def _text(value: Any) -> str:
 
 
 def stragglers(runs: Sequence[Run]) -> Iterator[Table]:
-    """Each rank and cause once: how often it was found, how bad at most, and where."""
+    """Each rank and cause once: how often it was slow, by how much at most, and when."""
     several = len(runs) > 1
     found: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for name, row in ((run.name, row) for run in runs for row in run.of("straggler")):

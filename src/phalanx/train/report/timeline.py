@@ -11,14 +11,14 @@ from phalanx.schedule.markup import NOTHING, Markup, join, tag
 from phalanx.train.report.axis import ticks
 from phalanx.train.report.run import MOST
 
-LANES = 8  # ranks that are drawn
+LANES = 8  # most ranks that are drawn
 TRAVELS = {"all-reduce": 5, "exchange": 5}  # what is on the wire, and its colour
 PHASES = {"input": 1, "forward": 0, "backward": 4, "wait": 3, "update": 2}  # and their colours
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnSpan:
-    """Something that took time on a rank; both in microseconds."""
+    """Something that took time on a rank; `begun` and `took` are in microseconds."""
 
     rank: int
     kind: str
@@ -28,7 +28,7 @@ class DrawnSpan:
 
 
 def read_spans(trace: Mapping[str, Any]) -> list[DrawnSpan]:
-    """What can be drawn of a trace. The file may come from another program: events of another shape are passed over."""
+    """The spans of a trace that can be drawn. The file may come from another program, so unknown events are skipped."""
     events = trace.get("traceEvents")
     return list(_spans(events)) if isinstance(events, list) else []
 
@@ -58,7 +58,7 @@ def draw_timeline(trace: Mapping[str, Any]) -> Markup:
     begin, end = min(span.begun for span in spans), max(span.begun + span.took for span in spans)
     left, width, row, top = 58, 1000, 46, 26
     height = top + row * len(shown)
-    whole = max(end - begin, 1e-3)  # a nanosecond: nothing shorter is worth an axis
+    whole = max(end - begin, 1e-3)  # at least a nanosecond, for the axis
     scale = (width - left - 10) / whole
     body = []
     for tick in ticks(0.0, whole / 1000, 8):
