@@ -1,7 +1,7 @@
-"""Batches of 8,192 on CIFAR-10: 16 % of it per step. As fashion-mnist-8k, to see what large batches cost, not for accuracy.
+"""Batches of 8,192 on CIFAR-10, 16 % of it per step: like fashion-mnist-8k, it shows what large batches cost.
 
-56.5 % after 30 epochs (3 seeds), where batches of 128 have 56.9 %: what a perceptron can learn of these images. The rate was
-found by benchmarks/study_large_batch.py; with a linear decay, and its best rate, it had 55.5 %.
+It reaches 56.5 % after 30 epochs (3 seeds), where batches of 128 reach 56.9 %, about the most for a perceptron.
+benchmarks/study_large_batch.py found the rate; a linear decay, with its best rate, reaches 55.5 %.
 """
 
 from phalanx.data import Stage

@@ -1,6 +1,6 @@
-"""Batches of 8,192 on Fashion-MNIST: 14 % of it per step. All that Sony and Fujitsu did, on a network that 2 cores can train.
+"""Batches of 8,192 on Fashion-MNIST, 14 % of it per step: what Sony and Fujitsu did, on a network that 2 cores can train.
 
-89.5 % after 24 epochs (3 seeds), where batches of 128 have 90.4 %. The rate was found by benchmarks/study_large_batch.py, which
+It reaches 89.5 % after 24 epochs (3 seeds), where batches of 128 reach 90.4 %. benchmarks/study_large_batch.py found the rate; it
 adds the techniques one by one.
 """
 

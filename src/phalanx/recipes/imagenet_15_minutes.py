@@ -1,7 +1,7 @@
 """The 15-minute paper: ResNet-50 on ImageNet with batches of 32,768 without LARS, 74.9 % on 1,024 P100.
 
 Akiba, Suzuki, Fukuda, "Extremely Large Minibatch SGD: Training ResNet-50 on ImageNet in 15 Minutes" (arXiv 1711.04325). SGD that
-begins as RMSprop, a slow start, batch norm without moving averages. What is marked "second hand" is quoted from memory of others.
+begins as RMSprop, a slow start, batch norm without moving averages. Values marked "second hand" are quoted from others.
 """
 
 from phalanx.optim import lr

@@ -5,9 +5,10 @@ The paper, "Yet Another Accelerated SGD: ResNet-50 Training on ImageNet in 74.7 
 file for MLPerf Training v0.6 (open division, same machine): the numbers below are from there, `Fujitsu/benchmarks/resnet/
 implementations/mxnet/JobScripts/parameters` in mlcommons/training_results_v0.6, by the names that they have there.
 
-Differences: they evaluate each rank's part with its own moving averages of batch norm, we average these over the ranks before;
-their kernel multiplies the weight decay by the peak rate in the ratio of LARS, and only there; they evaluate after the epochs 2,
-6, 10, ..., 90. Their all-reduce is `comm.algorithm=torus:512x4`; left out here, so that other clusters can run the recipe.
+Differences: they evaluate each rank's part with the rank's own moving averages of batch norm, while we average these over the
+ranks first. Their kernel multiplies the weight decay by the peak rate, but only in the ratio of LARS. They evaluate after the
+epochs 2, 6, 10, ..., 90. Their all-reduce is `comm.algorithm=torus:512x4`; it is left out so that other clusters can run
+the recipe.
 """
 
 from phalanx.train.config import RunConfig

@@ -1,9 +1,9 @@
-"""ResNet-50 on ImageNet with batches of 32,768 and MLPerf's settings: 75.9 % after about 56 epochs, for a cluster one may have.
+"""ResNet-50 on ImageNet with batches of 32,768 and MLPerf's settings: 75.9 % after about 56 epochs, for a cluster you may have.
 
-Any number of ranks that divides 32,768 will do; `micro_batch` bounds what one GPU holds: 64 GPUs take 4 micro-steps of 128.
+Any number of ranks that divides 32,768 works. `micro_batch` limits what one GPU holds: 64 GPUs take 4 micro-steps of 128.
 
 The numbers are those of MLPerf's reference convergence point for this batch (mlcommons/logging, mlperf_logging/rcp_checker/
-training_4.0.0/rcps_resnet.json): runs with them reached 75.9 % after 56 epochs in the mean. What these rules leave out is from
+training_4.0.0/rcps_resnet.json): runs with them reached 75.9 % after 56 epochs on average. The rest is from
 MLPerf's reference code (mlcommons/training, resnet-tf2), lars_util.py and lars_optimizer.py.
 """
 

@@ -1,9 +1,9 @@
 """Sony's ResNet-50 on ImageNet, as far as published: batches of 34,816 that become 69,632, 75.03 % in 224 s on 2,176 V100.
 
-"Massively Distributed SGD: ImageNet/ResNet-50 Training in a Flash" (Mikami et al., arXiv 1811.05233). What is marked "published"
-is in its abstracts or in reports about it (NVIDIA's, Sony's and InfoQ's of November 2018); what is marked "ours" is in none of
-the texts that could be had, and is filled in from MLPerf, whose settings are public. Nobody has trained this recipe: what it
-shows is how batch-size control is said.
+"Massively Distributed SGD: ImageNet/ResNet-50 Training in a Flash" (Mikami et al., arXiv 1811.05233). Values marked
+"published" are in its abstracts or in reports about it (NVIDIA's, Sony's and InfoQ's of November 2018). Values marked "ours" are
+in none of the texts we found, and come from MLPerf, whose settings are public. This recipe has not been trained: it shows how to
+write batch-size control.
 """
 
 from phalanx.data import Stage
