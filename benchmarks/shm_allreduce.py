@@ -36,7 +36,7 @@ from local_ranks import finish, started
 
 from phalanx import _native
 from phalanx.bench.record import processor
-from phalanx.comm.transports.shm import HostTeam
+from phalanx.native.team import HostTeam
 
 BLOCK = 0.03  # seconds of one timed block
 DEADLINE = 900  # seconds for all ranks of one world

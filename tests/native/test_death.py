@@ -15,17 +15,18 @@ import torch
 import torch.distributed as dist
 from tests.world.pool import Pool, WorldError
 
-from phalanx.comm.transports import shm
-from phalanx.comm.transports.shm import HostTeam, RankDied, SharedMemoryError
+from phalanx.native import core, meeting
+from phalanx.native.errors import RankDied, SharedMemoryError
+from phalanx.native.team import HostTeam
 
-pytestmark = pytest.mark.skipif(bool(shm.UNAVAILABLE), reason=shm.UNAVAILABLE or "available")
+pytestmark = pytest.mark.skipif(bool(core.UNAVAILABLE), reason=core.UNAVAILABLE or "available")
 
 TIMEOUT = 20.0  # of the team: whoever names the dead much sooner saw the process, not the clock
 
 
 def work_until_somebody_dies(comm, directory: str, method: int) -> None:
     """Collectives of all kinds without end; how it ended goes to a file, because the world of a killed rank has no results."""
-    shm.METHODS = (method,)
+    meeting.METHODS = (method,)
     store = dist.PrefixStore("death", dist.distributed_c10d._get_default_store())
     team = HostTeam.join(store, comm.rank, comm.size, timeout=TIMEOUT, name="t")
     assert team is not None

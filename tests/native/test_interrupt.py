@@ -9,14 +9,15 @@ import time
 
 import pytest
 
-from phalanx.comm.transports import shm
+from phalanx.native import core
 
-pytestmark = pytest.mark.skipif(bool(shm.UNAVAILABLE), reason=shm.UNAVAILABLE or "available")
+pytestmark = pytest.mark.skipif(bool(core.UNAVAILABLE), reason=core.UNAVAILABLE or "available")
 
 PROGRAM = """
 import sys, time
 import torch.distributed as dist
-from phalanx.comm.transports.shm import Aborted, HostTeam
+from phalanx.native.errors import Aborted
+from phalanx.native.team import HostTeam
 path, rank = sys.argv[1], int(sys.argv[2])
 team = HostTeam.join(dist.FileStore(path, 2), rank, 2, timeout=30, name="t")
 if rank == 1:

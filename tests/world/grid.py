@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from phalanx.comm import choose, envelope, messages, operations, reductions, run
-from phalanx.comm.transports import shm
+from phalanx.native import core
 
 MIB = 1 << 20
 
@@ -47,7 +47,7 @@ class Cell:
 
 
 def native() -> bool:
-    return shm.is_native()
+    return core.is_native()
 
 
 # The sizes, in bytes on a rank, at which something changes in a world of n ranks; by the name of the constant they come from.
@@ -59,13 +59,13 @@ THRESHOLDS: dict[str, Callable[[int], list[int]]] = {
     "phalanx.comm.choose.SMALL_BETWEEN_LEADERS": lambda n: [choose.SMALL_BETWEEN_LEADERS],
     "phalanx.comm.choose.SHORT_IN_A_TORUS": lambda n: [choose.SHORT_IN_A_TORUS * n],
     "phalanx.comm.messages.BCAST_TREE": lambda n: [messages.BCAST_TREE],
-    "phalanx._native.SMALL_BYTES": lambda n: [shm._native.SMALL_BYTES // n] if native() else [],
-    "phalanx._native.FEW_BYTES": lambda n: [shm._native.FEW_BYTES // n] if native() else [],
+    "phalanx._native.SMALL_BYTES": lambda n: [core._native.SMALL_BYTES // n] if native() else [],
+    "phalanx._native.FEW_BYTES": lambda n: [core._native.FEW_BYTES // n] if native() else [],
     # a large operation is cut into pieces of 1/(4 ranks), which are an eighth of this at least, and this at most
     "phalanx._native.CHUNK_BYTES": lambda n: (
-        [shm._native.CHUNK_BYTES // 8 * 4 * n, shm._native.CHUNK_BYTES * 4 * n] if native() else []
+        [core._native.CHUNK_BYTES // 8 * 4 * n, core._native.CHUNK_BYTES * 4 * n] if native() else []
     ),
-    "phalanx._native.third_bytes": lambda n: [k * shm._native.third_bytes(n) for k in (1, 2, 3)] if native() else [],
+    "phalanx._native.third_bytes": lambda n: [k * core._native.third_bytes(n) for k in (1, 2, 3)] if native() else [],
     "phalanx.comm.envelope.HEADER": lambda n: [8 * envelope.HEADER],
 }
 # Others are not sizes of a tensor: `special` cells of test_grid.py turn them.
@@ -97,15 +97,10 @@ EXEMPT = {
     "phalanx.comm.planned.LARGEST": "no message is longer",
     "phalanx.comm.processes.EXITING": "a flag of the kernel",
     "phalanx.comm.start.PR_SET_PDEATHSIG": "a number of the kernel",
-    "phalanx.comm.transports.shm.ADAPTED": "a column of a table",
-    "phalanx.comm.transports.shm.SQUARES": "numbers per chunk of an update: tests/world/test_fused.py",
-    "phalanx.comm.transports.shm.TOPIC": "bytes of a text",
     "phalanx.comm.transports.torch.CUT": "a tag",
     "phalanx._native.CHUNK": "elements per chunk of an update: tests/world/test_fused.py",
-    "phalanx._native.DEPTH": "operations begun: tests/world/test_shm.py",
+    "phalanx._native.SQUARES": "numbers per chunk of an update: tests/world/test_fused.py",
     "phalanx._native.MAX_RANKS": "ranks of a host",
-    **{f"phalanx.comm.transports.shm.{name}": "a status" for name in
-       ("OK", "DISAGREE", "DEAD", "LATE", "ABORTED", "INTERRUPTED", "REFUSED", "MISUSED")},
 }  # fmt: skip
 
 

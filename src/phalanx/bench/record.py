@@ -41,7 +41,7 @@ def first_record(bench: Bench, comm: Communicator, launcher: str) -> Record:
 
 def _native_core() -> str:
     """The instruction set of the native core, or why there is none."""
-    from phalanx.comm.transports.shm import UNAVAILABLE
+    from phalanx.native.core import UNAVAILABLE
 
     if UNAVAILABLE:
         return UNAVAILABLE

@@ -174,7 +174,7 @@ def load(recipe: str) -> RunConfig:
 
 def check_everything(config: RunConfig, ranks: int) -> None:
     """Raise for what would fail on the ranks: one line here is better than one from each rank."""
-    from phalanx.grad.partners import check_topology
+    from phalanx.grad.gossip.partners import check_topology
     from phalanx.train.check import check, open_sources
     from phalanx.train.communicator import find_algorithm
 

@@ -22,7 +22,7 @@ from phalanx.comm.objects import Objects
 from phalanx.comm.reductions import scattering
 from phalanx.comm.transports import Transport
 from phalanx.comm.transports.shared import SharedTransport
-from phalanx.comm.transports.shm import HostTeam
+from phalanx.native.team import HostTeam
 from phalanx.schedule import Schedule
 
 Share = Callable[[str, int, int], HostTeam | None]  # (name, rank and size on this host) -> shared memory, where it is possible

@@ -20,7 +20,7 @@ from phalanx.comm.launch import discover
 from phalanx.comm.planned import tell_if_unplanned
 from phalanx.comm.settings import check_timeout, forced_form
 from phalanx.comm.transports.local import LocalTransport, LocalWorld
-from phalanx.comm.transports.shm import HostTeam
+from phalanx.native.team import HostTeam
 from phalanx.schedule import Schedule, ScheduleError, lower, verify
 
 T = TypeVar("T")

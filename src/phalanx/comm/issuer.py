@@ -18,7 +18,7 @@ from typing import Any
 from phalanx.comm.failure import CommunicationError, State, Watch
 from phalanx.comm.streams import Lane
 from phalanx.comm.traffic import Traffic
-from phalanx.comm.transports.shm import Disagreement
+from phalanx.native.errors import Disagreement
 
 LOOK = 0.1  # seconds between two looks at the clock and the alarm while waiting
 AFTERMATH = 2.0  # seconds without progress after which messages of a rank that has ended are no longer expected

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 
 from phalanx.comm.storage import other_views
-from phalanx.comm.transports.shm import HostTeam
+from phalanx.native.team import HostTeam
 
 
 class Loans:

@@ -17,7 +17,7 @@ from phalanx.comm.issuer import Pending
 from phalanx.comm.operations import WINDOW, tag_of
 from phalanx.comm.reductions import Reductions
 from phalanx.comm.transports import Message
-from phalanx.comm.transports.shm import TYPES
+from phalanx.native.core import TYPES
 from phalanx.schedule import Schedule, binomial, scatter_gather
 
 BCAST_TREE = 64 << 10  # bytes up to which a broadcast sends the whole along a tree rather than parts

@@ -22,7 +22,8 @@ from phalanx.comm.issuer import Issuer, Operation, Pending
 from phalanx.comm.loans import Loans
 from phalanx.comm.streams import Lane
 from phalanx.comm.transports import Message, Transport
-from phalanx.comm.transports.shm import Disagreement, HostTeam
+from phalanx.native.errors import Disagreement
+from phalanx.native.team import HostTeam
 
 WINDOW = 32  # peers with whom a rank exchanges at a time where it must talk to all
 DEBUG_TEXT = 240  # bytes of an operation's name that ranks compare under PHALANX_DEBUG

@@ -1,13 +1,13 @@
 """Reductions: an all-reduce runs a schedule, or, where all ranks share memory and nobody asked for one, needs none.
 
-Second layer of a communicator. Also the memory that reductions are fastest on, and the update of one replica per host.
+Second layer of a communicator. Also the memory that reductions are fastest on, and what runs on the team of a host.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -18,10 +18,13 @@ from phalanx.comm.issuer import Operation, Pending
 from phalanx.comm.operations import Operations, digest_of
 from phalanx.comm.run import LANES, Form, cut, execute
 from phalanx.comm.streams import Lane
-from phalanx.comm.transports.shm import TYPES, Disagreement, HostTeam, Refused, Rule, update_rules
+from phalanx.native.core import TYPES
+from phalanx.native.errors import Disagreement, Refused
+from phalanx.native.team import HostTeam
 from phalanx.schedule import Collective, Scale, Schedule, ScheduleError, Step, lower, verify
 
 ReduceOp = Literal["sum", "mean", "max", "min"]
+T = TypeVar("T")
 
 KEEP = 64 << 20  # bytes of scratch kept between operations
 
@@ -237,29 +240,13 @@ class Reductions(Operations):
         work = lambda tag: loans.give(lambda: team.allocate_one_for_all(numel * 4)).view(torch.float32)  # noqa: E731
         return self._start(f"shared_buffer({numel})", work).wait()
 
-    def update(
-        self,
-        gradients: torch.Tensor,
-        parameters: torch.Tensor,
-        velocities: torch.Tensor,
-        rules: Sequence[Rule],
-        *,
-        squares: torch.Tensor | None = None,
-        carry: bool = False,
-    ) -> None:
-        """Move shared `parameters` and `velocities` by the mean of all ranks' `gradients`, in one pass over the memory.
+    def on_host(self, name: str, work: Callable[[HostTeam], T]) -> T:
+        """Run `work` on the team of ranks that share this host, in the order of all other calls; needs `shares_memory`.
 
-        `gradients` are from `buffer`, the others from `shared_buffer`, all of one layout, which `rules` (the same on all ranks)
-        describes, tensor by tensor. The gradients are only read; LARS reads them twice, and keeps norms in `squares`, which it
-        takes from there if it may `carry` them (`HostTeam.update`).
+        `name` is what errors call it. All ranks call it together.
         """
-        team = self._need_shared_memory("update")
-        table = update_rules(rules)
-
-        def work(tag: int) -> None:
-            team.update(gradients, parameters, velocities, table, scale=1 / self.size, squares=squares, carry=carry)
-
-        self._start(f"update({len(rules)} tensors)", work).wait()
+        team = self._need_shared_memory(name)
+        return self._start(name, lambda tag: work(team)).wait()
 
     def _need_shared_memory(self, verb: str) -> HostTeam:
         if self._team is None or self.inter_size > 1:

@@ -7,23 +7,28 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class AllReduce:
-    """Average gradients over all ranks.
+    """Average gradients over all ranks in every step.
 
-    `growing`: Fujitsu's groups, whose k-th boundary is after growing * k**3 tensors, instead of groups of equal bytes. `overlap`:
-    let groups leave during backward; None measures both ways in the first steps and keeps the faster. `weighted`: the mean over
-    samples instead of over ranks; set `opt.weight` to the size of each local batch. `record`: keep times for `opt.report()`.
-    `fused`: where all ranks are on one host, None keeps one replica of parameters and momentum for all of them, of which each
-    updates its part, as long as nobody can notice; True updates it while the gradients are summed, which is faster, and leaves
-    `p.grad` as it was. Both are for torch.optim.SGD and phalanx.Lars; where True cannot be done it is told once. False: every
-    rank for itself. `check_every`: after every so many steps the ranks compare their parameters, and raise `ReplicaError` where
-    they have become different; 0 never does.
+    Args:
+        growing: Fujitsu's groups, whose k-th boundary is after growing * k**3 tensors. By default groups have equal bytes.
+        overlap: Let groups leave during backward. None measures both ways in the first steps and keeps the faster one.
+        weighted: Average over samples instead of ranks. Set `opt.weight` to the size of each local batch.
+        record: Keep times for `opt.report()`.
+        fused: Update the parameters while the gradients are summed. Parameters and moments then exist once per host, and
+            `p.grad` stays this rank's own gradient. For torch.optim.SGD, Adam, AdamW and phalanx.Lars in float32, with all ranks
+            on one host; otherwise you get one warning and the plain step.
+        check_every: Compare the ranks' parameters after this many steps, and raise `ReplicaError` if they differ. 0 never does.
+
+    Example:
+        >>> phalanx.AllReduce(overlap=True, check_every=0)
+        AllReduce(growing=None, overlap=True, weighted=False, record=False, fused=False, check_every=0)
     """
 
     growing: int | None = None
     overlap: bool | None = None
     weighted: bool = False
     record: bool = False
-    fused: bool | None = None
+    fused: bool = False
     check_every: int = 100
 
     def __post_init__(self) -> None:

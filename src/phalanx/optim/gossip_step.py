@@ -21,9 +21,9 @@ import torch
 from phalanx.comm.communicator import Communicator
 from phalanx.grad.allreduce import AllReduce
 from phalanx.grad.averager import Averager
-from phalanx.grad.cargo import real
 from phalanx.grad.gossip import Gossip, level_of
-from phalanx.grad.gossiper import Gossiper
+from phalanx.grad.gossip.gossiper import Gossiper
+from phalanx.grad.gossip.packet import real
 from phalanx.grad.record import StepRecord
 from phalanx.grad.replicas import check_replicas, some
 from phalanx.grad.travel import Journey

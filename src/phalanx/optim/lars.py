@@ -25,7 +25,8 @@ from typing import Any, NamedTuple, overload
 import torch
 from torch.optim.optimizer import ParamsT
 
-from phalanx.comm.transports import shm
+from phalanx.native import core
+from phalanx.native.updates import SgdRow, lars_step
 
 MLPERF: Mapping[str, float] = MappingProxyType({"momentum": 0.9, "trust_coefficient": 0.001, "eps": 1e-7})
 
@@ -112,7 +113,7 @@ class Lars(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        native = shm.is_native()
+        native = core.is_native()
         for group in self.param_groups:
             together: dict[tuple[torch.device, torch.dtype], list[Layer]] = {}
             natively, skipped = [], []
@@ -136,7 +137,7 @@ class Lars(torch.optim.Optimizer):
     @property
     def moves_natively(self) -> bool:
         """Whether the native core moves all parameters, each as one pass over its memory, whatever its shape."""
-        return shm.is_native() and all(
+        return core.is_native() and all(
             group["momentum"] and not group["foreach"] and all(_in_one_piece(p) for p in group["params"])
             for group in self.param_groups
         )
@@ -159,9 +160,9 @@ class Lars(torch.optim.Optimizer):
         return found
 
 
-def lars_rule(group: dict[str, Any], *, adapted: bool, offset: int = 0, count: int = 0) -> shm.Rule:
+def lars_row(group: dict[str, Any], *, adapted: bool, offset: int = 0, count: int = 0) -> SgdRow:
     """What the native core has to know of a tensor of `group`."""
-    return shm.Rule(
+    return SgdRow(
         offset,
         count,
         lr=float(group["lr"]),
@@ -177,9 +178,9 @@ def lars_rule(group: dict[str, Any], *, adapted: bool, offset: int = 0, count: i
 
 def _move_natively(group: dict[str, Any], layers: list[Layer]) -> None:
     """Norms and update of each layer, in the native core."""
-    rules = [lars_rule(group, adapted=adapted) for adapted in (False, True)]
+    rows = [lars_row(group, adapted=adapted) for adapted in (False, True)]
     tensors = [(w, v, g) for w, g, v, _ in layers if v is not None]
-    shm.lars_step(tensors, [rules[layer.adapted] for layer in layers])
+    lars_step(tensors, [rows[layer.adapted] for layer in layers])
     torch.autograd.graph.increment_version([layer.w for layer in layers])  # as after any operation in place
 
 

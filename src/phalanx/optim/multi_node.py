@@ -20,13 +20,12 @@ import torch
 from phalanx.comm.communicator import Communicator
 from phalanx.grad.allreduce import AllReduce
 from phalanx.grad.averager import Averager
-from phalanx.grad.cargo import average_together
 from phalanx.grad.gossip import Gossip, level_of
+from phalanx.grad.gossip.packet import average_together
 from phalanx.grad.record import StepRecord
 from phalanx.grad.sparse import wants_sparse
 from phalanx.grad.travel import Journey
-from phalanx.optim.host_step import HostStep
-from phalanx.optim.one_pass import OnePass, obstacle
+from phalanx.optim.one_pass import OnePass, why_not
 from phalanx.optim.wrapped import WrappedOptimizer
 
 if TYPE_CHECKING:
@@ -116,9 +115,8 @@ class MultiNodeOptimizer(WrappedOptimizer):
     ) -> None:
         super().__init__(optimizer)
         self.comm, self.sync = comm, sync
-        self._host_step = HostStep(optimizer, comm) if sync.fused is None and comm.shares_memory else None
         self._one_pass: OnePass | None = None
-        self._fused_told = False
+        self._warned = False
         self._options = double_buffering, wire, bucket_bytes
         self._averager = Averager(
             *self.parameters(),
@@ -127,7 +125,7 @@ class MultiNodeOptimizer(WrappedOptimizer):
             wire=wire,
             bucket_bytes=bucket_bytes,
             delayed=double_buffering,
-            in_backward=not sync.fused or comm.size == 1 or bool(obstacle(optimizer, comm)),
+            in_backward=not sync.fused or comm.size == 1 or bool(why_not(optimizer, comm)),
             sparse=wants_sparse(optimizer),
         )
 
@@ -161,7 +159,9 @@ class MultiNodeOptimizer(WrappedOptimizer):
             result = None
             self._averager.in_backward = False
             self._watch_changes()
-            self._one_pass = OnePass.over(self._averager.collect(), self._one_pass, self.optimizer, self.comm)
+            arenas = self._averager.collect()
+            if self._one_pass is None or not self._one_pass.covers(arenas):
+                self._one_pass = OnePass(arenas, self.optimizer, self.comm)
             self._one_pass.update()
         else:
             result = None
@@ -169,9 +169,7 @@ class MultiNodeOptimizer(WrappedOptimizer):
             self.synchronize()
             self._averager.in_backward = not self._averager.delayed
             self._averager.drop_graphs()
-            if self._averager.ready and self._host_step is not None:
-                self._host_step.step(alone=self._averager.alone)
-            elif self._averager.ready:
+            if self._averager.ready:
                 result = self.optimizer.step()
         self._averager.next_step()
         self._averager.check_replicas()
@@ -189,19 +187,19 @@ class MultiNodeOptimizer(WrappedOptimizer):
             )
 
     def _in_one_pass(self) -> bool:
-        """Whether the update is done while the gradients are summed; a reason against it is told once."""
+        """Whether the update happens while the gradients are summed; if it cannot, warn once."""
         if not self.sync.fused or self.comm.size == 1:
             return False
-        why = obstacle(self.optimizer, self.comm)
-        if why and not self._fused_told:
-            self._fused_told = True
-            warnings.warn(f"AllReduce(fused=True): {why}; the step is the usual one. Told once", stacklevel=3)
+        why = why_not(self.optimizer, self.comm)
+        if why and not self._warned:
+            self._warned = True
+            warnings.warn(f"AllReduce(fused=True): {why}; the step is the plain one. This is the only warning", stacklevel=3)
         return not why
 
     @property
     def one_replica(self) -> bool:
-        """Whether the ranks of the host have parameters and momentum once for all of them now."""
-        return self._one_pass is not None or (self._host_step is not None and self._host_step.shared)
+        """Whether parameters and moments exist once for all ranks of the host, as they do after a fused step."""
+        return self._one_pass is not None
 
     def synchronize(self) -> None:
         """Make every gradient the mean over the ranks, which it is after any `backward()` outside `no_sync()`. All ranks call it.

@@ -192,9 +192,7 @@ class CommConfig:
         None, "Group gradients as Fujitsu did, instead of by bytes: group k ends after growing * k**3 tensors."
     )
     overlap: bool | None = setting(None, "Send gradients during backward; none to measure both ways and keep the faster one.")
-    fused: bool | None = setting(
-        None, "Update weights while gradients are summed, if all ranks share a host; none for the default of `phalanx.AllReduce`."
-    )
+    fused: bool = setting(False, "Update weights while gradients are summed, if all ranks share a host.")
     double_buffering: bool = setting(
         False, "Apply the mean gradient of the step before, so that its exchange can take a whole step."
     )

@@ -17,8 +17,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from phalanx.grad.partners import gossip_period
-from phalanx.grad.roll import Roll
+from phalanx.grad.gossip.membership import Membership
+from phalanx.grad.gossip.partners import gossip_period
 
 
 def limit(size: int) -> int:
@@ -41,7 +41,7 @@ class Word:
     steps: int  # that its optimizer has done
     gathering: bool  # it waits for all in average_(), spread() or survivors()
     skips: tuple[int, ...]  # the ranks for which it does not wait now
-    leaves: tuple[int, ...]  # its roll
+    leaves: tuple[int, ...]  # its membership
 
     @staticmethod
     def of(answer: Mapping[str, Any]) -> Word:
@@ -69,15 +69,15 @@ class Place:
 
     me: int
     round: int  # of its next exchange
-    roll: Roll
+    membership: Membership
 
     @property
     def size(self) -> int:
-        return len(self.roll.leaves)
+        return len(self.membership.leaves)
 
     def others(self) -> list[int]:
         """Whom to ask: all who are not known to be dead. Also those left out: they must hear that they are."""
-        return [rank for rank in range(self.size) if rank != self.me and rank not in self.roll.dead]
+        return [rank for rank in range(self.size) if rank != self.me and rank not in self.membership.dead]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +133,13 @@ def decide(place: Place, words: Mapping[int, Word]) -> Action:
     by = tuple(sorted(rank for rank, word in words.items() if word.leaves[place.me]))
     if by:
         return Leave(by)
-    heard = {rank: word for rank, word in words.items() if rank not in place.roll.struck}
+    heard = {rank: word for rank, word in words.items() if rank not in place.membership.gone}
     silent = frozenset(place.others()) - heard.keys()
-    if not has_quorum({place.me, *heard}, place.size, place.roll.dead):
+    if not has_quorum({place.me, *heard}, place.size, place.membership.dead):
         return Hold(tuple(sorted(silent)))
     furthest = max([place.round, *(word.round for word in heard.values())])
     near = furthest - limit(place.size)
-    skips = (silent - set(place.roll.struck)) | {rank for rank, word in heard.items() if word.gathering or word.round < near}
+    skips = (silent - set(place.membership.gone)) | {rank for rank, word in heard.items() if word.gathering or word.round < near}
     if place.round < near:
         helpers = sorted(
             (rank for rank, word in heard.items() if word.round >= near), key=lambda rank: (-heard[rank].round, rank)

@@ -41,7 +41,7 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class PacketLayout:
     """Where everything is; the same on all ranks, or their messages would not be understood."""
 
     slots: tuple[Slot, ...]
@@ -53,7 +53,7 @@ class Layout:
         return hashlib.sha256(repr(self).encode()).hexdigest()
 
 
-def lay_out(tensors: Sequence[torch.Tensor], wire: torch.dtype | None, *, parts: int = 1) -> Layout:
+def lay_out(tensors: Sequence[torch.Tensor], wire: torch.dtype | None, *, parts: int = 1) -> PacketLayout:
     """One after the other without gaps, wide types first, so that each is aligned; the whole can be cut into `parts`."""
     kinds = [wire if wire is not None and carries(x) else x.dtype for x in tensors]
     starts: dict[int, int] = {}
@@ -68,7 +68,7 @@ def lay_out(tensors: Sequence[torch.Tensor], wire: torch.dtype | None, *, parts:
         segments.append((kind, begin, at // kind.itemsize))
     unit = parts * UNIT
     slots = tuple(Slot(tuple(x.shape), _dense_stride(x), x.dtype, kinds[i], starts[i]) for i, x in enumerate(tensors))
-    return Layout(slots, tuple(segments), -(-at // unit) * unit)
+    return PacketLayout(slots, tuple(segments), -(-at // unit) * unit)
 
 
 def _dense_stride(x: torch.Tensor) -> tuple[int, ...]:
@@ -77,10 +77,10 @@ def _dense_stride(x: torch.Tensor) -> tuple[int, ...]:
     return tuple(x.stride()) if kept == x.stride() else tuple(torch.empty(x.shape, device="meta").stride())
 
 
-class Cargo:
+class Packet:
     """A message: flat memory, and a view of it for every tensor."""
 
-    def __init__(self, layout: Layout, device: torch.device, allocate: Allocate | None = None) -> None:
+    def __init__(self, layout: PacketLayout, device: torch.device, allocate: Allocate | None = None) -> None:
         self.layout = layout
         count = layout.nbytes // WORD.itemsize
         self.words = allocate(count, WORD, device) if allocate else torch.empty(count, dtype=WORD, device=device)
@@ -104,11 +104,11 @@ def average_together(tensors: Sequence[torch.Tensor], comm: Communicator) -> Non
     """Make each tensor its exact mean over the ranks of `comm`, bit by bit the same on all. All ranks call it."""
     if not tensors or comm.size == 1:
         return
-    cargo = Cargo(lay_out(tensors, None), tensors[0].device, comm.buffer)
-    cargo.pack(tensors)
-    for dtype, begin, end in cargo.layout.segments:
-        comm.all_reduce(cargo.words.view(dtype)[begin:end], op="mean")
-    cargo.unpack(tensors)
+    packet = Packet(lay_out(tensors, None), tensors[0].device, comm.buffer)
+    packet.pack(tensors)
+    for dtype, begin, end in packet.layout.segments:
+        comm.all_reduce(packet.words.view(dtype)[begin:end], op="mean")
+    packet.unpack(tensors)
 
 
 def halves(tensors: Sequence[torch.Tensor], received: Sequence[torch.Tensor]) -> None:

@@ -15,17 +15,18 @@ from typing import Any
 import torch
 
 from phalanx.comm.communicator import Communicator
-from phalanx.grad.attendance import Attendance
-from phalanx.grad.cargo import WORD, Cargo, Layout, average_together, drift, halves, lay_out
-from phalanx.grad.flight import Airport, Flight, Kinds
 from phalanx.grad.gossip import Gossip
-from phalanx.grad.partners import Partners, check_topology
+from phalanx.grad.gossip.attendance import Attendance
+from phalanx.grad.gossip.kinds import Kinds, fit, kinds_of
+from phalanx.grad.gossip.packet import WORD, Packet, PacketLayout, average_together, drift, halves, lay_out
+from phalanx.grad.gossip.partners import Partners, check_topology
+from phalanx.grad.gossip.spread import spread
+from phalanx.grad.gossip.transfer import Transfer, Transfers
 from phalanx.grad.record import StepRecord
 from phalanx.grad.replicas import ReplicaError, odd
-from phalanx.grad.spread import spread
 from phalanx.grad.travel import Journey
 
-NOTE = torch.int32  # of the roll, and of the step before it: one more, so that zeros are no message
+NOTE = torch.int32  # of the membership, and of the step before it: one more, so that zeros are no message
 
 
 class Gossiper:
@@ -33,19 +34,19 @@ class Gossiper:
 
     def __init__(self, comm: Communicator, home: Communicator | None, sync: Gossip, wire: torch.dtype | None) -> None:
         self._comm, self._home, self._sync, self._wire = comm, home, sync, wire
-        self._seats, self._me = (comm.size, comm.rank) if home is None else (comm.inter_size, comm.inter_rank)
-        check_topology(sync, self._seats, "ranks" if home is None else "hosts")
-        self._airport = Airport(comm)
-        self._attendance = Attendance(comm, sync, self._airport, self._seats, self._me)
+        self._nodes, self._me = (comm.size, comm.rank) if home is None else (comm.inter_size, comm.inter_rank)
+        check_topology(sync, self._nodes, "ranks" if home is None else "hosts")
+        self._transfers = Transfers(comm)
+        self._attendance = Attendance(comm, sync, self._transfers, self._nodes, self._me)
         # the ranks of every host, of which as many carry a part of the message as the smallest host has
         self._crews = [[rank] for rank in range(comm.size)] if home is None else _crews(comm)
         self._carriers = min(map(len, self._crews))
         self._kinds: Kinds | None = None
-        self._layout: Layout | None = None
+        self._layout: PacketLayout | None = None
         self._whole: torch.Tensor | None = None  # where the ranks of a host put their parts together
         self._count = 0  # tensors that drift, in the layout
         self._agreed = False
-        self._flight: Flight | None = None
+        self._transfer: Transfer | None = None
         self._restored: dict[str, torch.Tensor] | None = None
         self.record: StepRecord | None = None
         self.journeys: list[Journey] = []
@@ -81,7 +82,7 @@ class Gossiper:
     def mix(self, drifting: Sequence[torch.Tensor], optional: int, averaged: Sequence[torch.Tensor]) -> None:
         """After an update: `drifting` are parameters and, the last `optional` of them, optimizer state; `averaged` statistics."""
         self.record, self.journeys = None, []
-        if self._seats == 1:
+        if self._nodes == 1:
             self._mean_at_home(averaged)
             return
         self._agree(drifting, optional, averaged)
@@ -97,17 +98,17 @@ class Gossiper:
         """Before an update: each becomes the mean of itself and the partner's, which with overlap is that of the step before."""
         self.record, self.journeys = None, []
         self._mean_at_home(averaged)
-        if self._seats == 1:
+        if self._nodes == 1:
             return
         self._agree(gradients, 0, averaged)
         self._attendance.begin_step()
         previous = self._land() if self._sync.overlap else None
         self._begin(gradients, averaged)
-        flight = previous if self._sync.overlap else self._land()
-        if flight is not None:
-            if _fit(flight.kinds, self._kinds):
-                halves([*gradients, *averaged], flight.received.views[: len(gradients) + len(averaged)])
-            self._airport.release(flight)
+        transfer = previous if self._sync.overlap else self._land()
+        if transfer is not None:
+            if fit(transfer.kinds, self._kinds):
+                halves([*gradients, *averaged], transfer.received.views[: len(gradients) + len(averaged)])
+            self._transfers.release(transfer)
 
     def _mean_at_home(self, averaged: Sequence[torch.Tensor]) -> None:
         if self._home is not None:
@@ -115,18 +116,18 @@ class Gossiper:
 
     def settle(self, drifting: Sequence[torch.Tensor], optional: int, averaged: Sequence[torch.Tensor]) -> None:
         """Land what is under way, and mix it with what it was made of."""
-        flight = self._land()
-        if flight is None:
+        transfer = self._land()
+        if transfer is None:
             return
-        if _fit(flight.kinds, _kinds(drifting, optional, averaged)):  # else parameters came or went meanwhile, on all ranks
-            sent, received = flight.sent.views, flight.received.views
+        if fit(transfer.kinds, kinds_of(drifting, optional, averaged)):  # else parameters came or went meanwhile, on all ranks
+            sent, received = transfer.sent.views, transfer.received.views
             count = len(received) - len(averaged) - self._trailer
             if self._sync.overlap or self._wire is not None:
                 drift(drifting[:count], sent[:count], received[:count])
             else:
                 halves(drifting[:count], received[:count])
             halves(averaged, received[count : count + len(averaged)])
-        self._airport.release(flight)
+        self._transfers.release(transfer)
 
     def _begin(self, drifting: Sequence[torch.Tensor], averaged: Sequence[torch.Tensor]) -> None:
         attendance = self._attendance
@@ -138,64 +139,64 @@ class Gossiper:
     def _depart(self, who: Partners, drifting: Sequence[torch.Tensor], averaged: Sequence[torch.Tensor]) -> None:
         if who.dest is None or who.source is None or self._layout is None:
             return
-        note = [torch.tensor([self.round + 1, *self._attendance.roll.leaves], dtype=NOTE)] if self._trailer else []
+        note = [torch.tensor([self.round + 1, *self._attendance.membership.leaves], dtype=NOTE)] if self._trailer else []
         tensors = [*drifting[: self._count], *averaged, *note]
         device = tensors[0].device
-        sent, received = self._airport.cargo(self._layout, device), self._airport.cargo(self._layout, device)
+        sent, received = self._transfers.packet(self._layout, device), self._transfers.packet(self._layout, device)
         sent.pack(tensors)
-        flight = self._flight = Flight(self.round, who, sent, received, self._travelling)
+        transfer = self._transfer = Transfer(self.round, who, sent, received, self._travelling)
         if self._home is None:
             dest, source = map(self._attendance.waits_for, (who.dest, who.source))
-            self._airport.start(flight, slice(None), dest, source)
+            self._transfers.start(transfer, slice(None), dest, source)
         elif (mine := self._home.rank) < self._carriers:
             length = len(sent.words) // self._carriers
             part = slice(mine * length, (mine + 1) * length)
-            self._airport.start(flight, part, self._crews[who.dest][mine], self._crews[who.source][mine])
+            self._transfers.start(transfer, part, self._crews[who.dest][mine], self._crews[who.source][mine])
 
-    def _land(self) -> Flight | None:
-        """The flight under way, if its message has arrived; on all ranks of a host alike."""
-        flight, self._flight = self._flight, None
-        if flight is None:
+    def _land(self) -> Transfer | None:
+        """The transfer under way, if its message has arrived; on all ranks of a host alike."""
+        transfer, self._transfer = self._transfer, None
+        if transfer is None:
             return self._take_restored()
-        self._airport.land(flight, self._attendance.patience)
-        nbytes = flight.sent.words.nbytes // self._carriers
-        self.journeys.append(Journey(flight.left, flight.ended, nbytes))
-        self.record = StepRecord(flight.waited, flight.ended - flight.left, nbytes if self._sync.overlap else 0, nbytes)
+        self._transfers.land(transfer, self._attendance.patience)
+        nbytes = transfer.sent.words.nbytes // self._carriers
+        self.journeys.append(Journey(transfer.left, transfer.ended, nbytes))
+        self.record = StepRecord(transfer.waited, transfer.ended - transfer.left, nbytes if self._sync.overlap else 0, nbytes)
         if self._home is not None:
-            self._gather_at_home(flight)
-            return flight
-        step, *roll = flight.received.views[-1].tolist() if flight.arrived else [0]
-        flight.arrived = step == flight.step + 1  # zeros come from a rank that was away, and only clear the way
-        self._attendance.landed(flight, roll)
-        if flight.arrived:
-            return flight
-        self._airport.release(flight)
+            self._gather_at_home(transfer)
+            return transfer
+        step, *membership = transfer.received.views[-1].tolist() if transfer.arrived else [0]
+        transfer.arrived = step == transfer.step + 1  # zeros come from a rank that was away, and only clear the way
+        self._attendance.landed(transfer, membership)
+        if transfer.arrived:
+            return transfer
+        self._transfers.release(transfer)
         return None
 
-    def _gather_at_home(self, flight: Flight) -> None:
+    def _gather_at_home(self, transfer: Transfer) -> None:
         """Every rank of the host has a part of the message: all of it to all of them."""
         assert self._home is not None
-        mine, length = self._home.rank, len(flight.sent.words) // self._carriers
-        words = flight.sent.words
+        mine, length = self._home.rank, len(transfer.sent.words) // self._carriers
+        words = transfer.sent.words
         if self._whole is None or len(self._whole) != len(words):
             self._whole = self._home.buffer(len(words), words.dtype, words.device)
         whole = self._whole.zero_()
         if mine < self._carriers:
             part = slice(mine * length, (mine + 1) * length)
-            whole[part] = (flight.received if flight.arrived else flight.sent).words[part]  # what was sent moves nothing
+            whole[part] = (transfer.received if transfer.arrived else transfer.sent).words[part]  # what was sent moves nothing
         self._home.all_reduce(whole)
-        if flight.late:  # the message may still come
-            flight.received = Cargo(flight.received.layout, whole.device)
-        flight.received.words.copy_(whole)
+        if transfer.late:  # the message may still come
+            transfer.received = Packet(transfer.received.layout, whole.device)
+        transfer.received.words.copy_(whole)
 
     def _agree(self, drifting: Sequence[torch.Tensor], optional: int, averaged: Sequence[torch.Tensor]) -> None:
         """On what travels: state only once all ranks have it. All ranks ask each other when their own tensors have changed."""
-        kinds = _kinds(drifting, optional, averaged)
+        kinds = kinds_of(drifting, optional, averaged)
         if kinds == self._kinds and self._agreed:
             return
-        roll = [torch.empty(1 + self._seats, dtype=NOTE)] if self._trailer else []
+        membership = [torch.empty(1 + self._nodes, dtype=NOTE)] if self._trailer else []
         always = drifting[: len(drifting) - optional]
-        layouts = [lay_out([*x, *averaged, *roll], self._wire, parts=self._carriers) for x in (drifting, always)]
+        layouts = [lay_out([*x, *averaged, *membership], self._wire, parts=self._carriers) for x in (drifting, always)]
         told = self._comm.allgather_obj([layout.digest for layout in layouts])
         if who := odd([own[1] for own in told]):
             raise ReplicaError(f"parameters or followed buffers differ in number, shape or dtype: {who} from rank 0")
@@ -214,7 +215,7 @@ class Gossiper:
 
     @property
     def _trailer(self) -> int:
-        """Tensors at the end of a message that are ours: step and roll, unless hosts gossip: their ranks need each other."""
+        """Tensors of our own at the end of a message: step and membership. None where hosts gossip."""
         return 1 if self._home is None else 0
 
     # ---- all together ----------------------------------------------------------------------------------------------------------
@@ -229,7 +230,7 @@ class Gossiper:
         return self._call()[0]
 
     def _call(self) -> tuple[Communicator, bool, int]:
-        if self._home is not None or self._seats == 1:
+        if self._home is not None or self._nodes == 1:
             return self._comm, True, self._comm.size
         return self._attendance.call()
 
@@ -248,50 +249,40 @@ class Gossiper:
 
     def state_dict(self) -> dict[str, Any]:
         """The number of the next exchange, and the one under way: what was sent, and what came. Waits for it."""
-        flight = self._flight
+        transfer = self._transfer
         under_way: dict[str, torch.Tensor] = {}
-        if flight is not None:
-            came = self._airport.peek(flight, self._attendance.patience) and self._is_message(flight)
-            sent = flight.sent.words.clone()
-            under_way = {"sent": sent, "received": flight.received.words.clone() if came else sent.clone()}
-        return {"round": self.round, "seats": self._seats, "under_way": under_way or self._restored or {}}
+        if transfer is not None:
+            came = self._transfers.peek(transfer, self._attendance.patience) and self._is_message(transfer)
+            sent = transfer.sent.words.clone()
+            under_way = {"sent": sent, "received": transfer.received.words.clone() if came else sent.clone()}
+        return {"round": self.round, "seats": self._nodes, "under_way": under_way or self._restored or {}}
 
-    def _is_message(self, flight: Flight) -> bool:
-        return not self._trailer or int(flight.received.views[-1][0]) == flight.step + 1
+    def _is_message(self, transfer: Transfer) -> bool:
+        return not self._trailer or int(transfer.received.views[-1][0]) == transfer.step + 1
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there. With another number of seats only the tensors of the replica count, and rounds begin anew."""
-        same = state["seats"] == self._seats
+        """Go on from there. With another number of nodes only the tensors of the replica count, and rounds begin anew."""
+        same = state["seats"] == self._nodes
         self.round = int(state["round"]) if same else 0
         under_way = state["under_way"]
         self._restored = {name: x.clone() for name, x in under_way.items()} if same and under_way else None
 
-    def _take_restored(self) -> Flight | None:
+    def _take_restored(self) -> Transfer | None:
         """What was under way when the state was saved."""
         words, self._restored = self._restored, None
         layout = self._layout
         if words is None or layout is None or words["sent"].numel() != layout.nbytes // WORD.itemsize:
             return None
         device = words["sent"].device
-        flight = Flight(self.round - 1, Partners(None, None), Cargo(layout, device), Cargo(layout, device), self._travelling)
-        flight.sent.words.copy_(words["sent"])
-        flight.received.words.copy_(words["received"])
-        flight.arrived = True
+        transfer = Transfer(
+            self.round - 1, Partners(None, None), Packet(layout, device), Packet(layout, device), self._travelling
+        )
+        transfer.sent.words.copy_(words["sent"])
+        transfer.received.words.copy_(words["received"])
+        transfer.arrived = True
         if self._home is not None:
-            self._gather_at_home(flight)
-        return flight
-
-
-def _kinds(drifting: Sequence[torch.Tensor], optional: int, averaged: Sequence[torch.Tensor]) -> Kinds:
-    """What parameters, state and statistics look like."""
-    kinds = [(x.shape, x.dtype, x.stride()) for x in drifting]
-    split = len(drifting) - optional
-    return tuple(kinds[:split]), tuple(kinds[split:]), tuple((x.shape, x.dtype, x.stride()) for x in averaged)
-
-
-def _fit(sent: Kinds, now: Kinds | None) -> bool:
-    """Whether what was sent is of the tensors that there are now."""
-    return now is not None and (sent[0], sent[2]) == (now[0], now[2]) and sent[1] in (None, now[1])
+            self._gather_at_home(transfer)
+        return transfer
 
 
 def _crews(comm: Communicator) -> list[list[int]]:

@@ -18,29 +18,28 @@ import torch
 
 from phalanx.comm.communicator import Communicator
 from phalanx.comm.issuer import Pending
-from phalanx.grad.cargo import Cargo, Layout
-from phalanx.grad.partners import Partners
+from phalanx.grad.gossip.kinds import Kinds
+from phalanx.grad.gossip.packet import Packet, PacketLayout
+from phalanx.grad.gossip.partners import Partners
 
 STUCK = 2  # messages given up with one peer, and still under way, after which it gets no new ones: their memory must not pile up
 OWN_TAGS = 1 << 40  # below are the tags of others who exchange on this communicator
-CALLS = 1 << 39  # above the steps of all flights
+CALLS = 1 << 39  # above the steps of all transfers
 GIFTS = 1 << 38  # replicas for those who were left behind: above them as well
 SLICE = 0.05  # seconds between two looks at whether a gift may still come
-REMEMBERED = 8  # flights per peer: as many as can be unmatched, and more
-
-Kinds = tuple[Any, Any, Any]  # what parameters, optimizer state (None where it stays at home) and statistics look like
+REMEMBERED = 8  # transfers per peer: as many as can be unmatched, and more
 
 _serials: weakref.WeakKeyDictionary[Communicator, itertools.count[int]] = weakref.WeakKeyDictionary()
 
 
 @dataclass(slots=True)
-class Flight:
+class Transfer:
     """A message to `dest` and one from `source`, peers by rank, under way since `left` (time.perf_counter())."""
 
     step: int
-    partners: Partners  # seats
-    sent: Cargo
-    received: Cargo
+    partners: Partners  # nodes
+    sent: Packet
+    received: Packet
     kinds: Kinds  # of the tensors that were packed
     inbound: Pending | None = None
     outbound: Pending | None = None
@@ -70,16 +69,16 @@ class Unmatched:
         return {"sends": self.sends, "receives": self.receives}
 
 
-class Airport:
-    """Starts and lands flights of one optimizer on `comm`, and keeps their memory."""
+class Transfers:
+    """Starts and lands transfers of one optimizer on `comm`, and keeps their memory."""
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
         self._serial = next(_serials.setdefault(comm, itertools.count(1)))  # optimizers are made in one order on all ranks
         self._calls = 0
-        self._spare: list[Cargo] = []
-        self._stuck: list[Flight] = []
-        self._open: list[Flight] = []  # all that were started and are not known to be over
+        self._spare: list[Packet] = []
+        self._stuck: list[Transfer] = []
+        self._open: list[Transfer] = []  # all that were started and are not known to be over
         self._flown: dict[tuple[int, str], deque[int]] = {}  # the last steps in which a peer was sent to, or received from
         self._errands: list[tuple[Pending, torch.Tensor]] = []  # what matches the unmatched, and gifts; with their memory
 
@@ -88,71 +87,71 @@ class Airport:
         self._calls += 1
         return self._serial * OWN_TAGS + CALLS + 2 * self._calls
 
-    def cargo(self, layout: Layout, device: torch.device) -> Cargo:
+    def packet(self, layout: PacketLayout, device: torch.device) -> Packet:
         """Memory for a message; used memory if there is some."""
         self._reclaim()
-        self._spare = [cargo for cargo in self._spare if cargo.layout == layout]
-        return self._spare.pop() if self._spare else Cargo(layout, device)
+        self._spare = [packet for packet in self._spare if packet.layout == layout]
+        return self._spare.pop() if self._spare else Packet(layout, device)
 
-    def start(self, flight: Flight, part: slice, dest: int | None, source: int | None) -> None:
+    def start(self, transfer: Transfer, part: slice, dest: int | None, source: int | None) -> None:
         """Send `part` of the message to rank `dest` and receive that part from `source`; the receive is posted first."""
-        tag = self._serial * OWN_TAGS + flight.step
-        out, into = flight.sent.words[part], flight.received.words[part]
+        tag = self._serial * OWN_TAGS + transfer.step
+        out, into = transfer.sent.words[part], transfer.received.words[part]
         nothing = out[:0]
         if out.is_cuda and dest is not None and source is not None:
             # NCCL wants both in one call, and cannot do without a rank
-            flight.inbound = self._comm.exchange_async(out, dest, into, source, tag)
+            transfer.inbound = self._comm.exchange_async(out, dest, into, source, tag)
             return
-        flight.jammed = {peer for peer in (source, dest) if peer is not None and self._jammed(peer)}
-        if source is not None and source not in flight.jammed:
-            flight.source = source
-            self._note(source, "receive", flight.step)
-            flight.inbound = self._comm.exchange_async(nothing, source, into, source, tag, may_fail=True)
-        if dest is not None and dest not in flight.jammed:
-            flight.dest = dest
-            self._note(dest, "send", flight.step)
-            flight.outbound = self._comm.exchange_async(out, dest, nothing, dest, tag, may_fail=True)
-        self._open = [own for own in self._open if not _over(own)] + [flight]
+        transfer.jammed = {peer for peer in (source, dest) if peer is not None and self._jammed(peer)}
+        if source is not None and source not in transfer.jammed:
+            transfer.source = source
+            self._note(source, "receive", transfer.step)
+            transfer.inbound = self._comm.exchange_async(nothing, source, into, source, tag, may_fail=True)
+        if dest is not None and dest not in transfer.jammed:
+            transfer.dest = dest
+            self._note(dest, "send", transfer.step)
+            transfer.outbound = self._comm.exchange_async(out, dest, nothing, dest, tag, may_fail=True)
+        self._open = [own for own in self._open if not _over(own)] + [transfer]
 
-    def land(self, flight: Flight, patience: float) -> None:
+    def land(self, transfer: Transfer, patience: float) -> None:
         """Wait for both, `patience` seconds in all, and write down what became of them."""
         begun = time.monotonic()
-        if flight.inbound is not None and flight.source is None:
-            flight.inbound.wait()
-            flight.arrived = True
-        elif flight.inbound is not None and flight.source is not None:
-            flight.arrived = self._settled(flight, flight.inbound, flight.source, patience)
-        flight.ended = flight.inbound.ended if flight.inbound is not None and flight.arrived else time.perf_counter()
-        if flight.outbound is not None and flight.dest is not None:
-            self._settled(flight, flight.outbound, flight.dest, max(0.0, patience - (time.monotonic() - begun)))
-        flight.waited += time.monotonic() - begun
-        if flight.late:
-            self._stuck.append(flight)
+        if transfer.inbound is not None and transfer.source is None:
+            transfer.inbound.wait()
+            transfer.arrived = True
+        elif transfer.inbound is not None and transfer.source is not None:
+            transfer.arrived = self._settled(transfer, transfer.inbound, transfer.source, patience)
+        transfer.ended = transfer.inbound.ended if transfer.inbound is not None and transfer.arrived else time.perf_counter()
+        if transfer.outbound is not None and transfer.dest is not None:
+            self._settled(transfer, transfer.outbound, transfer.dest, max(0.0, patience - (time.monotonic() - begun)))
+        transfer.waited += time.monotonic() - begun
+        if transfer.late:
+            self._stuck.append(transfer)
 
-    def peek(self, flight: Flight, patience: float) -> bool:
+    def peek(self, transfer: Transfer, patience: float) -> bool:
         """Whether its message arrives within `patience`; it stays under way, for a step that is going to land it."""
-        if flight.inbound is None:
+        if transfer.inbound is None:
             return False
-        if flight.source is None:
-            flight.inbound.wait()
+        if transfer.source is None:
+            transfer.inbound.wait()
             return True
-        return flight.inbound.settle(patience) is None
+        return transfer.inbound.settle(patience) is None
 
-    def release(self, flight: Flight) -> None:
+    def release(self, transfer: Transfer) -> None:
         """Its messages are used: take its memory back, unless something may still be written to or read from it."""
-        if not flight.late:
-            self._spare += [flight.sent, flight.received]
+        if not transfer.late:
+            self._spare += [transfer.sent, transfer.received]
 
     # ---- what was left over with a rank that was away --------------------------------------------------------------------------
 
     def unmatched(self, peer: int, before: int) -> Unmatched:
         """What is under way to and from `peer`, of steps before this one, and will never arrive. Any thread may ask."""
-        flights = [flight for flight in list(self._open) if flight.step < before]
-        size = {flight.step: flight.sent.words.nbytes for flight in flights}
+        transfers = [transfer for transfer in list(self._open) if transfer.step < before]
+        size = {transfer.step: transfer.sent.words.nbytes for transfer in transfers}
         waiting = lambda pending: pending is not None and not pending.done()  # noqa: E731
         return Unmatched(
-            tuple((own.step, size[own.step]) for own in flights if own.dest == peer and waiting(own.outbound)),
-            tuple((own.step, size[own.step]) for own in flights if own.source == peer and waiting(own.inbound)),
+            tuple((own.step, size[own.step]) for own in transfers if own.dest == peer and waiting(own.outbound)),
+            tuple((own.step, size[own.step]) for own in transfers if own.source == peer and waiting(own.inbound)),
         )
 
     def match(self, peer: int, unmatched: Unmatched) -> None:
@@ -171,15 +170,15 @@ class Airport:
                 tag = self._serial * OWN_TAGS + step
                 self._errands.append((self._comm.exchange_async(out, peer, into, peer, tag, may_fail=True), x))
 
-    def give(self, cargo: Cargo, peer: int, ticket: int) -> None:
+    def give(self, packet: Packet, peer: int, ticket: int) -> None:
         """Send a replica to a rank that was left behind; nobody waits for its end."""
-        out = cargo.words
+        out = packet.words
         tag = self._serial * OWN_TAGS + GIFTS + ticket
         self._errands.append((self._comm.exchange_async(out, peer, out[:0], peer, tag, may_fail=True), out))
 
-    def accept(self, cargo: Cargo, peer: int, ticket: int, seconds: float, hopeless: Callable[[], bool]) -> bool:
+    def accept(self, packet: Packet, peer: int, ticket: int, seconds: float, hopeless: Callable[[], bool]) -> bool:
         """Whether the gift arrived in time. It is given up when it is `hopeless`."""
-        into = cargo.words
+        into = packet.words
         tag = self._serial * OWN_TAGS + GIFTS + ticket
         pending = self._comm.exchange_async(into[:0], peer, into, peer, tag, may_fail=True)
         until = time.monotonic() + seconds
@@ -194,24 +193,24 @@ class Airport:
 
     # ---- memory ----------------------------------------------------------------------------------------------------------------
 
-    def _settled(self, flight: Flight, pending: Pending, peer: int, seconds: float) -> bool:
+    def _settled(self, transfer: Transfer, pending: Pending, peer: int, seconds: float) -> bool:
         error = pending.settle(seconds)
         if isinstance(error, TimeoutError):
-            flight.late.add(peer)
+            transfer.late.add(peer)
         elif error is not None:
-            flight.dead.add(peer)
+            transfer.dead.add(peer)
         return error is None
 
     def _jammed(self, peer: int) -> bool:
-        return sum(peer in flight.late for flight in self._stuck) >= STUCK
+        return sum(peer in transfer.late for transfer in self._stuck) >= STUCK
 
     def _reclaim(self) -> None:
         """Memory of what was given up and has arrived, or failed, meanwhile."""
-        for flight in list(self._stuck):
-            if _over(flight):
-                self._stuck.remove(flight)
-                self._spare += [flight.sent, flight.received]
+        for transfer in list(self._stuck):
+            if _over(transfer):
+                self._stuck.remove(transfer)
+                self._spare += [transfer.sent, transfer.received]
 
 
-def _over(flight: Flight) -> bool:
-    return all(pending is None or pending.done() for pending in (flight.inbound, flight.outbound))
+def _over(transfer: Transfer) -> bool:
+    return all(pending is None or pending.done() for pending in (transfer.inbound, transfer.outbound))

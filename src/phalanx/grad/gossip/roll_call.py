@@ -13,26 +13,28 @@ from dataclasses import dataclass
 import torch
 
 from phalanx.comm.communicator import Communicator
-from phalanx.grad.roll import Roll
+from phalanx.grad.gossip.membership import Membership
 
 SLICE = 0.05  # seconds between two looks at what others want
 
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """The roll, with everybody struck who did not answer; the latest step, and who says that it trained alone."""
+    """The membership, with everybody gone who did not answer; the latest step, and who says that it trained alone."""
 
-    roll: Roll
+    membership: Membership
     step: int
     alone: frozenset[int]
 
 
-def roll_call(comm: Communicator, roll: Roll, step: int, tag: int, *, alone: bool, meanwhile: Callable[[], None]) -> Called:
+def roll_call(
+    comm: Communicator, membership: Membership, step: int, tag: int, *, alone: bool, meanwhile: Callable[[], None]
+) -> Called:
     """Ask all; who does not answer within the patience of `comm` is left out. `meanwhile` runs while this rank waits."""
     lonely = {comm.rank} if alone else set()
     for asking in range(2):
-        mine = torch.tensor([step, int(alone), *roll.leaves])
-        others = [rank for rank in range(comm.size) if rank != comm.rank and rank not in roll.struck]
+        mine = torch.tensor([step, int(alone), *membership.leaves])
+        others = [rank for rank in range(comm.size) if rank != comm.rank and rank not in membership.gone]
         answers = {rank: torch.empty_like(mine) for rank in others}
         asked = {
             rank: comm.exchange_async(mine, rank, answer, rank, tag + asking, may_fail=True) for rank, answer in answers.items()
@@ -44,9 +46,11 @@ def roll_call(comm: Communicator, roll: Roll, step: int, tag: int, *, alone: boo
                 if time.monotonic() >= until:
                     break
             if error is not None:
-                roll = roll.leave_out(rank, step) if isinstance(error, TimeoutError) else roll.strike(rank, step)
+                membership = (
+                    membership.leave_out(rank, step) if isinstance(error, TimeoutError) else membership.mark_dead(rank, step)
+                )
                 continue
             theirs, said, *leaves = answers[rank].tolist()
-            roll, step = roll.merge(leaves), max(step, theirs)
+            membership, step = membership.merge(leaves), max(step, theirs)
             lonely |= {rank} if said else set()
-    return Called(roll, step, frozenset(lonely))
+    return Called(membership, step, frozenset(lonely))

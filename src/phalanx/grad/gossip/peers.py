@@ -1,4 +1,4 @@
-"""One rank's lookout: what it tells the others about itself, whom it does not wait for, and who wants what from it.
+"""One rank's peers: what it tells the others about itself, whom it does not wait for, and who wants what from it.
 
 The training thread writes, and asks when something is wrong; the hotline's thread only reads, and notes what others want. Nothing
 here is used while every exchange arrives.
@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from phalanx.comm.communicator import Communicator
-from phalanx.grad.flight import Airport, Unmatched
-from phalanx.grad.roll import Roll
-from phalanx.grad.standing import Place, Word, limit
+from phalanx.grad.gossip.membership import Membership
+from phalanx.grad.gossip.standing import Place, Word, limit
+from phalanx.grad.gossip.transfer import Transfers, Unmatched
 
 ASK = 0.5  # seconds in which a live process answers, also on a busy machine; who does not is asked again later
 RETRY = 5.0  # seconds after which a rank that does not take part is asked again
@@ -42,10 +42,10 @@ class Want:
 class Board:
     """What the hotline's thread reads and writes. It knows no gossiper, so that an optimizer can be collected."""
 
-    def __init__(self, rank: int, seats: int, airport: Airport) -> None:
+    def __init__(self, rank: int, nodes: int, transfers: Transfers) -> None:
         self._lock = threading.Lock()
-        self._airport = airport
-        self._word = Word(0, 0, False, (), (0,) * seats)
+        self._transfers = transfers
+        self._word = Word(0, 0, False, (), (0,) * nodes)
         self._wants: list[Want] = []
         self._unlike: set[int] = set()  # tickets for which there is no replica of the wanted kind
         self._backs: list[Back] = []
@@ -66,7 +66,7 @@ class Board:
             else:
                 back = Back(who, int(question["round"]), Unmatched.of(question["unmatched"]))
                 self._backs.append(back)
-                said["unmatched"] = self._airport.unmatched(who, back.round).to_answer()
+                said["unmatched"] = self._transfers.unmatched(who, back.round).to_answer()
             self.busy = True
             return said
 
@@ -87,12 +87,12 @@ class Board:
             return wants, backs
 
 
-class Lookout:
+class Peers:
     """Asks the others, and remembers for whom not to wait. All ranks of `comm` make it together."""
 
-    def __init__(self, comm: Communicator, airport: Airport) -> None:
-        self._comm, self._airport = comm, airport
-        self.board = Board(comm.rank, comm.size, airport)
+    def __init__(self, comm: Communicator, transfers: Transfers) -> None:
+        self._comm, self._transfers = comm, transfers
+        self.board = Board(comm.rank, comm.size, transfers)
         self.line = comm.hotline(self.board.answer)
         self.silent: frozenset[int] = frozenset()  # who did not answer
         self._skips: frozenset[int] = frozenset()
@@ -117,7 +117,7 @@ class Lookout:
 
     def welcome(self, back: Back) -> None:
         """A rank takes part again. What was never matched gets something to match."""
-        self._airport.match(back.rank, back.unmatched)
+        self._transfers.match(back.rank, back.unmatched)
         self._resume[back.rank] = back.round
         self.skip(self._skips - {back.rank}, self.silent - {back.rank})
 
@@ -151,12 +151,12 @@ class Lookout:
         answers = self.line.ask(asked, seconds)
         return {rank: Word.of(said) for rank, said in answers.words.items()}, answers.refused
 
-    def tell_back(self, roll: Roll, round_: int) -> dict[int, Word]:
+    def tell_back(self, membership: Membership, round_: int) -> dict[int, Word]:
         """Tell all that this rank takes part from `round_` on, and match what was left over between us. What they say."""
-        others = [rank for rank in range(self._comm.size) if rank != self._comm.rank and rank not in roll.struck]
+        others = [rank for rank in range(self._comm.size) if rank != self._comm.rank and rank not in membership.gone]
         told = {"ask": "back", "from": self._comm.rank, "round": round_}
-        left_over = {rank: self._airport.unmatched(rank, round_).to_answer() for rank in others}
+        left_over = {rank: self._transfers.unmatched(rank, round_).to_answer() for rank in others}
         answers = self.line.ask({rank: {**told, "unmatched": own} for rank, own in left_over.items()}, ASK)
         for rank, said in answers.words.items():
-            self._airport.match(rank, Unmatched.of(said["unmatched"]))
+            self._transfers.match(rank, Unmatched.of(said["unmatched"]))
         return {rank: Word.of(said) for rank, said in answers.words.items()}
