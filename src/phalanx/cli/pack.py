@@ -77,8 +77,8 @@ def run(args: argparse.Namespace) -> int:
         tell(f"left out: {reason if name in reason else f'{name}: {reason}'}")
     if more := done.skipped.count - len(done.skipped.examples):
         tell(f"and {more} more")
-    told = f"{done.samples} images of {len(source.classes)} classes in {len(done.paths)} shards"
-    tell(f"{told}{f', {done.skipped.count} left out' if done.skipped.count else ''}")
+    done_text = f"{done.samples} images of {len(source.classes)} classes in {len(done.paths)} shards"
+    tell(f"{done_text}{f', {done.skipped.count} left out' if done.skipped.count else ''}")
     print(names.spec(len(done.paths)))
     return 0
 

@@ -112,9 +112,9 @@ class Log:
             return 0.0
         own, elapsed = self._times / self._steps, time.perf_counter() - self._since
         sums = [*self._sums.tolist(), self._travelling, self._waited]
-        told = self.comm.allgather_obj((sums, [own.input, own.compute, own.wait, own.update]))
-        loss, right, samples, travelling, waited = (sum(sums[i] for sums, _ in told) for i in range(5))
-        ranks = [Times(*times) for _, times in told]
+        gathered = self.comm.allgather_obj((sums, [own.input, own.compute, own.wait, own.update]))
+        loss, right, samples, travelling, waited = (sum(sums[i] for sums, _ in gathered) for i in range(5))
+        ranks = [Times(*times) for _, times in gathered]
         mean = sum(ranks, Times()) / len(ranks)
         row = self._latest | {
             "kind": "interval",

@@ -26,7 +26,7 @@ class MLLog:
     def begin(self, *, train: int, test: int) -> None:
         """Everything is built: hyperparameters, then the clock starts."""
         config = self._config
-        told = {
+        settings = {
             "submission_benchmark": config.name,
             "seed": config.seed,
             "global_batch_size": config.plan.stages[0].batch,
@@ -38,7 +38,7 @@ class MLLog:
             "opt_weight_decay": config.optimizer.weight_decay,
             "opt_learning_rate_warmup_epochs": config.rate.warmup,
         }
-        for key, value in told.items():
+        for key, value in settings.items():
             self._write("POINT_IN_TIME", key, value)
         self._write("INTERVAL_END", "init_stop")
         self._write("INTERVAL_START", "run_start")

@@ -34,9 +34,9 @@ class PlannedRun:
             )
         batches = sorted({stage.batch for stage in config.plan.stages})
         if self.batch not in batches:
-            told = ", ".join(map(str, batches))
+            named = ", ".join(map(str, batches))
             raise ConfigError(
-                f"{self.path} is a plan for a batch of {self.batch:g}, but the recipe has {told}: plan with that --batch"
+                f"{self.path} is a plan for a batch of {self.batch:g}, but the recipe has {named}: plan with that --batch"
             )
 
 

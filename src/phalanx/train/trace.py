@@ -82,9 +82,9 @@ class Tracer:
             self._spans.append(Span(kind, name, way.left, way.ended, self._number, way.bytes))
         self._left -= 1
         if self._left == 0:
-            told = gather(self._spans, self._comm)
+            ranks = gather(self._spans, self._comm)
             if self._comm.rank == 0 and self._out is not None:
-                write_json(self._out / "trace.json", to_chrome(told))
+                write_json(self._out / "trace.json", to_chrome(ranks))
             self._spans = []
 
 
@@ -93,10 +93,10 @@ def gather(spans: Sequence[Span], comm: Communicator) -> list[list[Span]]:
     comm.barrier()
     now = time.perf_counter()
     plain = [[s.kind, s.name, s.begun, s.ended, s.step, s.bytes] for s in spans]
-    told = comm.allgather_obj((comm.inter_rank, comm.intra_rank, now, plain))
-    clocks = {host: at for host, place, at, _ in told if place == 0}
-    here = clocks[told[0][0]]
-    return [[_shifted(Span(*words), here - clocks[host]) for words in own] for host, _, _, own in told]
+    ranks = comm.allgather_obj((comm.inter_rank, comm.intra_rank, now, plain))
+    clocks = {host: at for host, place, at, _ in ranks if place == 0}
+    here = clocks[ranks[0][0]]
+    return [[_shifted(Span(*words), here - clocks[host]) for words in own] for host, _, _, own in ranks]
 
 
 def _shifted(span: Span, seconds: float) -> Span:

@@ -68,8 +68,8 @@ class Manifest:
             raise ValueError("its own checksum does not match")
         body = loads(text, deepest=None)
         if not isinstance(body, dict) or body.get("format") != FORMAT:
-            told = brief(body.get("format")) if isinstance(body, dict) else "unknown"
-            raise ValueError(f"format {told}; this version of Phalanx reads format {FORMAT}")
+            found = brief(body.get("format")) if isinstance(body, dict) else "unknown"
+            raise ValueError(f"format {found}; this version of Phalanx reads format {FORMAT}")
         if odd := [key for key in ("step", "world", "config", "entries", "owners", "files") if key not in body]:
             raise ValueError(f"it has no {odd[0]}")
         return cls(

@@ -81,9 +81,9 @@ def _write_part(job: WriteJob, copies: Tensors, staging: Path) -> None:
         for name, entry in job.entries.items()
         if owns(job.rank, structure_of(name), job.owners)
     }
-    told = {"tensors": tensors and asdict(tensors), "entries": structures}
+    structure = {"tensors": tensors and asdict(tensors), "entries": structures}
     # last, and atomically: where this file exists, the part is complete
-    write_bytes(staging / part(job.rank, "json"), json.dumps(told, allow_nan=False).encode())
+    write_bytes(staging / part(job.rank, "json"), json.dumps(structure, allow_nan=False).encode())
 
 
 def _complete(job: WriteJob, staging: Path) -> None:

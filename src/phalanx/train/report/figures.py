@@ -43,7 +43,7 @@ def _legend(series: Sequence[Series], runs: Sequence[Run]) -> Sequence[Series]:
 
 def _resumed(runs: Sequence[Run], x: str, per: float = 1.0) -> list[tuple[float, str]]:
     """Where a run was resumed. Not for several runs: the lines would not show to which run they belong."""
-    return [(at / per, told) for at, told in runs[0].resumed_at(x)] if len(runs) == 1 else []
+    return [(at / per, text) for at, text in runs[0].resumed_at(x)] if len(runs) == 1 else []
 
 
 def learning(runs: Sequence[Run]) -> Iterator[Figure]:
@@ -124,8 +124,8 @@ def _overlap(runs: Sequence[Run]) -> Iterator[Figure]:
         drawn = plot_lines(overlapped, title="overlap with backward", x="epochs", unit="percent", zero=True, most=1.0)
         yield Figure("Overlap", drawn, _legend(overlapped, runs), f"share of communication hidden behind {behind}")
     elif recorded:
-        told = "The gradients travel in one group, which is complete when backward ends: there is nothing to overlap."
-        yield Figure("Overlap", tag("span"), note=told)
+        reason = "The gradients travel in one group, which is complete when backward ends: there is nothing to overlap."
+        yield Figure("Overlap", tag("span"), note=reason)
 
 
 def _groups(run: Run) -> Number:
@@ -137,8 +137,8 @@ def _schedules(runs: Sequence[Run]) -> Iterator[Figure]:
     """Each schedule once, however many runs used it."""
     drawn: dict[tuple[str, str], list[str]] = {}
     for run in runs:
-        told = run.environment.get("schedule")
-        text, seats = (told.get("text"), told.get("seats", "rank")) if isinstance(told, dict) else (None, "")
+        recorded = run.environment.get("schedule")
+        text, seats = (recorded.get("text"), recorded.get("seats", "rank")) if isinstance(recorded, dict) else (None, "")
         if isinstance(text, str):
             drawn.setdefault((text, str(seats)), []).append(run.name)
     for (text, seats), names in drawn.items():

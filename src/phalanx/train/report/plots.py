@@ -106,7 +106,7 @@ def plot_lines(
         marks = [mark for mark in marks if mark <= most + 1e-9]
         marks = marks if len(marks) > 1 else [most - 1e-3 * (abs(most) or 1.0), most]
     across, along = _axes(xs, marks, log)
-    happened = [_event(across(at), told) for at, told in events if across.low <= at <= across.high]
+    happened = [_event(across(at), text) for at, text in events if across.low <= at <= across.high]
     body = [_frame(across, along, marks, x, unit), *happened, *(_line(s, across, along) for s in lines)]
     return _svg(title, x, unit, across, along, body)
 
@@ -163,9 +163,9 @@ def plot_bars(names: Sequence[str], parts: Sequence[Series], *, title: str, unit
         body.append(tag("text", short, tag("title", name), x=left - 8, y=y + 15, class_="end"))
         for part, value in zip(parts, own):
             wide = across(at + value) - across(at)
-            told = tag("title", f"{part.name}: {UNITS[unit](value)}")
+            hint = tag("title", f"{part.name}: {UNITS[unit](value)}")
             place = {"x": f"{across(at):.2f}", "y": y, "width": f"{wide:.2f}", "height": 22}
-            body.append(tag("rect", told, class_=f"bar c{part.colour % COLOURS}", **place))
+            body.append(tag("rect", hint, class_=f"bar c{part.colour % COLOURS}", **place))
             at += value
     return tag("svg", *body, class_="bars", viewBox=f"0 0 {WIDTH} {height}", role="img", aria_label=title)
 
@@ -193,10 +193,10 @@ def _frame(across: AxisScale, along: AxisScale, marks: Sequence[float], x: str, 
     return join(parts)
 
 
-def _event(x: float, told: str) -> Markup:
+def _event(x: float, text: str) -> Markup:
     """A thin line, and over it a wide one without colour, so that the pointer finds its text."""
     ends = {"x1": f"{x:.1f}", "x2": f"{x:.1f}", "y1": TOP, "y2": BOTTOM}
-    return join([tag("line", class_="event", **ends), tag("line", tag("title", told), class_="wide", **ends)])
+    return join([tag("line", class_="event", **ends), tag("line", tag("title", text), class_="wide", **ends)])
 
 
 def _line(s: Series, across: AxisScale, along: AxisScale) -> Markup:
@@ -222,10 +222,10 @@ def _line(s: Series, across: AxisScale, along: AxisScale) -> Markup:
 
 
 def _data(name: str, xs: Sequence[float], ys: Sequence[Number]) -> dict[str, str]:
-    def told(values: Sequence[Number]) -> str:
+    def texts(values: Sequence[Number]) -> str:
         return " ".join(f"{v:.6g}" if v is not None and math.isfinite(v) else "-" for v in values)
 
-    return {"data_name": name, "data_x": told(xs), "data_y": told(ys)}
+    return {"data_name": name, "data_x": texts(xs), "data_y": texts(ys)}
 
 
 def _svg(title: str, x: str, unit: str, across: AxisScale, along: AxisScale, body: Sequence[Markup]) -> Markup:

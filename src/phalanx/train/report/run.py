@@ -71,8 +71,8 @@ class Run:
     @property
     def seconds(self) -> Number:
         """Seconds of training and evaluation, as far as known."""
-        told = [value for row in self.rows if is_number(value := value_of(row, "seconds"))]
-        return told[-1] if told else None
+        known = [value for row in self.rows if is_number(value := value_of(row, "seconds"))]
+        return known[-1] if known else None
 
 
 def value_of(row: dict[str, Any], path: str) -> Number:

@@ -81,7 +81,7 @@ def comparison(runs: Sequence[Run]) -> Table:
 def environment(runs: Sequence[Run]) -> Table:
     """Where it ran, and with which command."""
 
-    def told(run: Run) -> dict[str, str]:
+    def cells(run: Run) -> dict[str, str]:
         env = run.environment
         versions, schedule = (found if isinstance(found := env.get(name), dict) else {} for name in ("versions", "schedule"))
         command = env.get("command")
@@ -96,19 +96,19 @@ def environment(runs: Sequence[Run]) -> Table:
             "launcher": str(env.get("launcher", "–")),
         }
 
-    all_told = [told(run) for run in runs]
-    rows = [(name, *(own[name] for own in all_told)) for name in all_told[0]]
+    all_cells = [cells(run) for run in runs]
+    rows = [(name, *(own[name] for own in all_cells)) for name in all_cells[0]]
     return Table("Environment", ("", *(run.name for run in runs)), rows, head=len(runs) > 1, text=True)
 
 
 def _starts(run: Run) -> str:
     """Each start of the run: from where, and on how many ranks."""
-    told = []
+    starts = []
     for row in run.of("start"):
         step = value_of(row, "step") or 0.0
         where = f"resumed after step {step:.0f}" if step else "from the beginning"
-        told.append(f"{where}, {row.get('ranks', '–')} rank(s)")
-    return "; ".join(told) or "–"
+        starts.append(f"{where}, {row.get('ranks', '–')} rank(s)")
+    return "; ".join(starts) or "–"
 
 
 def configuration(runs: Sequence[Run]) -> Iterator[Table]:
@@ -179,12 +179,12 @@ def stragglers(runs: Sequence[Run]) -> Iterator[Table]:
         who = "network" if row.get("rank") is None else f"rank {row['rank']}"
         found.setdefault((name, who, str(row.get("cause"))), []).append(row)
     rows = []
-    for (name, who, cause), told in found.items():
-        most = max((value for row in told if (value := value_of(row, "factor")) is not None), default=None)
+    for (name, who, cause), slow in found.items():
+        most = max((value for row in slow if (value := value_of(row, "factor")) is not None), default=None)
         much = _told(most, lambda v, share=who == "network": f"{v:.0%} of the step" if share else f"{v:.1f} times the others")  # type: ignore[misc]
-        at = [step for row in told if (step := value_of(row, "step")) is not None]
+        at = [step for row in slow if (step := value_of(row, "step")) is not None]
         where = f"{min(at):.0f} to {max(at):.0f}" if at else "–"
-        rows.append((*([name] if several else []), who, cause, much, str(len(told)), where))
+        rows.append((*([name] if several else []), who, cause, much, str(len(slow)), where))
     columns = (*(["Run"] if several else []), "Who", "Cause", "At most", "Intervals", "Steps")
     if rows:
         yield Table("Stragglers", columns, rows, text=True)

@@ -79,9 +79,9 @@ def _bar(span: DrawnSpan, x: float, y: float, scale: float) -> Markup:
     phase = span.kind == "phase"
     top, height = (y + 4, 22) if phase else (y + 29, 9)
     colour = PHASES.get(span.name, 6) if phase else 5
-    told = tag("title", f"{span.name}: {span.took / 1000:.3g} ms")
+    hint = tag("title", f"{span.name}: {span.took / 1000:.3g} ms")
     place = {"x": f"{x:.2f}", "y": top, "width": f"{max(span.took * scale, 0.6):.2f}", "height": height, "rx": 1.5}
-    return tag("rect", told, class_=f"bar c{colour}", **place)
+    return tag("rect", hint, class_=f"bar c{colour}", **place)
 
 
 def name_travels(trace: Mapping[str, Any]) -> dict[str, int]:
