@@ -16,6 +16,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "phalanx"
 NATIVE = "phalanx._native"
 COLLECTIVES_LIVE_IN = "comm/transports/torch/"
 PRIVATE_NAMES_LIVE_IN = "_torch_private.py"
+CONTENDERS_LIVE_IN = "bench/library.py"  # torch.distributed as what Phalanx is compared with
 
 # What a room may import besides itself and the standard library. Rooms are named by their path below phalanx.
 ROOMS = {
@@ -36,10 +37,14 @@ ROOMS = {
         "": ("phalanx.comm", "phalanx.schedule.printable", "torch", "numpy"),
         "image": ("simplejpeg", "PIL"),
     },  # the one place that decodes
-    "train": {"": None},  # everything
+    "train": {"": None},  # everything but ABOVE
+    "bench": {"": None},
     "cli": {"": None},
     "recipes": {"": ("phalanx.train", "phalanx.data", "phalanx.optim")},
 }
+
+# What a room that may import everything else must not.
+ABOVE = {"train": ("phalanx.bench", "phalanx.cli"), "bench": ("phalanx.cli",)}
 
 # Functions of torch.distributed that communicate, or make what communicates, by how their names begin.
 COLLECTIVES = (
@@ -147,7 +152,9 @@ def violations(path: str, source: str) -> list[str]:
         lazy_table = path == "__init__.py" and m.name == "*"
         if m.imported and not standard and not lazy_table and allowed is not None and not _under(m.name, allowed):
             found.append(f"{path}:{m.line}: {room}/ may not import {m.name}")
-        if _under(m.name, ("torch.distributed",)):
+        if m.imported and _under(m.name, ABOVE.get(room, ())):
+            found.append(f"{path}:{m.line}: {room}/ may not import {m.name}, which is above it")
+        if _under(m.name, ("torch.distributed",)) and path != CONTENDERS_LIVE_IN:
             if room not in ("comm", PRIVATE_NAMES_LIVE_IN):
                 found.append(f"{path}:{m.line}: {m.name}: torch.distributed is named in comm/ alone")
             elif not path.startswith(COLLECTIVES_LIVE_IN) and m.name.rpartition(".")[2].startswith((*COLLECTIVES, "*")):
@@ -230,6 +237,10 @@ def test_room_imports_only_what_it_may(path):
         # torch.distributed outside comm/
         ("grad/arena.py", "import torch.distributed as dist"),
         ("optim/lars.py", "from torch import distributed"),
+        ("train/trainer.py", "from phalanx.cli import main"),
+        ("train/trainer.py", "from phalanx.bench.record import processor"),
+        ("bench/ranks.py", "from phalanx.cli.terminal import tell"),
+        ("bench/train.py", "import torch.distributed as dist\ndist.all_reduce(x)"),
         ("train/trainer.py", "from torch.distributed import all_reduce"),
         ("cli/train.py", "import torch\ntorch.distributed.barrier()"),
         ("nn/batchnorm.py", "import torch as t\nd = t.distributed"),
@@ -305,6 +316,8 @@ def test_mutants_are_rejected(path, source):
             "_torch_private.py",
             "import torch\nimport torch.distributed as dist\ntorch._C\ndist.distributed_c10d._get_default_store()",
         ),
+        ("bench/library.py", "import torch.distributed as dist\ndist.all_reduce(x)"),
+        ("bench/ranks.py", "from phalanx.train.config import RunConfig\nfrom phalanx.comm.start import Ranks"),
         (
             "__init__.py",
             "import importlib\nfrom phalanx.comm import Pending\ndef __getattr__(n):\n    return importlib.import_module(n)",

@@ -11,11 +11,12 @@ import pytest
 import torch
 
 import phalanx
-from phalanx.cli.bench_allreduce import PERIOD, count_wrong, inputs
-from phalanx.cli.bench_config import AllReduceBench, TrainBench, from_record, parse_size
-from phalanx.cli.bench_cores import CORES, are_crowded
-from phalanx.cli.bench_table import print_table
+from phalanx.bench.allreduce import PERIOD, count_wrong, inputs
+from phalanx.bench.config import AllReduceBench, TrainBench, from_record
+from phalanx.bench.cores import CORES, are_crowded
+from phalanx.bench.table import print_table
 from phalanx.cli.main import main
+from phalanx.cli.numbers import parse_size
 
 DEADLINE = "60"
 
@@ -28,7 +29,7 @@ def sabotage(folder, monkeypatch, code):
     """Let `code` run at the start of every Python process from now on that has a RANK."""
     body = textwrap.indent(textwrap.dedent(code), "    ")
     (folder / "sitecustomize.py").write_text(f"import os, sys\nif 'RANK' in os.environ:\n{body}")
-    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
 
 
 # ---- end to end --------------------------------------------------------------------------------------------------------------
@@ -144,7 +145,7 @@ def test_gossip(tmp_path, capfd):
 
 def test_under_a_launcher_and_a_contender_that_does_nothing(tmp_path, monkeypatch):
     """The ranks are those of the launcher, only rank 0 prints, and the wrong sums are counted exactly."""
-    sabotage(tmp_path, monkeypatch, "import phalanx.comm.transports.torch as t\nt.library_all_reduce = lambda x: None")
+    sabotage(tmp_path, monkeypatch, "import phalanx.bench.library as t\nt.library_all_reduce = lambda x: None")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -10,8 +10,8 @@ from tests.train.runs import TINY, rows
 from tests.world.programs.herd import clean_environment
 
 import phalanx
-from phalanx.train import write
-from phalanx.train.manifest import CheckpointError, find_places
+from phalanx.train.checkpoint import CheckpointError, write
+from phalanx.train.checkpoint.places import find_places
 from phalanx.train.trainer import train
 
 OFTEN = replace(TINY, checkpoint_every_steps=5, keep=10)  # saves after steps 5, 10, 11, 15, 20 and 22
@@ -43,7 +43,7 @@ def test_training_continues_and_the_next_save_works(tmp_path, monkeypatch, capsy
 
 def test_a_run_whose_last_save_fails_fails(tmp_path, monkeypatch):
     full_disk(monkeypatch, from_=4, to=9)
-    with pytest.raises(CheckpointError, match=r"step 22: .*(No space left on device|rank 0 gave the checkpoint up)"):
+    with pytest.raises(CheckpointError, match=r"step 22: .*(No space left on device|rank 0 gave up the checkpoint)"):
         phalanx.run_local(2, lambda comm: train(OFTEN, comm, out=tmp_path))
     assert sorted(place.step for place in find_places(tmp_path / "checkpoints")) == [5, 10, 11]
 

@@ -14,8 +14,8 @@ from tests.train.runs import weights as weights_of
 import phalanx
 from phalanx.data import Stage, epoch_order
 from phalanx.data.image import BadSample
+from phalanx.train.checkpoint import CheckpointError
 from phalanx.train.config import ConfigError
-from phalanx.train.manifest import CheckpointError
 from phalanx.train.samples import DataConfig
 from phalanx.train.trainer import train
 from phalanx.train.update import CommConfig, OptimizerConfig, RateConfig

@@ -246,7 +246,7 @@ class GossipOptimizer(WrappedOptimizer):
         return self._gossiper.record
 
     @property
-    def last_journeys(self) -> list[TransferTime]:
+    def last_transfers(self) -> list[TransferTime]:
         """The way of the exchange that arrived in the last step."""
         return list(self._gossiper.transfers)
 

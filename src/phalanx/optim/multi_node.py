@@ -262,7 +262,7 @@ class MultiNodeOptimizer(WrappedOptimizer):
         return self._averager.records[-1] if self._averager.records else None
 
     @property
-    def last_journeys(self) -> list[TransferTime]:
+    def last_transfers(self) -> list[TransferTime]:
         """The groups of gradients that arrived in the last step: when each left, when it was over, and its bytes."""
         return list(self._averager.transfers)
 

@@ -3,11 +3,9 @@
 process_group   meet the other ranks and initialise the default group, or use the user's own
 transport       messages and collectives on it
 errors          which of torch's errors are failures of the network
-contenders      torch's own all-reduce, which `phalanx bench` compares with
 """
 
-from phalanx.comm.transports.torch.contenders import library_all_reduce, library_fp16_hook
 from phalanx.comm.transports.torch.process_group import adopt, already_initialized, join
 from phalanx.comm.transports.torch.transport import TorchTransport
 
-__all__ = ["TorchTransport", "adopt", "already_initialized", "join", "library_all_reduce", "library_fp16_hook"]
+__all__ = ["TorchTransport", "adopt", "already_initialized", "join"]

@@ -1,4 +1,4 @@
-"""The fields of a manifest, each as it must be: a seal says that nothing has changed since, not that it ever made sense."""
+"""Checks of a manifest's fields: its seal proves that nothing changed since it was written, not that it ever made sense."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from phalanx.schedule.plain_json import brief, read_whole
-from phalanx.train.tree import decode
+from phalanx.train.checkpoint.tree import decode
 
 LARGEST = 1 << 60  # of a step, or a size in bytes
 MAX_WORLD = 1 << 20  # ranks that saved together
@@ -14,7 +14,7 @@ _PART = re.compile(r"rank-\d{5,}\.(?:json|safetensors)", re.ASCII)
 
 
 def read_config(config: Any) -> Any:
-    """The configuration, whose tree must be one that can be decoded."""
+    """The configuration, if its tree can be decoded."""
     decode(config, {})
     return config
 
@@ -42,7 +42,7 @@ def read_files(files: Any) -> dict[str, tuple[int, str]]:
 
 
 def read_owners(owners: Any, world: int) -> dict[str, tuple[int, ...]]:
-    """For names of which ranks have versions: for every rank whose it has."""
+    """For every name with several versions: for every rank the rank whose version it has."""
     if not isinstance(owners, dict):
         raise ValueError(f"owners are {brief(owners)}; ranks by name")
     for name, ranks in owners.items():

@@ -1,13 +1,12 @@
-"""What `phalanx bench` measures, as values: they travel to the ranks as JSON and stand in the first record of the results."""
+"""The benchmarks as values. They travel to the ranks as JSON and appear in the first record of the results."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from phalanx.cli.names import UsageError, find_all_reduce
+from phalanx.schedule.names import InputError, find_all_reduce
 
 MODELS = ("resnet50", "resnet18", "resnet_cifar20")
 TRAINED = (
@@ -17,7 +16,6 @@ GOSSIPING = (
     "none", "DDP", "all-reduce", "gossip", "gossip coherent", "gossip gradients", "gossip bfloat16", "decent-dp",
 )  # fmt: skip
 FACTOR = 4  # between one size and the next
-UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +31,9 @@ class AllReduceBench:
 
     def __post_init__(self) -> None:
         if not 4 <= self.smallest <= self.largest:
-            raise UsageError(f"--min {self.smallest} --max {self.largest}: bytes, at least 4 (one float), the smaller first")
+            raise InputError(f"--min {self.smallest} --max {self.largest}: give at least 4 bytes (one float), the smaller first")
         if self.smallest % 4 or self.largest % 4:
-            raise UsageError(f"--min {self.smallest} --max {self.largest}: multiples of 4, the bytes of a float")
+            raise InputError(f"--min {self.smallest} --max {self.largest}: give multiples of 4, the bytes of a float")
 
     def sizes(self) -> Iterator[int]:
         size = self.smallest
@@ -45,7 +43,7 @@ class AllReduceBench:
         yield self.largest
 
     def check(self, ranks: int) -> None:
-        """Raise unless every algorithm is an all-reduce of so many ranks."""
+        """Raise unless every algorithm is an all-reduce of `ranks` ranks."""
         for text in self.algorithms:
             find_all_reduce(text, ranks, f"--algorithm {text}")
 
@@ -66,7 +64,7 @@ class TrainBench:
     def __post_init__(self) -> None:
         for name in self.only:
             if name not in TRAINED:
-                raise UsageError(f"--only {name!r}: the contenders are {', '.join(TRAINED)}")
+                raise InputError(f"--only {name!r}: the contenders are {', '.join(TRAINED)}")
 
     def check(self, ranks: int) -> None:
         """Any number of ranks will do."""
@@ -87,7 +85,7 @@ class GossipBench:
     def __post_init__(self) -> None:
         for name in self.only:
             if name not in GOSSIPING:
-                raise UsageError(f"--only {name!r}: the contenders are {', '.join(GOSSIPING)}")
+                raise InputError(f"--only {name!r}: the contenders are {', '.join(GOSSIPING)}")
 
     def wants(self, name: str) -> bool:
         return not self.only or name in self.only
@@ -107,11 +105,3 @@ def from_record(record: dict[str, Any]) -> Bench:
     if record["verb"] == GossipBench.verb:
         return GossipBench(**fields | {"only": tuple(record["only"])})
     return AllReduceBench(**fields | {"algorithms": tuple(record["algorithms"])})
-
-
-def parse_size(text: str) -> int:
-    """`4K`, `64M`, `1G` or a plain number, in bytes."""
-    found = re.fullmatch(r"(\d{1,12})([KMG]?)", text.upper(), re.ASCII)
-    if not found:
-        raise ValueError(f"{text!r} is not a number of bytes such as 4096, 4K, 64M or 1G")
-    return int(found[1]) * UNITS[found[2]]

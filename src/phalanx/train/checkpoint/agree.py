@@ -1,4 +1,4 @@
-"""Ranks that do something together, and agree on how it went: an error of one is an error of all, so nobody waits for long."""
+"""Ranks that work together and agree on how it went: an error of one rank is raised on all, so none waits in vain."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from phalanx.comm.communicator import Communicator
-from phalanx.train.manifest import CheckpointError, DamagedError
+from phalanx.train.checkpoint.errors import CheckpointError, DamagedError
 
 T = TypeVar("T")
 
 
 class DamageSeenError(Exception):
-    """Some rank cannot read a checkpoint, and all know it; the message says which, and why."""
+    """A rank cannot read a checkpoint, and all ranks know it; the message says which one, and why."""
 
 
 def together(comm: Communicator, work: Callable[[], T], before: BaseException | None = None) -> T:
@@ -23,25 +23,27 @@ def together(comm: Communicator, work: Callable[[], T], before: BaseException | 
             result = work()
         except Exception as caught:  # noqa: BLE001  raised below, when the others know
             error = caught
-    told = comm.allgather_obj(None if error is None else f"{type(error).__name__}: {error}")
+    reports = comm.allgather_obj(None if error is None else f"{type(error).__name__}: {error}")
     if error is not None:
         raise error
-    for rank, text in enumerate(told):
+    for rank, text in enumerate(reports):
         if text is not None:
             raise CheckpointError(f"rank {rank}: {text}")
     return result  # type: ignore[return-value]
 
 
 def undamaged(comm: Communicator, work: Callable[[], T]) -> T:
-    """As `together`; but where no rank found anything worse than damage, all raise `DamageSeenError` with the first."""
+    """Like `together`, but if no rank found anything worse than damage, all raise `DamageSeenError` with the first one."""
     result, error = None, None
     try:
         result = work()
     except Exception as caught:  # noqa: BLE001  raised below, when the others know
         error = caught
     damaged = isinstance(error, DamagedError)
-    told = comm.allgather_obj(None if error is None else (damaged, str(error) if damaged else f"{type(error).__name__}: {error}"))
-    found = [(rank, *own) for rank, own in enumerate(told) if own is not None]
+    reports = comm.allgather_obj(
+        None if error is None else (damaged, str(error) if damaged else f"{type(error).__name__}: {error}")
+    )
+    found = [(rank, *own) for rank, own in enumerate(reports) if own is not None]
     if found and all(only_damage for _, only_damage, _ in found):
         rank, _, text = found[0]
         raise DamageSeenError(text + (f" (seen by rank {rank})" if comm.size > 1 else "")) from error

@@ -1,8 +1,8 @@
-"""`phalanx bench gossip` inside a rank: steps of training whose computation is a wait, so that only communication costs.
+"""`phalanx bench gossip` inside a rank: training steps that wait instead of computing, so that only communication costs.
 
-With computation emulated, a machine of few cores can stand for many accelerators: what remains of a step beyond the wait is what
-communication could not hide. Efficiency is the wait over the step. The wait lies inside forward and backward, layer by layer, and
-gradients appear when the wait of their layer is over: whoever communicates during backward may.
+A machine with few cores can then emulate many accelerators. The time of a step beyond the wait is what communication could not
+hide, and efficiency is the wait divided by the step. The wait happens inside forward and backward, layer by layer. A gradient
+appears when the wait of its layer is over, so a contender may communicate during backward.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import phalanx
-from phalanx.cli.bench_config import GossipBench
-from phalanx.cli.bench_record import Company, Record, first_record
+from phalanx.bench.config import GossipBench
+from phalanx.bench.record import Company, Record, first_record
 from phalanx.comm.communicator import Communicator
 from phalanx.grad.gossip import Gossip
 from phalanx.optim.gossip_step import GossipOptimizer
 
 WARM = 4  # steps: connections and buffers, and DDP rebuilds its buckets in the second
-TRYING = 12  # the same where Phalanx tries overlap on and off in its first 9 steps
+TRYING = 12  # WARM for all-reduce, where Phalanx tries overlap on and off in its first 9 steps
 LAYERS = 8
 FORWARD = 1 / 3  # of the computation; backward computes two products for each of forward's
-BUCKETS = 4  # of those who average gradients: what is there early can leave early
-QUEUED = 5e-3  # seconds by which a host may notice late that a layer is done: it has queued the next ones, and nothing stops
-PATIENT = 60.0  # seconds: what is compared are whole exchanges, none is given up
+BUCKETS = 4  # of contenders that average gradients: an early bucket can leave early
+QUEUED = 5e-3  # seconds a host may be late to notice that a layer is done: it has queued the next layers, so nothing stops
+PATIENT = 60.0  # seconds: compare whole exchanges, and give none up
 RATE = 1e-3
 
 
@@ -39,7 +39,7 @@ class Device:
     """An accelerator beside its host: a layer begins when the one before it is done, not when the host has noticed that."""
 
     def __init__(self) -> None:
-        self._free = 0.0  # when it has done what it was given
+        self._free = 0.0  # when its queue is empty
 
     def compute(self, seconds: float) -> None:
         """Return when the next `seconds` of computation are over."""
@@ -50,7 +50,7 @@ class Device:
 
 
 class Emulated(nn.Module):
-    """A network that waits instead of computing; its gradients are the same in every step, and others on every rank."""
+    """A network that waits instead of computing. Its gradients are the same in every step and differ between ranks."""
 
     def __init__(self, nbytes: int, seconds: float, seed: int) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Emulated(nn.Module):
         self.forward_seconds, self.backward_seconds = FORWARD * seconds / LAYERS, (1 - FORWARD) * seconds / LAYERS
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        device = Device()  # of this step: what the step before it did must be over
+        device = Device()  # a new one per step: the step before must be over
         for weight, gradient in zip(self.weights, self.gradients):
             x = _Wait.apply(x, weight, gradient, device, self.forward_seconds, self.backward_seconds)
         return x
@@ -85,7 +85,7 @@ class _Wait(torch.autograd.Function):
 
 
 @dataclass(slots=True)
-class Contender:
+class GossipContender:
     """A replica and how it is updated. `warm` steps come before the timed ones."""
 
     name: str
@@ -101,7 +101,7 @@ class Contender:
         if self.opt is not None:
             self.opt.step()
         if isinstance(self.opt, GossipOptimizer):
-            self.exchanges += [way.ended - way.left for way in self.opt.last_journeys]
+            self.exchanges += [way.ended - way.left for way in self.opt.last_transfers]
 
 
 def measure(bench: GossipBench, launcher: str) -> Iterator[Record]:
@@ -131,19 +131,19 @@ def measure(bench: GossipBench, launcher: str) -> Iterator[Record]:
         yield company.last_record(comm)
 
 
-def _race(comm: Communicator, contenders: list[Contender], bench: GossipBench) -> list[list[float]]:
+def _race(comm: Communicator, contenders: list[GossipContender], bench: GossipBench) -> list[list[float]]:
     """Seconds per step of every contender, in `repeat` blocks that take turns; the slowest rank counts."""
     for contender in contenders:
         for _ in range(contender.warm):
             contender.step()
         contender.exchanges.clear()
     mine = [[_block(comm, contender, bench.steps) for contender in contenders] for _ in range(bench.repeat)]
-    told = comm.allgather_obj(mine)
-    return [[max(own[k][i] for own in told) for k in range(bench.repeat)] for i in range(len(contenders))]
+    times = comm.allgather_obj(mine)
+    return [[max(own[k][i] for own in times) for k in range(bench.repeat)] for i in range(len(contenders))]
 
 
-def _block(comm: Communicator, contender: Contender, steps: int) -> float:
-    """Seconds per step of some steps in one piece: an exchange that leaves in one is paid for in the next."""
+def _block(comm: Communicator, contender: GossipContender, steps: int) -> float:
+    """Seconds per step over `steps` steps in a row: an exchange that leaves in one step may cost time in the next."""
     comm.barrier()
     begun = time.perf_counter()
     for _ in range(steps):
@@ -151,8 +151,8 @@ def _block(comm: Communicator, contender: Contender, steps: int) -> float:
     return (time.perf_counter() - begun) / steps
 
 
-def _what_was_exchanged(contender: Contender, comm: Communicator) -> Record:
-    """Of gossip: bytes of a message, the median time that one is under way, and how far the replicas are apart."""
+def _what_was_exchanged(contender: GossipContender, comm: Communicator) -> Record:
+    """For gossip: bytes of a message, its median time under way, and how far the replicas are apart."""
     if not isinstance(contender.opt, GossipOptimizer):
         return {"bytes": None, "exchange_ms": None, "spread": None}
     record = contender.opt.last_record
@@ -167,30 +167,30 @@ def _what_was_exchanged(contender: Contender, comm: Communicator) -> Record:
 # ---- the contenders ----------------------------------------------------------------------------------------------------------
 
 
-def enter(bench: GossipBench, comm: Communicator) -> Iterator[Contender]:
-    """Each with a replica of its own; "none" is always there, because the others are compared with it."""
+def enter(bench: GossipBench, comm: Communicator) -> Iterator[GossipContender]:
+    """The contenders, each with its own replica. "none" is always there: the others are compared with it."""
 
     def replica() -> Emulated:
         return Emulated(bench.size, bench.compute / 1e3, seed=comm.rank)
 
-    def ours(*, warm: int = WARM, **options: Any) -> Callable[[str], Contender]:
-        def make(name: str) -> Contender:
+    def ours(*, warm: int = WARM, **options: Any) -> Callable[[str], GossipContender]:
+        def make(name: str) -> GossipContender:
             model = replica()
-            return Contender(name, model, phalanx.create_multi_node_optimizer(_sgd(model), comm, **options), warm)
+            return GossipContender(name, model, phalanx.create_multi_node_optimizer(_sgd(model), comm, **options), warm)
 
         return make
 
-    def plain(name: str) -> Contender:
+    def plain(name: str) -> GossipContender:
         model = replica()
-        return Contender(name, model, _sgd(model))
+        return GossipContender(name, model, _sgd(model))
 
-    def ddp(name: str) -> Contender:
+    def ddp(name: str) -> GossipContender:
         model = DistributedDataParallel(
             replica(), static_graph=True, gradient_as_bucket_view=True, bucket_cap_mb=bench.size / BUCKETS / 2**20
         )
-        return Contender(name, model, _sgd(model))
+        return GossipContender(name, model, _sgd(model))
 
-    field_: dict[str, Callable[[str], Contender]] = {
+    field_: dict[str, Callable[[str], GossipContender]] = {
         "none": plain,
         "DDP": ddp,
         "all-reduce": ours(warm=TRYING, bucket_bytes=max(1 << 10, bench.size // BUCKETS)),
@@ -210,17 +210,17 @@ def _sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
 
 
-def _decent_dp(model: nn.Module) -> Contender:
-    """Its one partner per step, 2**k further in step k, is what is nearest to GossipGraD. Weights travel, momentum does not."""
+def _decent_dp(model: nn.Module) -> GossipContender:
+    """The nearest to GossipGraD: one partner per step, 2**k further in step k. Weights travel, momentum does not."""
     from decent_dp.ddp import DecentralizedDataParallel  # type: ignore[import-not-found,unused-ignore]
     from loguru import logger  # type: ignore[import-not-found,unused-ignore]
 
     def sgd(named: list[tuple[str, torch.Tensor]]) -> torch.optim.Optimizer:
         return torch.optim.SGD([p for _, p in named], lr=RATE, momentum=0.9)
 
-    logger.disable("decent_dp")  # it tells its configuration
-    return Contender("decent-dp", DecentralizedDataParallel(model, sgd, topology="one-peer-exp", _local_world_size=1), None)
+    logger.disable("decent_dp")  # it prints its configuration
+    return GossipContender("decent-dp", DecentralizedDataParallel(model, sgd, topology="one-peer-exp", _local_world_size=1), None)
 
 
-# name -> (module, why it may be absent though that is installed)
+# name -> (module, why the contender may be absent although the module is installed)
 ELSEWHERE = {"decent-dp": ("decent_dp", "takes powers of two only")}

@@ -1,7 +1,7 @@
 """`phalanx bench train` inside a rank: one replica per contender, steps in turns, one row per contender.
 
-A step is zero_grad, forward, backward and update of SGD with momentum. Every rank has other images, so gradients that agree on
-all ranks have been communicated; whether they do is counted at the end.
+A step is zero_grad, forward, backward and update of SGD with momentum. Every rank has other images, so ranks agree on their
+parameters only if they communicated; the benchmark counts those that differ at the end.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import phalanx
-from phalanx.cli.bench_config import TrainBench
-from phalanx.cli.bench_record import Company, Record, first_record
+from phalanx.bench.config import TrainBench
+from phalanx.bench.library import library_fp16_hook
+from phalanx.bench.record import Company, Record, first_record
 from phalanx.comm.communicator import Communicator
-from phalanx.comm.transports.torch import library_fp16_hook
 
-RATE = 1e-6  # the training must not get anywhere: late steps cost what early ones do
+RATE = 1e-6  # training must make no progress, so that late steps cost what early ones do
 WARM = 3  # steps before the timed ones: DDP rebuilds its buckets in the second
-TRYING = 12  # the same where Phalanx tries overlap on and off in its first 9 steps
+TRYING = 12  # WARM for Phalanx, which tries overlap on and off in its first 9 steps
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "resnet50": phalanx.models.resnet50,
     "resnet18": phalanx.models.resnet18,
@@ -36,7 +36,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Contender:
+class TrainingContender:
     """A name and one step of training; `averages` if the gradients are equal on all ranks after it."""
 
     name: str
@@ -49,7 +49,7 @@ class Contender:
 def measure(bench: TrainBench, launcher: str) -> Iterator[Record]:
     """The records of the benchmark; all ranks yield the same."""
     torch.set_num_threads(1)
-    torch.set_flush_denormal(True)  # gradients that vanish would be slow, and differently so for different contenders
+    torch.set_flush_denormal(True)  # vanishing gradients would slow some contenders more than others
     with phalanx.create_communicator() as comm:
         company = Company()
         yield first_record(bench, comm, launcher)
@@ -59,8 +59,8 @@ def measure(bench: TrainBench, launcher: str) -> Iterator[Record]:
             for _ in range(contender.warm):
                 contender.step()
         mine = [[seconds_of(comm, contender) for contender in contenders] for _ in range(bench.repeat)]
-        told = comm.allgather_obj(mine)
-        times = [[max(own[k][i] for own in told) * 1e3 for k in range(bench.repeat)] for i in range(len(contenders))]
+        ranks = comm.allgather_obj(mine)
+        times = [[max(own[k][i] for own in ranks) * 1e3 for k in range(bench.repeat)] for i in range(len(contenders))]
         medians = {contender.name: statistics.median(own) for contender, own in zip(contenders, times)}
         for contender, own in zip(contenders, times):
             yield {
@@ -78,8 +78,8 @@ def measure(bench: TrainBench, launcher: str) -> Iterator[Record]:
         yield company.last_record(comm)
 
 
-def seconds_of(comm: Communicator, contender: Contender) -> float:
-    """Of one step on this rank, where all begin together."""
+def seconds_of(comm: Communicator, contender: TrainingContender) -> float:
+    """Seconds of one step on this rank; all ranks begin together."""
     comm.barrier()
     begun = time.perf_counter()
     contender.step()
@@ -94,20 +94,20 @@ def _spread(values: list[float]) -> float:
     return high - low
 
 
-def count_differing(comm: Communicator, contender: Contender) -> int:
+def count_differing(comm: Communicator, contender: TrainingContender) -> int:
     """Ranks whose parameters are not, bit by bit, those of rank 0."""
     print_ = 0
     for p in contender.params:
         print_ = zlib.crc32(p.detach().contiguous().view(-1).view(torch.uint8).numpy().data, print_)
-    told = comm.allgather_obj(print_)
-    return sum(own != told[0] for own in told)
+    found = comm.allgather_obj(print_)
+    return sum(own != found[0] for own in found)
 
 
 # ---- the contenders ----------------------------------------------------------------------------------------------------------
 
 
-def enter(bench: TrainBench, comm: Communicator) -> Iterator[Contender]:
-    """Each with a replica of its own."""
+def enter(bench: TrainBench, comm: Communicator) -> Iterator[TrainingContender]:
+    """The contenders, each with its own replica."""
     own = torch.Generator().manual_seed(1 + comm.rank)
     x = torch.randn(bench.batch, 3, bench.pixels, bench.pixels, generator=own)
     y = torch.randint(0, 10, (bench.batch,), generator=own)
@@ -116,38 +116,38 @@ def enter(bench: TrainBench, comm: Communicator) -> Iterator[Contender]:
         phalanx.seed_everything(0)
         return MODELS[bench.model]()
 
-    def contender(name: str, model: nn.Module, opt: Any, *, averages: bool = True, warm: int = WARM) -> Contender:
+    def contender(name: str, model: nn.Module, opt: Any, *, averages: bool = True, warm: int = WARM) -> TrainingContender:
         def step() -> None:
             opt.zero_grad()
             F.cross_entropy(model(x), y).backward()
             opt.step()
 
-        return Contender(name, [p for p in model.parameters() if p.requires_grad], step, averages, warm)
+        return TrainingContender(name, [p for p in model.parameters() if p.requires_grad], step, averages, warm)
 
     def ddp() -> nn.Module:
         return DistributedDataParallel(replica(), static_graph=True, gradient_as_bucket_view=True)
 
-    def ours(**options: Any) -> Callable[[str], Contender]:
-        def make(name: str) -> Contender:
+    def ours(**options: Any) -> Callable[[str], TrainingContender]:
+        def make(name: str) -> TrainingContender:
             model = replica()
             return contender(name, model, phalanx.create_multi_node_optimizer(_sgd(model), comm, **options), warm=TRYING)
 
         return make
 
-    def plain(name: str) -> Contender:
+    def plain(name: str) -> TrainingContender:
         model = replica()
         return contender(name, model, _sgd(model), averages=False)
 
-    def fp16(name: str) -> Contender:
+    def fp16(name: str) -> TrainingContender:
         model = ddp()
         model.register_comm_hook(None, library_fp16_hook())  # type: ignore[operator]
         return contender(name, model, _sgd(model))
 
-    def of_ddp(name: str) -> Contender:
+    def of_ddp(name: str) -> TrainingContender:
         model = ddp()
         return contender(name, model, _sgd(model))
 
-    field: dict[str, Callable[[str], Contender]] = {
+    field: dict[str, Callable[[str], TrainingContender]] = {
         "none": plain,
         "DDP": of_ddp,
         "DDP fp16": fp16,
@@ -171,11 +171,11 @@ def _sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9, fused=True)
 
 
-def _horovod(model: nn.Module, comm: Communicator, contender: Callable[..., Contender]) -> Iterator[Contender]:
+def _horovod(model: nn.Module, comm: Communicator, contender: Callable[..., TrainingContender]) -> Iterator[TrainingContender]:
     import horovod.torch as hvd  # type: ignore[import-not-found,unused-ignore]
 
     hvd.init()
-    if hvd.size() == comm.size:  # under a launcher that it does not know every rank is alone
+    if hvd.size() == comm.size:  # under a launcher that Horovod does not know, every rank is alone
         yield contender("Horovod", model, hvd.DistributedOptimizer(_sgd(model), named_parameters=model.named_parameters()))
 
 
@@ -189,7 +189,7 @@ class _InBackward:
         """Backward did."""
 
 
-def _decent_dp(model: nn.Module, comm: Communicator, contender: Callable[..., Contender]) -> Iterator[Contender]:
+def _decent_dp(model: nn.Module, comm: Communicator, contender: Callable[..., TrainingContender]) -> Iterator[TrainingContender]:
     from decent_dp.ddp import DecentralizedDataParallel  # type: ignore[import-not-found,unused-ignore]
 
     def sgd(named: list[tuple[torch.Tensor, str]]) -> torch.optim.Optimizer:
@@ -199,7 +199,7 @@ def _decent_dp(model: nn.Module, comm: Communicator, contender: Callable[..., Co
 
 
 # name -> (module, what makes a contender of it)
-OTHERS: dict[str, tuple[str, Callable[..., Iterator[Contender]]]] = {
+OTHERS: dict[str, tuple[str, Callable[..., Iterator[TrainingContender]]]] = {
     "Horovod": ("horovod", _horovod),
     "decent-dp": ("decent_dp", _decent_dp),
 }

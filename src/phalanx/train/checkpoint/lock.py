@@ -1,4 +1,4 @@
-"""One job at a time writes in a directory: a lock that the kernel takes back when its holder ends, whatever ended it.
+"""One job at a time writes in a directory: a lock that the kernel releases when its holder ends, whatever ended it.
 
     with one_job(out, comm):  # rank 0 holds the lock for all ranks
         ...
@@ -26,10 +26,10 @@ from datetime import datetime
 from pathlib import Path
 
 from phalanx.comm.communicator import Communicator
-from phalanx.train.manifest import CheckpointError
+from phalanx.train.checkpoint.errors import CheckpointError
 
 LOCK = ".lock"
-PATIENCE = 5.0  # seconds for a holder that is just ending: a killed process gives its memory back before its locks
+PATIENCE = 5.0  # seconds for a holder that is just ending: a killed process frees its memory before its locks
 LOOK = 0.05  # seconds between two attempts
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # how file systems say that they have none
 
@@ -49,11 +49,11 @@ class DirectoryLock:
         self._release = weakref.finalize(self, _drop, self._claim)
 
     def stands(self) -> bool:
-        """Whether the lock still protects the directory: somebody may have deleted the file, or the directory with it."""
+        """Whether the lock still protects the directory: the file, or the directory with it, may have been deleted."""
         return self._claim.stands()
 
     def release(self) -> None:
-        """Give it back. Idempotent."""
+        """Release the lock; calling it twice is fine."""
         self._release()
 
     def __enter__(self) -> DirectoryLock:
@@ -65,7 +65,7 @@ class DirectoryLock:
 
 @contextmanager
 def one_job(directory: Path, comm: Communicator) -> Iterator[None]:
-    """Make `directory` if need be, and keep other jobs out of it. All ranks call it, and it raises on all of them or on none."""
+    """Make `directory` if there is none, and keep other jobs out of it. All ranks call it; it raises on all or on none."""
     lock: DirectoryLock | None = None
     problem: tuple[bool, str] | None = None
     if comm.rank == 0:
@@ -160,7 +160,7 @@ def _try(path: Path) -> _Claim | None:
         "host": socket.gethostname(),
         "since": datetime.now().astimezone().isoformat(timespec="seconds"),
     }
-    with suppress(OSError):  # on a full disk the lock holds all the same
+    with suppress(OSError):  # on a full disk the lock still holds
         os.truncate(file, 0)
         os.pwrite(file, json.dumps(holder).encode(), 0)
     return claim

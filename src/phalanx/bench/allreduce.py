@@ -1,7 +1,7 @@
 """`phalanx bench allreduce` inside a rank: contenders in turns on the same data, exact results, one row per contender and size.
 
-Inputs repeat every PERIOD elements, so that the exact sum is known for any count and world; all values and sums are whole numbers
-below 2**24, which float32 holds exactly. Timed calls sum zeros: numbers would grow beyond all bounds.
+Inputs repeat every PERIOD elements, so the exact sum is known for any count and world. Values and sums are whole numbers below
+2**24, which float32 holds exactly. Timed calls sum zeros, because other numbers would grow without bound.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from functools import partial
 import torch
 
 import phalanx
-from phalanx.cli.bench_config import AllReduceBench
-from phalanx.cli.bench_cores import are_crowded, core_now
-from phalanx.cli.bench_record import Company, Record, first_record
-from phalanx.cli.names import find_schedule
+from phalanx.bench.config import AllReduceBench
+from phalanx.bench.cores import are_crowded, core_now
+from phalanx.bench.library import library_all_reduce
+from phalanx.bench.record import Company, Record, first_record
 from phalanx.comm.communicator import Communicator
 from phalanx.comm.launch import discover
-from phalanx.comm.transports.torch import library_all_reduce
 from phalanx.schedule import Schedule
+from phalanx.schedule.names import find_schedule
 
-PERIOD = 251  # a prime: no chunk boundary falls on it, so chunks that are swapped do not go unnoticed
-BLOCK = 0.02  # seconds of one timed block: a call of 2 us alone cannot be timed
+PERIOD = 251  # a prime: no chunk boundary falls on it, so swapped chunks give a wrong sum
+BLOCK = 0.02  # seconds of one timed block: a single call of 2 us is too short to time
 MOST_CALLS = 10_000
 Contender = tuple[str, torch.Tensor, Callable[[torch.Tensor], object]]
 
@@ -56,14 +56,14 @@ def enter(comm: Communicator, chosen: list[Schedule], count: int) -> Iterator[Co
 
 
 def _mpi(size: int) -> tuple[str, Callable[[torch.Tensor], object]] | None:
-    """The MPI library under whose mpirun this runs, if mpi4py is there."""
+    """The MPI library whose mpirun started this rank, if mpi4py is installed."""
     if not discover().how.startswith("mpirun"):
         return None
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError):  # RuntimeError: mpi4py found no library
         return None
-    if size != MPI.COMM_WORLD.size:  # built for another MPI than the one that started us: everybody is alone
+    if size != MPI.COMM_WORLD.size:  # mpi4py was built for another MPI than the one that started us, so every rank is alone
         return None
     return MPI.get_vendor()[0], lambda x: MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, x.numpy())
 
@@ -81,10 +81,10 @@ def measure_size(comm: Communicator, contenders: list[Contender], size: int, rou
         calls.append(max(1, min(MOST_CALLS, int(BLOCK / slowest))))
     mine = [[(seconds_of(comm, x, call, n), core_now()) for (_, x, call), n in zip(work, calls)] for _ in range(rounds)]
     hosts = comm.allgather_obj(comm.inter_rank)
-    told = comm.allgather_obj(mine)
-    times = [[max(own[k][i][0] for own in told) for k in range(rounds)] for i in range(len(work))]
+    ranks = comm.allgather_obj(mine)
+    times = [[max(own[k][i][0] for own in ranks) for k in range(rounds)] for i in range(len(work))]
     crowded = [
-        statistics.mean(are_crowded([(host, own[k][i][1]) for host, own in zip(hosts, told)]) for k in range(rounds))
+        statistics.mean(are_crowded([(host, own[k][i][1]) for host, own in zip(hosts, ranks)]) for k in range(rounds))
         for i in range(len(work))
     ]
     wrong = [sum(comm.allgather_obj(before + count_wrong(comm, x, call))) for before, (_, x, call) in zip(wrong, work)]
@@ -110,7 +110,7 @@ def measure_size(comm: Communicator, contenders: list[Contender], size: int, rou
 
 
 def seconds_of(comm: Communicator, x: torch.Tensor, call: Callable[[torch.Tensor], object], calls: int) -> float:
-    """Of one call, on this rank, where all begin together."""
+    """Seconds of one call on this rank; all ranks begin together."""
     comm.barrier()
     begun = time.perf_counter()
     for _ in range(calls):
@@ -127,7 +127,7 @@ def count_wrong(comm: Communicator, x: torch.Tensor, call: Callable[[torch.Tenso
 
 
 def inputs(rank: int) -> list[int]:
-    """One period of what `rank` contributes: another order of the same numbers on every rank, no rank a multiple of another."""
+    """One period of what `rank` contributes: the same numbers in another order on every rank."""
     return [(rank + 1) * (i + 1) ** 2 % PERIOD for i in range(PERIOD)]
 
 

@@ -1,7 +1,7 @@
-"""Which ranks hold the same state, and who writes what: every distinct version of a tensor once, by the lowest rank that has it.
+"""Which ranks hold the same state, and which one writes it: for every version of a tensor the lowest rank that has it.
 
 Data-parallel training has one version of the parameters and, with local batch normalisation, one of the running statistics per
-rank; gossip has one of everything per replica. Nobody has to say so: ranks compare fingerprints.
+rank; gossip has one of everything per replica. You need not say which: ranks compare fingerprints.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from phalanx.comm.communicator import Communicator
-from phalanx.train.entries import Entry
-from phalanx.train.tree import Tensors
+from phalanx.train.checkpoint.entries import Entry
+from phalanx.train.checkpoint.tree import Tensors
 
 WIDTH = 1024  # words in a row of a fingerprint
 SMALL = WIDTH * 8  # bytes up to which the content itself is hashed
@@ -58,13 +58,13 @@ def structure_of(entry: str) -> str:
 
 
 def compare(table: Table, comm: Communicator) -> list[Table]:
-    """For every rank, what it has different from rank 0: mostly nothing, so that little travels."""
+    """For every rank, its fingerprints that differ from rank 0's: mostly none, so little travels."""
     first = comm.bcast_obj(table if comm.rank == 0 else None)
     return comm.allgather_obj({name: own for name, own in table.items() if first.get(name) != own})
 
 
 def find_owners(deviations: Sequence[Table]) -> dict[str, tuple[int, ...]]:
-    """For every name of which there are several versions: for every rank the lowest one with the same version."""
+    """For every name with several versions: for every rank the lowest rank with the same version."""
     owners = {}
     for name in sorted({name for deviation in deviations for name in deviation}):
         lowest: dict[str | None, int] = {None: 0}
@@ -80,5 +80,5 @@ def owns(rank: int, name: str, owners: Mapping[str, tuple[int, ...]]) -> bool:
 
 
 def own_tensors(rank: int, entries: Mapping[str, Entry], owners: Mapping[str, tuple[int, ...]]) -> Tensors:
-    """The tensors, live ones, that `rank` writes."""
+    """The tensors that `rank` writes, not copied."""
     return {name: x for entry in entries.values() for name, x in entry.tensors.items() if owns(rank, name, owners)}

@@ -1,4 +1,4 @@
-"""What `phalanx bench` compares with: torch.distributed as it is."""
+"""The collectives of torch.distributed as contenders: what you would call without Phalanx."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 
 def library_all_reduce(x: torch.Tensor) -> None:
-    """torch.distributed's own sum over the default group."""
+    """Sum `x` over the default process group, in place."""
     dist.all_reduce(x)
 
 

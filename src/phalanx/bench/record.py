@@ -1,4 +1,4 @@
-"""The first and the last record of a benchmark: what was measured, on what, and what else the machine had to do meanwhile."""
+"""The first and the last record of a benchmark: what was measured, on which machine, and what else ran there meanwhile."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import phalanx
-from phalanx.cli.bench_config import Bench
-from phalanx.cli.bench_cores import CORES
+from phalanx.bench.config import Bench
+from phalanx.bench.cores import CORES
 
 if TYPE_CHECKING:
     from phalanx.comm.communicator import Communicator
@@ -40,7 +40,7 @@ def first_record(bench: Bench, comm: Communicator, launcher: str) -> Record:
 
 
 def _native_core() -> str:
-    """Its instruction set, or why there is none."""
+    """The instruction set of the native core, or why there is none."""
     from phalanx.native.core import UNAVAILABLE
 
     if UNAVAILABLE:
@@ -58,7 +58,7 @@ def _version(name: str) -> str | None:
 
 
 def processor() -> str:
-    """The name that the processor gives itself; its architecture where it has none."""
+    """The name of the processor, or its architecture if it has no name."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -69,13 +69,13 @@ def processor() -> str:
 
 
 class Company:
-    """How busy others keep this host while the benchmark runs: a run in company is worth less."""
+    """How busy other processes keep this host during the benchmark. Other work makes the figures worth less."""
 
     def __init__(self) -> None:
         self.begun, self.busy, self.own = time.monotonic(), _busy_seconds(), _own_seconds()
 
     def last_record(self, comm: Communicator) -> Record:
-        """Duration and the cores that others used on the host of rank 0; all ranks call it."""
+        """Duration, and the cores that other processes used on the host of rank 0. All ranks call it."""
         seconds = time.monotonic() - self.begun
         here = socket.gethostname()
         own = sum(spent for host, spent in comm.allgather_obj((here, _own_seconds() - self.own)) if host == here)
@@ -85,7 +85,7 @@ class Company:
 
 
 def _busy_seconds() -> float | None:
-    """What all processors of the machine have worked since boot; None where nobody tells."""
+    """Seconds that all processors have worked since boot; None if the system does not say."""
     try:
         fields = [int(x) for x in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]  # guests count as user already
     except OSError:

@@ -29,7 +29,7 @@ class RandomState:
 
     @staticmethod
     def resized(state: dict[str, Any], rank: int, size: int) -> dict[str, Any]:
-        """What rank `rank` of `size` continues with after another world size: a stream of its own, derived from `state`."""
+        """The state with which `rank` of `size` continues after the world size changed: its own stream, derived from `state`."""
         if not isinstance(state, dict) or not isinstance(state.get("torch"), torch.Tensor) or "python" not in state:
             raise ValueError("not the state of random generators")
         seen = hashlib.sha256(state["torch"].numpy().tobytes())

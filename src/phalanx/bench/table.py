@@ -1,4 +1,4 @@
-"""Records of a benchmark as a table, in the columns of nccl-tests, and as JSON lines. Both take them one by one, as they come."""
+"""Records of a benchmark as a table, in the columns of nccl-tests, and as JSON lines. Both take one record at a time."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import TextIO
 
-Record = dict[str, Any]
+from phalanx.bench.record import Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,21 +67,21 @@ def print_table() -> Callable[[Record], None]:
     """A function that prints the next record to standard output."""
     columns: tuple[Column, ...] = ()
 
-    def show(record: Record) -> None:
+    def lines(record: Record) -> list[str]:
         nonlocal columns
         if "config" in record:
             columns = COLUMNS[record["config"]["verb"]]
-            print("\n".join(header_lines(record)))
-            print("# " + " ".join(column.cell(column.heading) for column in columns))
-        elif "seconds" in record:
+            return [*header_lines(record), "# " + " ".join(column.cell(column.heading) for column in columns)]
+        if "seconds" in record:
             others = record["cores_used_by_others"]
-            print(
-                f"# {record['seconds']:.1f} s" + ("" if others is None else f"; other work took {others:.2f} of a core meanwhile")
-            )
-        elif "note" in record:
-            print(f"# {record['contender']}: {record['note']}")
-        else:
-            print("  " + " ".join(column.of(record) for column in columns).rstrip())
+            meanwhile = "" if others is None else f"; other work took {others:.2f} of a core meanwhile"
+            return [f"# {record['seconds']:.1f} s{meanwhile}"]
+        if "note" in record:
+            return [f"# {record['contender']}: {record['note']}"]
+        return ["  " + " ".join(column.of(record) for column in columns).rstrip()]
+
+    def show(record: Record) -> None:
+        sys.stdout.write("".join(f"{line}\n" for line in lines(record)))
         sys.stdout.flush()
 
     return show

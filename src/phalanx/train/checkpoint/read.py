@@ -1,4 +1,4 @@
-"""The reading side of a checkpoint: what one rank of any world finds in it, every byte checked."""
+"""Reading a checkpoint: what one rank of a world of any size finds in it, with every byte checked."""
 
 from __future__ import annotations
 
@@ -8,19 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.schedule.plain_json import brief
-from phalanx.train.entries import Saved, check_saved
-from phalanx.train.manifest import (
-    DamagedError,
-    Manifest,
-    Place,
-    check_files,
-    part,
-    read_json,
-    read_manifest,
-    read_tensors,
-)
-from phalanx.train.replicas import structure_of
-from phalanx.train.tree import Tensors, decode, references
+from phalanx.train.checkpoint.entries import SavedEntry, check_saved
+from phalanx.train.checkpoint.errors import DamagedError
+from phalanx.train.checkpoint.files import check_files, read_json, read_manifest, read_tensors
+from phalanx.train.checkpoint.manifest import Manifest, part
+from phalanx.train.checkpoint.places import CheckpointPlace
+from phalanx.train.checkpoint.replicas import structure_of
+from phalanx.train.checkpoint.tree import Tensors, decode, references
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +22,18 @@ class Reading:
     """A checkpoint as one rank reads it. Rank r of another world takes what rank r modulo the saved world size saved."""
 
     manifest: Manifest
-    saved: Mapping[str, Saved]
+    saved: Mapping[str, SavedEntry]
 
     def versions(self, entry: str) -> int:
-        """How many ranks saved an entry of their own, as far as anybody differed from rank 0."""
+        """How many versions of an entry were saved; 1 if no rank differed from rank 0."""
         names = [name for name in self.manifest.owners if name == entry or name.startswith((f"{entry}/", structure_of(entry)))]
         return max((len(set(self.manifest.owners[name])) for name in names), default=1)
 
 
-def read(directory: Path, place: Place, entries: Iterable[str], rank: int = 0, size: int = 1) -> Reading:
+def read(directory: Path, place: CheckpointPlace, entries: Iterable[str], rank: int = 0, size: int = 1) -> Reading:
     """Read the `entries` that are there; DamagedError names the file and what is wrong with it.
 
-    Together the `size` ranks check all files, also those of entries that nobody asked for.
+    Together the `size` ranks check all files, including those of entries that were not asked for.
     """
     manifest = read_manifest(directory, place)
     wanted = [name for name in entries if name in manifest.entries]
@@ -60,9 +54,9 @@ def read(directory: Path, place: Place, entries: Iterable[str], rank: int = 0, s
     return Reading(manifest, {name: _decoded(own, tensors, name, folder / owners[name]) for name, own in found.items()})
 
 
-def _decoded(own: dict[str, Any], tensors: Tensors, name: str, file: Path) -> Saved:
+def _decoded(own: dict[str, Any], tensors: Tensors, name: str, file: Path) -> SavedEntry:
     try:
-        return check_saved(Saved(own["kind"], decode(own["tree"], tensors), tuple(map(tuple, own["shapes"]))))
+        return check_saved(SavedEntry(own["kind"], decode(own["tree"], tensors), tuple(map(tuple, own["shapes"]))))
     except ValueError as error:
         raise DamagedError(file, f"{name} is malformed: {error}") from None
 

@@ -3,8 +3,8 @@
     encode({"lr": 0.1, 3: (w, None)}, "opt")
     -> {"pairs": [["lr", 0.1], [3, {"tuple": [{"tensor": "opt/3.0", ...}, null]}]]},  {"opt/3.0": w}
 
-JSON's own null, truth values, whole numbers, finite numbers, strings and lists stand for themselves. Everything else is an object
-with the tag of its kind, so that tuples stay tuples, keys keep their types and a NaN its bits.
+JSON's own null, true, false, whole numbers, finite numbers, strings and lists mean themselves. Everything else is an object with
+the tag of its kind, so that tuples stay tuples, keys keep their types and a NaN its bits.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def encode(value: Any, name: str) -> tuple[Any, Tensors]:
 
 
 def decode(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """The value of `encode`; ValueError where `tree` is not one of its trees or `tensors` are not those of it."""
+    """The value that `encode` was given; ValueError if `tree` is not one of its trees, or `tensors` are not its tensors."""
     return _Decoder(tensors).walk(tree, 0)
 
 
@@ -60,13 +60,13 @@ def references(tree: Any) -> set[str]:
 
 
 def clone(value: Any) -> Any:
-    """A copy of `value` that shares no memory with it, but in itself what `value` shares in itself."""
+    """A copy of `value` that shares no memory with it; tensors that are shared inside `value` are shared inside the copy."""
     tree, tensors = encode(value, "copy")
     return decode(tree, {name: x.detach().clone() for name, x in tensors.items()})
 
 
 def dense_stride(x: torch.Tensor) -> tuple[int, ...] | None:
-    """The strides of a copy of `x`: its own where it fills its memory in another order (channels_last); None is the usual."""
+    """The strides of a copy of `x` if it fills its memory in another order, such as channels_last; None if contiguous."""
     if x.is_contiguous():
         return None
     copy = torch.empty_like(x, device="meta")
@@ -222,7 +222,7 @@ class _Decoder:
 
     def _array(self, tree: dict[str, Any], depth: int) -> numpy.ndarray:
         name = _text(tree["array"]["tensor"])
-        if name in self._arrays:  # each one is a copy: a file of many references would fill the memory
+        if name in self._arrays:  # each one is a copy: many references would fill the memory
             raise ValueError(f"{brief(name)} is an array twice")
         self._arrays.add(name)
         found = self._tensor(tree["array"], depth).numpy()
@@ -270,7 +270,7 @@ def _scalar(kind: Any, content: bytes) -> Any:
 
 
 def _number_type(kind: Any) -> numpy.dtype:
-    """One of NumPy's numbers, as `dtype.str` has them; NumPy itself would take a whole language, and texts of a billion bytes."""
+    """A number type by its `dtype.str`. NumPy itself would accept a whole language, and texts of a billion bytes."""
     if not re.fullmatch(r"[<>|][biufc][0-9]{1,2}", _text(kind)):
         raise ValueError(f"{brief(kind)} is no type of numbers")
     return numpy.dtype(kind)
