@@ -55,6 +55,7 @@ format: $(READY)  ## rewrite the files as `make check` wants them
 	@$(BIN)/ruff check --fix .
 
 docs: $(READY)  ## the documentation as a site, out/site/index.html; broken links fail
+	@$(BIN)/python docs/generate
 	@$(BIN)/zensical build --clean --strict
 
 study-gossip: $(READY)  ## GossipGraD's accuracy against all-reduce, about an hour; ARGS="--data fashion-mnist:DIR cifar10:DIR"

@@ -99,7 +99,7 @@ def test_every_page_is_in_the_navigation_once():
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda path: path.name)
 def test_public_names_that_are_mentioned_exist(page):
     """`phalanx.name` in prose or code; the modules inside the package aside."""
-    for name in set(re.findall(r"\bphalanx\.([A-Za-z_]\w*)", page.read_text(encoding="utf-8"))):
+    for name in set(re.findall(r"(?<![\w-])phalanx\.([A-Za-z_]\w*)", page.read_text(encoding="utf-8"))):
         assert hasattr(phalanx, name) or (ROOT / "src" / "phalanx" / name).is_dir(), f"{page.name}: phalanx.{name}"
 
 

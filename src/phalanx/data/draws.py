@@ -23,7 +23,20 @@ _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draws:
-    """The random numbers of the samples `indices` in an epoch, one row each."""
+    """Random numbers as a function of (seed, epoch, sample). A transform gets those of its batch.
+
+    A sample draws the same numbers on any rank, worker and batch, and other numbers in the next epoch.
+
+    Args:
+        seed: The seed of the run.
+        epoch: The epoch, from 0.
+        indices: The numbers of the samples, one row each.
+
+    Example:
+        >>> draws = phalanx.data.Draws(seed=0, epoch=1, indices=[7, 8])
+        >>> draws.uniform(stream=0).shape, draws.integers(stream=1, high=10).max() < 10
+        ((2,), np.True_)
+    """
 
     seed: int
     epoch: int
@@ -48,12 +61,12 @@ class Draws:
         return Draws(self.seed, self.epoch, self.indices[rows], whole)
 
     def uniform(self, stream: int, count: int | None = None) -> np.ndarray:
-        """Numbers in [0, 1): one per row, or rows x `count`."""
+        """Numbers in [0, 1): one per row, or rows x `count`. Each use has a `stream` of its own."""
         numbers = self._numbers(stream, 1 if count is None else count)
         return numbers[:, 0] if count is None else numbers
 
     def integers(self, stream: int, high: int | np.ndarray) -> np.ndarray:
-        """One whole number in [0, high) per row; `high` is one for all or one for each, up to 2**32."""
+        """One whole number in [0, high) per row. `high` is a number or one number per row, up to 2**32."""
         limits = np.asarray(high, dtype=np.int64)
         if limits.size and (limits.min() < 1 or limits.max() > 1 << 32):
             raise ValueError(f"high={high}: from 1 to 2**32")
@@ -61,7 +74,7 @@ class Draws:
         return ((upper * limits.astype(np.uint64)) >> _32).astype(np.int64)  # favours none by more than high / 2**32
 
     def words(self, stream: int) -> np.ndarray:
-        """64 bits per row, as unsigned numbers: to seed another generator with."""
+        """64 random bits per row, as unsigned numbers, to seed another generator."""
         return self._bits(stream, 1)[:, 0]
 
     def _numbers(self, stream: int, count: int) -> np.ndarray:

@@ -36,7 +36,20 @@ REMEMBERED = 1000  # names of samples that were left out; their number is always
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One update of the weights: the micro-batches of this rank whose gradients are accumulated for it."""
+    """One update of the weights: this rank's micro-batches, whose gradients you accumulate.
+
+    Args:
+        epoch: The epoch, from 0.
+        index: The number of the step in its epoch.
+        batch: The samples of all ranks together.
+        micro: One (x, y) per micro-batch.
+        samples: The samples of this rank in all micro-batches.
+
+    Example:
+        >>> loader = phalanx.data.Loader((torch.zeros(8, 2), torch.arange(8)), batch=4, micro_batch=2)
+        >>> [(step.index, len(step.micro), step.samples) for step in loader.steps()]
+        [(0, 2, 4), (1, 2, 4)]
+    """
 
     epoch: int
     index: int  # of the step in its epoch
@@ -54,10 +67,37 @@ class Alone:
 
 
 class Loader:
-    """This rank's micro-batches of `source`; docs/data.md has every option.
+    """This rank's share of every batch, made ahead of time.
 
-    `source` is one of `phalanx.data.open`, a tuple of tensors, or any map-style data set; the same on all ranks. `batch` is the
-    total over all ranks, or a `BatchPlan`. `comm` is a communicator, anything with rank and size, or None: alone.
+    One `for` loop is one epoch. The next loop is the next epoch, in another order. The loader knows its position and resumes
+    anywhere, on any number of ranks.
+
+    Args:
+        source: A source of `phalanx.data.open`, a tuple of tensors, or any map-style data set; the same on all ranks.
+        comm: A communicator, anything with `rank` and `size`, or None for one process.
+        batch: The samples of one update over all ranks, or a `BatchPlan`.
+        shuffle: Visit the samples in a new order in each epoch, the same on all ranks.
+        seed: Seeds the orders and the random numbers of the transforms.
+        last: What happens to samples that fill no whole batch: `"drop"` them, `"pad"` the batch from the beginning of the epoch,
+            or `"keep"` them as a smaller batch. By default `"drop"` with shuffle and `"keep"` without.
+        decode: Turns the bytes of an encoded image into pixels, such as `RandomResizedCrop(224)`.
+        transform: Called as `transform(batch, draws)` on a whole micro-batch, such as `Normalise(MEAN, STD)`.
+        micro_batch: The most samples of one backward pass. A step then has several micro-batches.
+        workers: Threads or processes that make batches ahead. 0 makes them in your thread; None chooses.
+        kind: `"thread"` or `"process"`.
+        prefetch: Micro-batches in progress per worker.
+        pin_memory: Pin the batches. None pins them where there is an accelerator.
+        on_bad: `"error"` raises on a damaged sample; `"skip"` leaves it out and warns once per epoch.
+
+    Raises:
+        ValueError: If an option makes no sense, or the batch does not divide over the ranks.
+        TypeError: If `source` is not a data set.
+
+    Example:
+        >>> x, y = torch.arange(12.0).view(12, 1), torch.arange(12)
+        >>> with phalanx.data.Loader((x, y), comm, batch=4) as loader:
+        ...     [labels.tolist() for images, labels in loader][0], len(loader), loader.position.epoch
+        ([2, 4, 1, 6], 3, 1)
     """
 
     def __init__(
@@ -99,12 +139,12 @@ class Loader:
 
     @property
     def plan(self) -> BatchPlan:
-        """The batch plan; of one stage where `batch` was a number."""
+        """The batch plan. It has one stage if you gave a number."""
         return self._route.plan
 
     @property
     def workers(self) -> int:
-        """How many threads or processes make micro-batches ahead; 0: the caller makes them."""
+        """The number of threads or processes that make micro-batches ahead. 0 means your own thread."""
         return self._workers
 
     # -- iterating
@@ -115,7 +155,7 @@ class Loader:
             yield made.data
 
     def steps(self) -> Iterator[Step]:
-        """The steps from the position to the end of its epoch, each with all its micro-batches."""
+        """The rest of the epoch as steps, each with all its micro-batches."""
         parts: list[Made] = []
         for wanted, made in self._to_the_end_of_the_epoch():
             parts.append(made)
@@ -125,36 +165,33 @@ class Loader:
                 yield Step(wanted.epoch, wanted.index, len(wanted.step), micro, samples)
 
     def __len__(self) -> int:
-        """How many micro-batches the epoch has, from its beginning: the same from its first micro-batch to its last.
-
-        Of the epoch that is being iterated over, else of the next `for`; resumed in mid-epoch, that `for` has fewer left.
-        """
+        """The number of micro-batches of the whole epoch, also when you resumed in the middle of it."""
         epoch = self._position.epoch if self._under_way is None else self._under_way
         return self._route.micro_count(Position(self._position.seed, epoch))
 
     def steps_per_epoch(self, epoch: int) -> int:
-        """How many steps `epoch` has, from its beginning."""
+        """The number of steps of `epoch`."""
         return len(self._route.steps(Position(0, epoch)))
 
     # -- where it stands
 
     @property
     def position(self) -> Position:
-        """Where the run stands: after the last step that was handed out in full. What is prefetched does not count."""
+        """The place after the last complete step you got. Prefetched batches do not count."""
         return self._position
 
     def seek(self, position: Position) -> None:
-        """Go on from `position`; it may have been saved on another number of ranks, or with another batch."""
+        """Continue from `position`, which may come from a run with another number of ranks or another batch."""
         self._position = self._route.reach(position)
         self._turn += 1
         self._under_way = None
 
     def rewind(self) -> None:
-        """Go back to the beginning of the present epoch: for evaluation, whatever happened before."""
+        """Go back to the beginning of the current epoch, for example before each evaluation."""
         self.seek(Position(self._position.seed, self._position.epoch))
 
     def state_dict(self) -> dict[str, Any]:
-        """The position as plain data, with what an order depends on besides."""
+        """The position as plain data, with the settings that the order depends on."""
         at = self._position
         return {"seed": at.seed, "epoch": at.epoch, "samples": at.samples, "n": self._route.n, "shuffle": self._maker.shuffle}
 
@@ -170,18 +207,18 @@ class Loader:
 
     @property
     def skipped(self) -> tuple[tuple[str, str], ...]:
-        """(name, reason) of the last samples of this rank that were bad and left out; `skipped_count` counts all."""
+        """(name, reason) of the last damaged samples that this rank left out. `skipped_count` counts all."""
         return tuple(self._skipped)
 
     @property
     def skipped_count(self) -> int:
-        """How many samples of this rank were bad and left out, in all epochs."""
+        """The number of damaged samples that this rank left out, in all epochs."""
         return self._skipped_count
 
     # -- the end
 
     def close(self) -> None:
-        """End the workers and wait for them. What was handed out stays valid."""
+        """Stop the workers and wait for them. Batches you already have stay valid."""
         self._closed = True
         self._turn += 1
         self._forget_queue()

@@ -38,13 +38,43 @@ _DOMAIN = 0x6F72646572  # "order": other users of the same seed and epoch draw o
 
 
 def epoch_order(seed: int, epoch: int, n: int) -> Order:
-    """The order in which epoch `epoch` visits the samples range(n); equal on all ranks, for any seed and epoch >= 0."""
+    """The order in which an epoch visits its samples, computed where you read it.
+
+    It is the same on all ranks, and takes no memory that grows with `n`.
+
+    Args:
+        seed: Any whole number from 0.
+        epoch: Any whole number from 0.
+        n: The number of samples.
+
+    Returns:
+        A permutation of range(n).
+
+    Raises:
+        ValueError: If a number is negative, or `n` is more than 2**62.
+
+    Example:
+        >>> order = phalanx.data.epoch_order(seed=0, epoch=3, n=10**12)
+        >>> len(order), order[:2].shape, sorted(phalanx.data.epoch_order(0, 0, 5)) == [0, 1, 2, 3, 4]
+        (1000000000000, (2,), True)
+    """
     return Order(whole_number("seed", seed), whole_number("epoch", epoch), whole_number("n", n))
 
 
 @dataclass(frozen=True)
 class Order:
-    """A permutation of range(n), read like a sequence: `o[i]` an int, `o[a:b]` and `o[array]` int64 arrays."""
+    """A permutation of range(n) that you read like a sequence. `epoch_order` makes it.
+
+    Args:
+        seed: The seed.
+        epoch: The epoch.
+        n: The number of elements, at most 2**62.
+
+    Example:
+        >>> order = phalanx.data.Order(seed=0, epoch=0, n=1000)
+        >>> isinstance(order[0], int), order[10:20].dtype, len(set(order))
+        (True, dtype('int64'), 1000)
+    """
 
     seed: int
     epoch: int
@@ -82,7 +112,7 @@ class Order:
         return self[:].astype(dtype or np.int64, copy=False)
 
     def tolist(self) -> list[int]:
-        """All of it."""
+        """The whole permutation as a list."""
         return self[:].tolist()
 
     def _inside(self, places: Indices) -> Indices:

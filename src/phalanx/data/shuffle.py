@@ -37,12 +37,31 @@ Transform = Callable[[torch.Tensor, "Draws"], torch.Tensor]
 
 
 class AsyncShuffle:
-    """Batches (x, y) of the samples that this rank holds, which change from epoch to epoch.
+    """GossipGraD's distributed shuffle: batches of the samples that this rank holds, which change from epoch to epoch.
 
-    `data` is the whole data set as every rank sees it, `phalanx.data.Arrays`, a pair of tensors (memory-mapped, say), or anything
-    with `len()` and `take(indices) -> (x, y)`: each rank reads only its share, before the first batch, and lets go of `data`.
-    `batch` is per rank. All ranks iterate alike. `transform(x, draws)` gets random numbers of (seed, epoch, sample), whichever
-    rank holds it. `last`, by default "drop" with a local shuffle and "keep" without, is explained in `ExchangePlan`.
+    After each batch, its samples travel to another rank while you train on the next one. Each rank holds only its share in
+    memory, and sees all data in the course of the epochs. All ranks iterate alike.
+
+    Args:
+        data: The whole data set, the same on all ranks: `phalanx.data.Arrays`, a pair of tensors, or anything with `len()` and
+            `take(indices) -> (x, y)`. Each rank reads its share before the first batch and then lets go of `data`.
+        comm: The communicator.
+        batch: Samples per batch of one rank.
+        plan: Where samples travel. `"ring"` is the paper's.
+        seed: Seeds the shares, the orders and the transform.
+        transform: Called as `transform(x, draws)`. The random numbers belong to the sample, whichever rank holds it.
+        local_shuffle: Visit the samples of a rank in a new order in each epoch.
+        last: What happens to samples that fill no whole batch. By default `"drop"` with a local shuffle and `"keep"` without.
+
+    Raises:
+        ValueError: If an option makes no sense, or the ranks disagree.
+
+    Example:
+        >>> x, y = torch.arange(8.0).view(8, 1), torch.arange(8)
+        >>> def labels(comm):
+        ...     return sorted(int(i) for _, y_ in phalanx.data.AsyncShuffle((x, y), comm, batch=2) for i in y_)
+        >>> sorted(sum(phalanx.run_local(2, labels), []))
+        [0, 1, 2, 3, 4, 5, 6, 7]
     """
 
     def __init__(
@@ -77,7 +96,7 @@ class AsyncShuffle:
             yield self._next()
 
     def steps(self) -> Iterator[Step]:
-        """What is left of the current epoch, as steps of one micro-batch."""
+        """The rest of the current epoch, as `Step`s of one micro-batch."""
         from phalanx.data.loader import Step
 
         for index in range(self._step, self.plan.steps):
@@ -163,26 +182,26 @@ class AsyncShuffle:
 
     @property
     def position(self) -> Position:
-        """After the last batch that was handed out; samples are those that all ranks together have trained in this epoch."""
+        """The place after the last batch you got. Its samples are those that all ranks together have trained in this epoch."""
         trained = sum(self.plan.trained(step) for step in range(self._step))
         return Position(self.plan.seed, self._epoch, trained)
 
     def held(self) -> Indices:
-        """The samples that this rank owns after the last batch that was handed out, ascending; waits for those on their way."""
+        """The numbers of the samples that this rank owns now, ascending. Waits for those on their way."""
         if self._share is None:
             return self.plan.held(self._epoch, self._step, self._comm.rank)
         self._land_all()
         return self._share.ids()
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain data, the same on all ranks; no samples, because who owns what follows from it."""
+        """The state as plain data, the same on all ranks. It holds no samples: which rank owns them follows from it."""
         return {**asdict(self.plan), "epoch": self._epoch, "step": self._step}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to a saved position, before the first batch: the share that belongs to it is read from `data` then.
+        """Go to a saved position, before the first batch. The matching share is then read from `data`.
 
-        The seed of the state replaces this one's. Between epochs the number of ranks and the batch may have changed; in mid-epoch
-        they decide who owns what.
+        The seed of the state replaces this one's. Between epochs the number of ranks and the batch may have changed. In
+        mid-epoch they must be the same, because they decide which rank owns what.
         """
         if missing := [name for name in self.state_dict() if name not in state]:
             raise ValueError(f"this is no state of an AsyncShuffle: {', '.join(missing)} missing")
@@ -200,7 +219,7 @@ class AsyncShuffle:
         self._epoch, self._step = state["epoch"], state["step"]
 
     def close(self) -> None:
-        """Wait for what is on its way, so that no neighbour misses it; iteration may go on later. Idempotent."""
+        """Wait for samples on their way, so that no neighbour misses them. You may continue to iterate later. Idempotent."""
         self._land_all()
 
     def __enter__(self) -> AsyncShuffle:

@@ -54,10 +54,25 @@ class Box(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RandomResizedCrop:
-    """A box of random area and aspect (width / height), resized to size x size and mirrored in half of the epochs.
+    """Decode an image, crop a random box, resize it to size x size and mirror it in half of the epochs.
 
-    The rule of GoogLeNet (Szegedy 2014) as everybody has it: `area` is uniform as a fraction of the image, `aspect` log-uniform,
-    up to 10 attempts, then the largest box in the centre whose aspect is allowed.
+    The rule of GoogLeNet (Szegedy 2014): up to 10 attempts, then the largest box in the centre with an allowed aspect.
+
+    Args:
+        size: Pixels of each side of the result.
+        area: The least and largest area of the box, as fractions of the image.
+        aspect: The least and largest width / height of the box.
+        flip: Mirror with probability 1/2.
+        max_pixels: Refuse larger images.
+
+    Raises:
+        ValueError: If an option makes no sense.
+        BadSample: When called on an image that cannot be decoded.
+
+    Example:
+        >>> crop = phalanx.data.RandomResizedCrop(224)
+        >>> crop.area, crop.flip
+        ((0.08, 1.0), True)
     """
 
     size: int
@@ -88,7 +103,21 @@ class RandomResizedCrop:
 
 @dataclass(frozen=True, slots=True)
 class CentreCrop:
-    """The shorter side resized to `resize`, then size x size from the centre: how ImageNet is evaluated."""
+    """Decode an image, resize its shorter side to `resize`, and cut size x size pixels from the centre. ImageNet is evaluated so.
+
+    Args:
+        size: Pixels of each side of the result.
+        resize: Pixels of the shorter side before the crop.
+        max_pixels: Refuse larger images.
+
+    Raises:
+        ValueError: If `size` is larger than `resize`.
+        BadSample: When called on an image that cannot be decoded.
+
+    Example:
+        >>> phalanx.data.CentreCrop(224, resize=256).size
+        224
+    """
 
     size: int
     resize: int
@@ -140,7 +169,19 @@ def resize(pixels: Tensor, height: int, width: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class PadCrop:
-    """Zeros around the image, `pad` wide, then a crop of the old size at a random place: the usual one for CIFAR."""
+    """Pad a batch of images with zeros and crop each at a random place: the usual augmentation for CIFAR.
+
+    Args:
+        pad: Pixels of zeros on each side.
+
+    Raises:
+        ValueError: If `pad` is negative.
+
+    Example:
+        >>> images = torch.ones(2, 3, 32, 32, dtype=torch.uint8)
+        >>> phalanx.data.PadCrop(4)(images, phalanx.data.Draws(0, 0, [0, 1])).shape
+        torch.Size([2, 3, 32, 32])
+    """
 
     pad: int = 4
 
@@ -168,7 +209,19 @@ class PadCrop:
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """Mirrored left to right with probability `p`."""
+    """Mirror each image of a batch left to right with probability `p`.
+
+    Args:
+        p: The probability.
+
+    Raises:
+        ValueError: If `p` is not a probability.
+
+    Example:
+        >>> image = torch.tensor([[[[1, 2]]]], dtype=torch.uint8)
+        >>> phalanx.data.Flip(p=1.0)(image, phalanx.data.Draws(0, 0, [0])).tolist()
+        [[[[2, 1]]]]
+    """
 
     p: float = 0.5
 
@@ -184,7 +237,22 @@ class Flip:
 
 @dataclass(frozen=True, slots=True)
 class Normalise:
-    """uint8 to (x / 255 - mean) / std, per channel, in `dtype` and in either memory order; `mean` and `std` in [0, 1] units."""
+    """Turn a batch of uint8 images into (x / 255 - mean) / std, per channel.
+
+    Args:
+        mean: One number per channel, in units of [0, 1].
+        std: One number per channel, more than 0.
+        dtype: The dtype of the result.
+        channels_last: Make a result in channels-last memory order.
+
+    Raises:
+        ValueError: If an option makes no sense, or the batch is not uint8 N x C x H x W.
+
+    Example:
+        >>> images = torch.full((1, 1, 2, 2), 255, dtype=torch.uint8)
+        >>> phalanx.data.Normalise((0.5,), (0.5,))(images).unique().tolist()
+        [1.0]
+    """
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -235,7 +303,16 @@ class Normalise:
 
 @dataclass(frozen=True, slots=True, init=False)
 class Chain:
-    """One transform after the other. Two of one kind draw the same numbers."""
+    """Apply transforms one after the other. Two of the same kind draw the same numbers.
+
+    Args:
+        *transforms: Each is called with a batch and its draws.
+
+    Example:
+        >>> transform = phalanx.data.Chain(phalanx.data.PadCrop(4), phalanx.data.Flip(), phalanx.data.Normalise((0.5,), (0.5,)))
+        >>> transform(torch.zeros(8, 1, 28, 28, dtype=torch.uint8), phalanx.data.Draws(0, 0, range(8))).dtype
+        torch.float32
+    """
 
     transforms: tuple[Transform, ...]
 

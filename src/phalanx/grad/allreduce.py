@@ -7,16 +7,28 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class AllReduce:
-    """Average gradients over all ranks.
+    """Average gradients over all ranks in every step: synchronous data parallelism, for `create_multi_node_optimizer(sync=...)`.
 
-    `growing`: Fujitsu's groups, whose k-th boundary is after growing * k**3 tensors, instead of groups of equal bytes. `overlap`:
-    let groups leave during backward; None measures both ways in the first steps and keeps the faster. `weighted`: the mean over
-    samples instead of over ranks; set `opt.weight` to the size of each local batch. `record`: keep times for `opt.report()`.
-    `fused`: where all ranks are on one host, None keeps one replica of parameters and momentum for all of them, of which each
-    updates its part, as long as nobody can notice; True updates it while the gradients are summed, which is faster, and leaves
-    `p.grad` as it was. Both are for torch.optim.SGD and phalanx.Lars; where True cannot be done it is told once. False: every
-    rank for itself. `check_every`: after every so many steps the ranks compare their parameters, and raise `ReplicaError` where
-    they have become different; 0 never does.
+    Args:
+        growing: Fujitsu's groups of gradients, whose k-th boundary is after growing * k**3 tensors, instead of groups of equal
+            bytes.
+        overlap: Send groups while backward runs. None measures both ways in the first steps and keeps the faster.
+        weighted: Take the mean over samples instead of over ranks. Set `opt.weight` to the size of each local batch.
+        record: Keep times for `opt.report()`.
+        fused: For torch.optim.SGD and phalanx.Lars where all ranks are on one host. True updates parameters while gradients are
+            summed, which is the fastest, and leaves `p.grad` unaveraged; where it cannot, you get one warning. None shares one
+            copy of the parameters and the momentum among the ranks and changes nothing else. False lets every rank update its
+            own.
+        check_every: Compare the parameters of the ranks after this many steps, and raise `ReplicaError` if they differ. 0 never
+            does.
+
+    Raises:
+        ValueError: If `growing` or `check_every` makes no sense.
+
+    Example:
+        >>> model = torch.nn.Linear(4, 2)
+        >>> sync = phalanx.AllReduce(check_every=1000)
+        >>> opt = phalanx.create_multi_node_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), comm, sync=sync)
     """
 
     growing: int | None = None
