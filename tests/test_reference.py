@@ -11,11 +11,13 @@ import pytest
 import torch
 
 import phalanx
+from phalanx.train.config import RunConfig, paths
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "docs" / "generate"))
 
 import api  # noqa: E402
+import settings  # noqa: E402
 from docstring import parse  # noqa: E402
 
 NAMES = [name for name in api.surface() if not name.is_alias]
@@ -63,6 +65,11 @@ def test_every_argument_is_described(name):
     assert {word for word in words if f"{word}:" not in drawn} == set(), drawn
     taken = {p for p in api.inspect.signature(name.value).parameters if not p.startswith("_")}
     assert taken == words
+
+
+def test_every_setting_is_in_the_reference():
+    known = [path for path, _ in paths(RunConfig(name="any"))]
+    assert [setting.path for setting in settings.settings()] == known
 
 
 def test_the_generated_pages_are_up_to_date():

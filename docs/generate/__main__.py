@@ -6,13 +6,15 @@ import sys
 from pathlib import Path
 
 import api
+import cli
+import settings
 
 DOCS = Path(__file__).parents[1]
 
 
 def pages() -> dict[str, str]:
     """File name to text of every generated page."""
-    return api.pages()
+    return {**api.pages(), "reference-cli.md": cli.page(), "reference-settings.md": settings.page()}
 
 
 if __name__ == "__main__":
