@@ -7,6 +7,7 @@ from pathlib import Path
 
 import api
 import cli
+import results
 import settings
 
 DOCS = Path(__file__).parents[1]
@@ -14,7 +15,8 @@ DOCS = Path(__file__).parents[1]
 
 def pages() -> dict[str, str]:
     """File name to text of every generated page."""
-    return {**api.pages(), "reference-cli.md": cli.page(), "reference-settings.md": settings.page()}
+    reference = {**api.pages(), "reference-cli.md": cli.page(), "reference-settings.md": settings.page()}
+    return {**reference, "results.md": results.page()}
 
 
 if __name__ == "__main__":
