@@ -115,6 +115,12 @@ def test_the_pictures_are_those_of_the_programs(monkeypatch):
         )
 
 
+@pytest.mark.parametrize("picture", sorted((DOCS / "images").glob("*.svg")), ids=lambda path: path.stem)
+def test_a_picture_has_a_card_behind_it(picture):
+    """A picture in a page does not know whether the page is dark: its dark ink needs a light ground of its own."""
+    assert 'rx="10" fill="#fbfbfd"' in picture.read_text(encoding="utf-8")
+
+
 def test_no_page_asks_for_the_network():
     """Pictures and styles are our own; links to papers are for people."""
     for page in PAGES:

@@ -1,8 +1,7 @@
 """Random numbers as a function: each is a hash of (seed, epoch, index of the sample, stream, count); nothing is remembered.
 
-A sample is therefore cropped and flipped in the same way on whichever rank, worker or batch it is met, and in another way in the
-next epoch. The hash is the finaliser of splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA
-2014), applied to a counter.
+So a sample is cropped and flipped in the same way on any rank, worker and batch, and in another way in the next epoch. The hash
+is the finaliser of splitmix64, applied to a counter.
 """
 
 from __future__ import annotations
@@ -12,13 +11,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd: its multiples visit all 64-bit numbers before one returns
+from phalanx.data.splitmix import GOLDEN, mix
+
+# Streams of random numbers. A new use takes a new number; a number that is changed changes every run that was ever recorded.
+CROP, PAD_CROP, FLIP = range(3)
+
 TOGETHER = 4096  # rows of a batch whose numbers are worth the memory before they are asked for
 _STREAM_BITS = 32  # a counter is stream << 32 | k
+_GOLDEN = np.uint64(GOLDEN)
 # made once: for a single row the making of such small things would take most of the time
 _COUNTERS = np.arange(1, 65, dtype=np.uint64) * _GOLDEN
-_11, _27, _30, _31, _32 = (np.uint64(bits) for bits in (11, 27, 30, 31, 32))
-_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_11, _32 = np.uint64(11), np.uint64(32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,19 +92,9 @@ class Draws:
 
     def _bits(self, stream: int, count: int) -> np.ndarray:
         """64 bits for each of rows x `count`."""
-        samples = _mix(self.indices.view(np.uint64) * _GOLDEN + _key(self.seed, self.epoch))
+        samples = mix(self.indices.view(np.uint64) * _GOLDEN + _key(self.seed, self.epoch))
         counters = _COUNTERS[:count] if count <= len(_COUNTERS) else np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
-        return _mix(samples[:, None] + (counters + _stream_offset(stream)))
-
-
-def _mix(x: np.ndarray) -> np.ndarray:
-    """splitmix64's finaliser: a bijection of 64 bits in which every bit of the input reaches every bit of the output."""
-    x = x ^ (x >> _30)
-    x *= _FIRST
-    x ^= x >> _27
-    x *= _SECOND
-    x ^= x >> _31
-    return x
+        return mix(samples[:, None] + (counters + _stream_offset(stream)))
 
 
 @functools.lru_cache(maxsize=64)
@@ -118,5 +111,5 @@ def _key(seed: int, epoch: int) -> np.uint64:
     for number in (seed, epoch):
         words = [number >> shift & (1 << 64) - 1 for shift in range(0, max(1, number.bit_length()), 64)]
         for word in (len(words), *words):
-            key = _mix(_mix(key + _GOLDEN) ^ np.array([word], dtype=np.uint64))
+            key = mix(mix(key + _GOLDEN) ^ np.array([word], dtype=np.uint64))
     return key[0]

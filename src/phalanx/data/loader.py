@@ -1,12 +1,12 @@
-"""The loader: micro-batches of this rank, epoch after epoch, made ahead of time; it knows where it stands and resumes anywhere.
+"""The loader: micro-batches of this rank, epoch after epoch, made ahead of time. It knows its position and resumes anywhere.
 
     loader = Loader(phalanx.data.open("cifar10:DIR"), comm, batch=512, transform=Chain(PadCrop(4), Flip(), Normalise(MEAN, STD)))
     for epoch in range(90):
         for x, y in loader:            # one epoch; the next `for` is the next epoch, in another order
             ...
 
-What comes when is decided by position.py and batch.py; what a micro-batch is by assemble.py; who makes it by workers.py. Here
-is the queue between them. It goes on across the end of an epoch, so the first step of the next one finds its samples ready.
+position.py and batch.py decide what comes when, assemble.py what a micro-batch is, and workers.py who makes it. prefetch.py is
+the queue between them. It continues across the end of an epoch, so the first step of the next one finds its samples ready.
 """
 
 from __future__ import annotations
@@ -16,46 +16,21 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, get_args
-
-import torch
-from torch.utils.data import TensorDataset
+from typing import Any
 
 from phalanx.data.assemble import Decode, Made, Maker, OnBad
 from phalanx.data.batch import BatchPlan, Stage
+from phalanx.data.loader_options import checked_kind, checked_pin, checked_source, one_of
 from phalanx.data.position import Last, Position, whole_number
+from phalanx.data.prefetch import Prefetch
 from phalanx.data.route import MicroBatch, Route
-from phalanx.data.scatter import Ranked, Shard, length_of
-from phalanx.data.source import Encoded
+from phalanx.data.scatter import Ranked, length_of
+from phalanx.data.step import Step
 from phalanx.data.transforms import Transform
-from phalanx.data.workers import Caller, Future, Kind, LocalWork, Pool, RemoteWork, Workers, default_workers
+from phalanx.data.workers import CallerThread, Kind, LocalWork, Pool, RemoteWork, Workers, default_workers
 from phalanx.schedule.printable import one_line
 
 REMEMBERED = 1000  # names of samples that were left out; their number is always exact
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One update of the weights: this rank's micro-batches, whose gradients you accumulate.
-
-    Args:
-        epoch: The epoch, from 0.
-        index: The number of the step in its epoch.
-        batch: The samples of all ranks together.
-        micro: One (x, y) per micro-batch.
-        samples: The samples of this rank in all micro-batches.
-
-    Example:
-        >>> loader = phalanx.data.Loader((torch.zeros(8, 2), torch.arange(8)), batch=4, micro_batch=2)
-        >>> [(step.index, len(step.micro), step.samples) for step in loader.steps()]
-        [(0, 2, 4), (1, 2, 4)]
-    """
-
-    epoch: int
-    index: int  # of the step in its epoch
-    batch: int  # samples over all ranks
-    micro: tuple[Any, ...]  # (x, y) each
-    samples: int  # of this rank, in all micro-batches together
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,15 +96,15 @@ class Loader:
         comm = comm if comm is not None else Alone()
         plan = batch if isinstance(batch, BatchPlan) else BatchPlan([Stage(epochs=1, batch=whole_number("batch", batch, 1))])
         last = last if last is not None else "drop" if shuffle else "keep"
-        self._maker = Maker(_checked_source(source, decode, comm), shuffle, decode, transform, _one_of("on_bad", on_bad, OnBad))
+        self._maker = Maker(checked_source(source, decode, comm), shuffle, decode, transform, one_of("on_bad", on_bad, OnBad))
         self._route = Route(length_of(self._maker.source), plan, last, comm.size, comm.rank, micro_batch)
-        self._kind = _checked_kind(kind, self._maker)
+        self._kind = checked_kind(kind, self._maker)
         self._workers = default_workers(self._maker, comm, kind) if workers is None else whole_number("workers", workers)
         self._depth = max(1, self._workers * whole_number("prefetch", prefetch, 1))
-        self._pin = _checked_pin(pin_memory)
+        self._pin = checked_pin(pin_memory)
         self._position = Position(whole_number("seed", seed))
         self._pool: Pool | None = None  # started by the first iteration
-        self._queue: _Queue | None = None
+        self._queue: Prefetch | None = None
         self._turn = 0  # which iteration is the present one
         self._under_way: int | None = None  # the epoch that is iterated over; at its last step the position is in the next one
         self._closed = False
@@ -253,14 +228,14 @@ class Loader:
             if self._turn == turn:
                 self._under_way = None
 
-    def _queue_from(self, position: Position) -> _Queue:
+    def _queue_from(self, position: Position) -> Prefetch:
         if self._closed:
             raise RuntimeError("this loader is closed")
         if self._pool is None:
             self._pool = self._start()
         if self._queue is None or self._queue.at != position:
             self._forget_queue()
-            self._queue = _Queue(self._route.walk(position), self._pool, self._depth, position)
+            self._queue = Prefetch(self._route.walk(position), self._pool, self._depth, position)
         return self._queue
 
     def _forget_queue(self) -> None:
@@ -270,7 +245,7 @@ class Loader:
 
     def _start(self) -> Pool:
         if self._workers == 0:
-            return Caller(replace(self._maker, seeds=True), self._pin)
+            return CallerThread(replace(self._maker, seeds=True), self._pin)
         if self._kind == "process":
             return Workers(RemoteWork(replace(self._maker, seeds=True), pin=self._pin), self._workers)
         # data in memory: one indexing operation per batch, for which more threads would only queue
@@ -287,65 +262,3 @@ class Loader:
             name, reason = made.skipped[0]
             told = one_line(f"epoch {wanted.epoch}: left out {name}: {reason} (`skipped` will have more)")
             warnings.warn(told, stacklevel=4)
-
-
-class _Queue:
-    """Micro-batches that are being made: at most `depth` at a time, handed out in their order."""
-
-    def __init__(self, walk: Iterator[MicroBatch], pool: Pool, depth: int, at: Position) -> None:
-        self._walk, self._pool, self._depth = walk, pool, depth
-        self._ahead: deque[tuple[MicroBatch, Future]] = deque()
-        self.at: Position | None = at  # where what comes next begins; None amid a step
-
-    def get(self) -> tuple[MicroBatch, Made]:
-        """The next one; waits for it."""
-        self._fill(self._depth)
-        wanted, future = self._ahead[0]
-        made = future.result()
-        self._ahead.popleft()
-        self._fill(self._depth)  # a place is free: go on while the user trains
-        self.at = wanted.after if wanted.ends_step else None
-        return wanted, made
-
-    def cancel(self) -> None:
-        for _, future in self._ahead:
-            future.cancel()
-        self._ahead.clear()
-
-    def _fill(self, depth: int) -> None:
-        while len(self._ahead) < depth:
-            wanted = next(self._walk)
-            self._ahead.append((wanted, self._pool.submit(wanted)))
-
-
-def _checked_source(source: Any, decode: Decode | None, comm: Ranked) -> Any:
-    if isinstance(source, Shard) and comm.size > 1:
-        raise ValueError("a Shard is one rank's share already: give the Loader the whole data set, it shares out every batch")
-    if isinstance(source, Encoded) and decode is None:
-        raise ValueError(
-            "this source has encoded images: pass decode=, e.g. RandomResizedCrop(224) or CentreCrop(224, resize=256)"
-        )
-    if decode is not None and not isinstance(source, Encoded):
-        raise ValueError(f"decode= is for sources of encoded images, not for {type(source).__name__}: pass transform= instead")
-    return source.tensors if type(source) is TensorDataset else source
-
-
-def _checked_kind(kind: Kind, maker: Maker) -> Kind:
-    if _one_of("kind", kind, Kind) == "process" and maker.takes_at_once:
-        raise ValueError(
-            "kind='process' would copy data that are in memory to every process: kind='thread' takes them in one step"
-        )
-    return kind
-
-
-def _checked_pin(pin_memory: bool | None) -> bool:
-    available = torch.accelerator.is_available()
-    if pin_memory and not available:
-        raise ValueError("pin_memory=True, but there is no accelerator: None pins where there is one")
-    return available if pin_memory is None else pin_memory
-
-
-def _one_of(name: str, value: Any, kinds: Any) -> Any:
-    if value not in get_args(kinds):
-        raise ValueError(f"{name}={value!r}: one of {', '.join(map(repr, get_args(kinds)))}")
-    return value

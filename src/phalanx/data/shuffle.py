@@ -24,11 +24,11 @@ from phalanx.comm.communicator import Communicator
 from phalanx.comm.issuer import Pending
 from phalanx.data.exchange import ExchangePlan, Indices, Kind, Last
 from phalanx.data.position import Position
-from phalanx.data.share import Parcel, Share, check_source
+from phalanx.data.share import SampleMessage, Share, check_source
+from phalanx.data.step import Step
 
 if TYPE_CHECKING:
     from phalanx.data.draws import Draws
-    from phalanx.data.loader import Step
 
 IN_FLIGHT = 2  # exchanges under way at most: each has two steps of time, and one that is late does not stop the training at once
 
@@ -83,8 +83,9 @@ class AsyncShuffle:
         self._share: Share | None = None
         self._order: Indices | None = None  # of the current epoch, None before its first step
         self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []  # to send from and to receive into, used in turn
-        self._parcels: dict[tuple[int, int], tuple[Parcel, Parcel]] = {}  # of so many rows at the beginning of a pair of buffers
-        self._flying: deque[tuple[Pending, Parcel]] = deque()
+        # by turn and rows: the messages at the beginning of a pair of buffers
+        self._messages: dict[tuple[int, int], tuple[SampleMessage, SampleMessage]] = {}
+        self._exchanges: deque[tuple[Pending, SampleMessage]] = deque()
 
     def __len__(self) -> int:
         """Batches of an epoch, the same on all ranks."""
@@ -97,8 +98,6 @@ class AsyncShuffle:
 
     def steps(self) -> Iterator[Step]:
         """The rest of the current epoch, as `Step`s of one micro-batch."""
-        from phalanx.data.loader import Step
-
         for index in range(self._step, self.plan.steps):
             epoch = self._epoch
             x, y = self._next()
@@ -128,30 +127,30 @@ class AsyncShuffle:
 
     def _send(self, share: Share, chunk: Indices) -> None:
         """Exchange the chunk for as many samples of another rank; they are put in its place when they have come."""
-        while self._flying and (len(self._flying) == IN_FLIGHT or self._flying[0][0].done()):
+        while self._exchanges and (len(self._exchanges) == IN_FLIGHT or self._exchanges[0][0].done()):
             self._land(share)
         number, rank = self._epoch * self.plan.steps + self._step, self._comm.rank
         destinations = self.plan.destinations(self._epoch, self._step)
         dest, source = int(destinations[rank]), int((destinations == rank).argmax())
         key = turn, rows = number % IN_FLIGHT, self.plan.rows(self._step)
-        if key not in self._parcels:
+        if key not in self._messages:
             to_send, to_fill = self._buffers[turn]
-            self._parcels[key] = share.layout.parcel(to_send, rows), share.layout.parcel(to_fill, rows)
-        outgoing, incoming = self._parcels[key]
+            self._messages[key] = share.layout.message(to_send, rows), share.layout.message(to_fill, rows)
+        outgoing, incoming = self._messages[key]
         share.take_out(chunk, outgoing)
         # the number as tag: ranks that are not in the same step wait for each other, and do not mix their samples up
         pending = self._comm.exchange_async(outgoing.flat, dest, incoming.flat, source, tag=number)
-        self._flying.append((pending, incoming))
+        self._exchanges.append((pending, incoming))
 
     def _land(self, share: Share) -> None:
         """Wait for the oldest exchange, and put what came into the share."""
-        pending, incoming = self._flying[0]
+        pending, incoming = self._exchanges[0]
         pending.wait()
-        self._flying.popleft()
+        self._exchanges.popleft()
         share.put(incoming)
 
     def _land_all(self) -> None:
-        while self._flying and self._share is not None:
+        while self._exchanges and self._share is not None:
             self._land(self._share)
 
     # ---- beginnings ------------------------------------------------------------------------------------------------------------

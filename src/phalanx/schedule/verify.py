@@ -16,7 +16,7 @@ from fractions import Fraction
 
 from .describe import describe
 from .formal_sum import JUNK, FormalSum
-from .interpret import State, interpret
+from .interpret import Buffers, interpret
 from .ops import Collective, Goal, Move, Op, Schedule, ScheduleError, Step
 from .wellformed import check
 
@@ -92,7 +92,7 @@ def _verify_by_fingerprints(s: Schedule) -> None:
     _check_all(s, interpret(s, prints, scale, junk), wanted)
 
 
-def _check_all(s: Schedule, final: State[int], wanted: int) -> None:
+def _check_all(s: Schedule, final: Buffers[int], wanted: int) -> None:
     right: list[int] = []  # as above
     for rank, row in enumerate(final.rows):
         if row != right:
@@ -116,7 +116,7 @@ def _check_doubly_stochastic(s: Schedule, chunk: int, column: list[FormalSum]) -
             )
 
 
-def _formal(s: Schedule) -> State[FormalSum]:
+def _formal(s: Schedule) -> Buffers[FormalSum]:
     return interpret(s, [FormalSum({rank: 1}) for rank in range(s.world)], FormalSum.times, lambda: FormalSum({JUNK: 1}))
 
 
