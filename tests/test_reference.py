@@ -68,8 +68,8 @@ def test_every_argument_is_described(name):
 
 
 def test_every_setting_is_in_the_reference():
-    known = [path for path, _ in paths(RunConfig(name="any"))]
-    assert [setting.path for setting in settings.settings()] == known
+    described = {setting.path for setting in settings.settings()}
+    assert {path for path, _ in paths(RunConfig(name="any"))} <= described
 
 
 def test_the_generated_pages_are_up_to_date():

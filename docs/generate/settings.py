@@ -37,8 +37,9 @@ class Setting:
 def settings() -> list[Setting]:
     """All of them, in the order of the dataclasses."""
     describe = getattr(configuration, "describe_settings", None)
-    said = dict(describe()) if describe is not None else {}
-    return [dataclasses.replace(found, said=said.get(found.path, "")) for found in _walk(RunConfig, "")]
+    if describe is not None:
+        return [Setting(one.name, one.type, one.default, one.sentence) for one in describe()]
+    return list(_walk(RunConfig, ""))
 
 
 def page() -> str:
