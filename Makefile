@@ -16,7 +16,7 @@ BEGUN := .venv/.begun
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train quick test check format docs study-gossip study-large-batch bench clean FORCE
+.PHONY: help setup train quick test check format results docs study-gossip study-large-batch bench clean FORCE
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,7 +54,11 @@ format: $(READY)  ## rewrite the files as `make check` wants them
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-docs: $(READY)  ## the documentation as a site, out/site/index.html; broken links fail
+results: $(READY)  ## docs/results.md and its chart anew, from benchmarks/results
+	@$(BIN)/python docs/images/draw_results.py
+	@$(BIN)/python docs/generate
+
+docs: results  ## the documentation as a site, out/site/index.html; broken links fail
 	@$(BIN)/zensical build --clean --strict
 
 study-gossip: $(READY)  ## GossipGraD's accuracy against all-reduce, about an hour; ARGS="--data fashion-mnist:DIR cifar10:DIR"

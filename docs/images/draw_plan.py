@@ -13,7 +13,7 @@ from typing import Any
 
 from draw import AMBER, BLUE, FAINT, GREY, INK, ROSE, box, picture, text
 
-from phalanx.cluster import MODELS, NCCL, PRESETS, Step, StepPlan, compile_schedule, from_one, predict_step
+from phalanx.cluster import MODELS, NCCL, PRESETS, PredictedStep, StepPlan, compile_schedule, from_one, predict_step
 from phalanx.cluster.hosts_differ import HOST_SPREAD, typical_slowness
 from phalanx.schedule import torus
 
@@ -36,7 +36,7 @@ def line(x1: float, y1: float, x2: float, y2: float, stroke: str, width: float =
     return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{stroke}" stroke-width="{width:g}"/>'
 
 
-def simulated_step() -> Step:
+def simulated_step() -> PredictedStep:
     """Fujitsu's: 2,048 V100 of ABCI, 40 images each, 16 bits on the wire, groups of 16 MB of float32."""
     cluster, model = PRESETS["abci"], MODELS["resnet50"]
     compute = from_one(model, 208, 11222 / 8, overhead=records("plan_published.jsonl")[0]["software_overheads_s"]["v0.6"])

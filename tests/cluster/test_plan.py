@@ -28,7 +28,7 @@ from phalanx.cluster import (
 )
 from phalanx.cluster import calibrate as calibration
 from phalanx.cluster.by_size import choose_by_size, to_file
-from phalanx.cluster.calibrate import Measured, fit, relative_errors
+from phalanx.cluster.calibrate import Measured, fit
 from phalanx.cluster.calibrate import read_rows as read_bench
 from phalanx.cluster.candidates import FAMILIES, algorithms, host_gossip
 from phalanx.cluster.curve import efficiency_curve
@@ -161,6 +161,11 @@ def measured_by(profile, schedules, sizes, noise=()):
     times = calibration.predict(rows, PRESETS["lab"], profile)
     factors = noise or [1.0] * len(rows)
     return [replace(row, seconds=time * factor) for row, time, factor in zip(rows, times, factors)]
+
+
+def relative_errors(rows, cluster, profile):
+    """Predicted over measured, less 1, by row."""
+    return [predicted / row.seconds - 1 for predicted, row in zip(calibration.predict(rows, cluster, profile), rows)]
 
 
 def test_a_fit_finds_the_profile_that_made_the_rows():

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from phalanx.cluster import GLOO, NCCL, PLAIN, Cluster, ClusterError, Link, Uplink, compile_schedule, run, simulate, uniform
-from phalanx.cluster.closed_forms import (
+from tests.cluster.closed_forms import (
     halving_doubling_seconds,
     hierarchical_seconds,
     recursive_doubling_seconds,
@@ -16,6 +14,8 @@ from phalanx.cluster.closed_forms import (
     torus_seconds,
     tree_seconds,
 )
+
+from phalanx.cluster import GLOO, NCCL, PLAIN, Cluster, ClusterError, Link, Uplink, compile_schedule, run, simulate, uniform
 from phalanx.cluster.rounds import tick
 from phalanx.schedule import (
     Move,

@@ -5,6 +5,7 @@ from math import inf
 import numpy as np
 import pytest
 import torch
+from tests.cluster.closed_forms import ring_seconds
 
 from phalanx.cluster import (
     MODELS,
@@ -23,7 +24,6 @@ from phalanx.cluster import (
 )
 from phalanx.cluster.candidates import algorithms
 from phalanx.cluster.chance import Failures, Noise, best_interval, goodput, spread
-from phalanx.cluster.closed_forms import ring_seconds
 from phalanx.cluster.hosts_differ import typical_slowness
 from phalanx.cluster.training import EPOCHS_TO_ACCURACY, Prices, epochs_for, whole_training
 from phalanx.schedule import Move, Schedule, Step, gossip, ring

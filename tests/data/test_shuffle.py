@@ -11,7 +11,7 @@ import torch
 
 import phalanx
 from phalanx.data.exchange import ExchangePlan
-from phalanx.data.share import Layout, Share
+from phalanx.data.share import SampleLayout, Share
 from phalanx.data.shuffle import AsyncShuffle
 
 
@@ -272,12 +272,12 @@ def test_a_sample_that_arrives_twice_is_noticed():
     """The negative control of everything above: a share does not swallow a duplicate."""
     x, y = dataset(10)
     share = Share((x, y), np.arange(6), capacity=8)
-    layout = Layout.of(x, y)
-    parcel = layout.parcel(torch.zeros(layout.nbytes(2), dtype=torch.uint8), 2)
-    share.take_out(np.array([4, 1]), parcel)
+    layout = SampleLayout.of(x, y)
+    message = layout.message(torch.zeros(layout.nbytes(2), dtype=torch.uint8), 2)
+    share.take_out(np.array([4, 1]), message)
     assert share.ids().tolist() == [0, 2, 3, 5]
-    share.put(parcel)
+    share.put(message)
     share.index()
-    share.put(parcel)
+    share.put(message)
     with pytest.raises(RuntimeError, match="arrived twice"):
         share.index()

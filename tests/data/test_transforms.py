@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from phalanx.data.draws import Draws
+from phalanx.data.decode import CentreCrop, RandomResizedCrop, choose_box
+from phalanx.data.draws import PAD_CROP, Draws
 from phalanx.data.image import BadSample
-from phalanx.data.transforms import PAD_CROP, CentreCrop, Chain, Flip, Normalise, PadCrop, RandomResizedCrop, choose_box
+from phalanx.data.transforms import Chain, Flip, Normalise, PadCrop
 
 IMAGENET = Normalise((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 UNIT = st.floats(0, 1, exclude_max=True)

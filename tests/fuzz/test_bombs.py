@@ -12,9 +12,9 @@ from tests.fuzz.test_cifar import DOUBLE
 from tests.fuzz.test_cluster import PLAN
 
 from phalanx.cli.main import main
-from phalanx.cluster import PRESETS, PROFILES, model_file
+from phalanx.cluster import PRESETS, PROFILES, workload_file
 from phalanx.cluster import calibrate as calibration
-from phalanx.cluster import model as cluster_model
+from phalanx.cluster import machine as cluster_model
 from phalanx.cluster import profile as backend_profile
 from phalanx.data.image import BadSample, decode_image
 from phalanx.data.sources.plain_pickle import PickleRefused, load_plain
@@ -151,9 +151,9 @@ def test_a_model_with_odd_work(work):
     text = json.dumps(
         {"name": "m", "samples": 10, "compute": {"per_sample": 0.1}, "tensors": [["a", 10, "WORK"], ["b", 10, 0.5]]}
     )
-    model_file.from_json(text.replace('"WORK"', "0.5"))
+    workload_file.from_json(text.replace('"WORK"', "0.5"))
     with pytest.raises(ValueError, match="not a model as"):
-        model_file.from_json(text.replace('"WORK"', work))
+        workload_file.from_json(text.replace('"WORK"', work))
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_a_model_with_odd_work(work):
 )
 def test_a_model_on_an_odd_device(compute):
     with pytest.raises(ValueError, match="not a model"):
-        model_file.from_json(json.dumps({"name": "m", "samples": 10, "compute": compute, "tensors": [["a", 10, 1.0]]}))
+        workload_file.from_json(json.dumps({"name": "m", "samples": 10, "compute": compute, "tensors": [["a", 10, 1.0]]}))
 
 
 # ---- images --------------------------------------------------------------------------------------------------------------------

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from tests.fuzz.harness import Parser, blocks, fuzz
 from tests.fuzz.mutate import JSON, TEXT
 
-from phalanx.cluster import MODELS, PRESETS, PROFILES, Cluster, Compute, Model, model_file
+from phalanx.cluster import MODELS, PRESETS, PROFILES, Cluster, Compute, Model, workload_file
 from phalanx.cluster import calibrate as calibration
-from phalanx.cluster import model as cluster_model
+from phalanx.cluster import machine as cluster_model
 from phalanx.cluster import profile as backend_profile
 from phalanx.cluster.hosts_differ import typical_slowness
-from phalanx.cluster.model import ClusterError, Link, Uplink
+from phalanx.cluster.machine import ClusterError, Link, Uplink
 from phalanx.cluster.workload import Tensor
 from phalanx.train.config import ConfigError
 from phalanx.train.planned import parse_plan
@@ -52,9 +52,9 @@ def read_cluster(data):
 
 
 def read_model(data):
-    model, compute = model_file.from_json(data.decode("utf-8", "replace"))
+    model, compute = workload_file.from_json(data.decode("utf-8", "replace"))
     assert all(math.isfinite(value) and value >= 0 for value in (compute.per_sample, compute.fixed, compute.optimizer))
-    assert model_file.from_json(model_file.to_json(model, compute)) == (model, compute)
+    assert workload_file.from_json(workload_file.to_json(model, compute)) == (model, compute)
     assert math.isfinite(compute.seconds(32))
 
 
@@ -82,7 +82,7 @@ PARSERS = [
         "model",
         read_model,
         (ValueError,),
-        (model_file.to_json(SMALL, DEVICE).encode(), model_file.to_json(MODELS["vgg16"], Compute(1e-2)).encode()),
+        (workload_file.to_json(SMALL, DEVICE).encode(), workload_file.to_json(MODELS["vgg16"], Compute(1e-2)).encode()),
         JSON,
     ),
     Parser(
@@ -146,7 +146,7 @@ def test_a_cluster_reads_back_equal(cluster):
 def test_a_model_reads_back_equal(tensors, compute):
     model = Model("own", tuple(tensors), 10)
     if any(tensor.work for tensor in tensors):
-        assert model_file.from_json(model_file.to_json(model, compute)) == (model, compute)
+        assert workload_file.from_json(workload_file.to_json(model, compute)) == (model, compute)
 
 
 @pytest.mark.parametrize("name", PROFILES)

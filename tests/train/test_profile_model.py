@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from phalanx.cli.main import main
-from phalanx.cluster.model_file import from_json
+from phalanx.cluster.workload_file import from_json
 from phalanx.train.profile_model import profile_model, write_profile
 
 

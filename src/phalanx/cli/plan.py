@@ -24,10 +24,10 @@ from phalanx.cluster import (
     compile_schedule,
     from_one,
     from_two,
-    model_file,
+    workload_file,
 )
 from phalanx.cluster import calibrate as calibration
-from phalanx.cluster import model as cluster_model
+from phalanx.cluster import machine as cluster_model
 from phalanx.cluster import profile as backend_profile
 from phalanx.cluster.candidates import FAMILIES
 from phalanx.cluster.chance import Failures, Noise, Spread, spread
@@ -236,7 +236,7 @@ def _model(args: argparse.Namespace) -> tuple[Model, Compute]:
         return MODELS[args.model], _compute(args, MODELS[args.model])
     if not is_file(args.model):
         raise UsageError(f"--model {args.model} is neither a file nor one of {', '.join(MODELS)}")
-    model, measured = model_file.from_json(read_text(args.model))
+    model, measured = workload_file.from_json(read_text(args.model))
     if not args.rate:
         if args.overhead:
             raise UsageError("--overhead has no effect: the file of the model has the part that does not grow with the batch")

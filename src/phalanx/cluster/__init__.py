@@ -1,11 +1,11 @@
 """The model of a machine: what a schedule, and a whole training step, would take on a cluster that one does not have."""
 
-from .model import GB, GBIT, Cluster, ClusterError, Link, Uplink, uniform
+from .machine import GB, GBIT, Cluster, ClusterError, Link, Uplink, uniform
 from .presets import PRESETS
 from .profile import GLOO, NCCL, NCCL_WITHOUT_TREES, PLAIN, PROFILES, SHARED_MEMORY, BackendProfile
 from .program import Program, compile_schedule
 from .simulate import Timeline, run, simulate
-from .step import Step, StepPlan, make_groups, predict_step
+from .step import PredictedStep, StepPlan, make_groups, predict_step
 from .workload import MODELS, Compute, Model, from_one, from_two
 
 __all__ = [
@@ -25,8 +25,8 @@ __all__ = [
     "Compute",
     "Link",
     "Model",
+    "PredictedStep",
     "Program",
-    "Step",
     "StepPlan",
     "Timeline",
     "Uplink",

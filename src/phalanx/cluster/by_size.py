@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from phalanx.schedule import Schedule, recursive_doubling, to_json
 
 from .candidates import FAMILIES, algorithms
-from .model import Cluster
+from .machine import Cluster
 from .profile import BackendProfile
 from .program import compile_schedule
 from .simulate import run

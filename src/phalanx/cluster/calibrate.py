@@ -20,7 +20,7 @@ from phalanx.schedule import Schedule, halving_doubling, hierarchical, recursive
 from phalanx.schedule.limits import MAX_RANKS
 from phalanx.schedule.plain_json import brief, loads
 
-from .model import Cluster
+from .machine import Cluster
 from .profile import BackendProfile
 from .program import compile_schedule
 from .simulate import run
@@ -110,11 +110,6 @@ def predict(rows: Sequence[Measured], cluster: Cluster, profile: BackendProfile)
     """Seconds of every row on `cluster`."""
     programs = {row.schedule.name: compile_schedule(row.schedule, cluster, profile) for row in rows}
     return [run(programs[row.schedule.name], row.nbytes).seconds for row in rows]
-
-
-def relative_errors(rows: Sequence[Measured], cluster: Cluster, profile: BackendProfile) -> list[float]:
-    """Predicted over measured, less 1, by row."""
-    return [predicted / row.seconds - 1 for predicted, row in zip(predict(rows, cluster, profile), rows)]
 
 
 def fit(rows: Sequence[Measured], cluster: Cluster, start: BackendProfile) -> BackendProfile:

@@ -23,7 +23,7 @@ from phalanx.schedule import (
     tree,
 )
 
-from .model import Cluster
+from .machine import Cluster
 
 
 @dataclass(frozen=True, slots=True)

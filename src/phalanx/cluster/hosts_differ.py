@@ -7,7 +7,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from .model import Cluster
+from .machine import Cluster
 
 Floats = NDArray[np.float64]
 

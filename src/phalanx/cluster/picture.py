@@ -11,7 +11,7 @@ from phalanx.schedule.printable import one_line
 
 from .chance import Spread
 from .plan import Candidate, Plan
-from .step import Step
+from .step import PredictedStep
 from .training import Training
 
 SHOWN_RANKS = 16  # rows of a timeline; evenly chosen where there are more
@@ -139,7 +139,7 @@ def as_data(plan: Plan, training: Training, spread: Spread | None) -> dict[str, 
     }
 
 
-def spans(step: Step) -> Iterator[tuple[int, str, float, float]]:
+def spans(step: PredictedStep) -> Iterator[tuple[int, str, float, float]]:
     """What a few ranks do when: rank, name, begin, end in seconds."""
     ranks = step.forward_end.size
     for rank in sorted({int(i * (ranks - 1) / max(1, SHOWN_RANKS - 1)) for i in range(min(ranks, SHOWN_RANKS))}):
@@ -149,7 +149,7 @@ def spans(step: Step) -> Iterator[tuple[int, str, float, float]]:
             yield rank, f"group {number}", float(group.begin[rank]), float(group.end[rank])
 
 
-def trace(step: Step) -> str:
+def trace(step: PredictedStep) -> str:
     """The step for chrome://tracing or ui.perfetto.dev: a process per rank, one row computing, one communicating."""
     events = [
         {
@@ -165,7 +165,7 @@ def trace(step: Step) -> str:
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}) + "\n"
 
 
-def timeline_svg(step: Step, title: str) -> str:
+def timeline_svg(step: PredictedStep, title: str) -> str:
     """The step as a picture: ranks down, time across; computing above, communicating below."""
     drawn = list(spans(step))
     rows = {rank: row for row, rank in enumerate(dict.fromkeys(rank for rank, *_ in drawn))}

@@ -14,11 +14,11 @@ import numpy as np
 
 from .candidates import Algorithm, algorithms
 from .hosts_differ import HOST_SPREAD, typical_slowness
-from .model import Cluster, ClusterError
+from .machine import Cluster, ClusterError
 from .profile import BackendProfile
 from .program import Program, compile_schedule, connections
 from .simulate import run
-from .step import Step, StepPlan, Sync, make_groups, packing, predict_step
+from .step import PredictedStep, StepPlan, Sync, make_groups, packing, predict_step
 from .workload import Compute, Model
 
 GROUP_SIZES = (1e6, 4e6, 8e6, 16e6, 25e6, 64e6)  # bytes of float32
@@ -56,7 +56,7 @@ class Candidate:
     algorithm: Algorithm
     plan: StepPlan
     seconds: float
-    step: Step | None = None  # None: screened only
+    step: PredictedStep | None = None  # None: screened only
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .model import GB, GBIT, Cluster, Link, Uplink
+from .machine import GB, GBIT, Cluster, Link, Uplink
 
 _NVLINK = "NVLink 0.3 us: TACCL topology files"
 _IB = "InfiniBand 2.6 us one way between GPUs: TACCL topology files (alpha of Azure NDv2)"

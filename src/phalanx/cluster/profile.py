@@ -150,7 +150,7 @@ PROFILES = {profile.name: profile for profile in (PLAIN, NCCL, NCCL_WITHOUT_TREE
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class CallGroup:
     """What the price of a call depends on, by group of a step, all of one size: hosts spanned and bandwidth left to each."""
 
     size: int
@@ -160,7 +160,7 @@ class Group:
     wire: Hops  # seconds of the wires alone
 
 
-def call_seconds(profile: BackendProfile, kind: Kind, group: Group, nbytes: Floats) -> Floats:
+def call_seconds(profile: BackendProfile, kind: Kind, group: CallGroup, nbytes: Floats) -> Floats:
     """By group, the seconds of one call on buffers of `nbytes`."""
     if not profile.protocols:
         return profile.call + _through_memory(kind, group, nbytes) / (group.inside * profile.inside)
@@ -172,12 +172,12 @@ def call_seconds(profile: BackendProfile, kind: Kind, group: Group, nbytes: Floa
     return np.asarray(profile.call + np.minimum.reduce(times))
 
 
-def _through_memory(kind: Kind, group: Group, nbytes: Floats) -> Floats:
+def _through_memory(kind: Kind, group: CallGroup, nbytes: Floats) -> Floats:
     """Bytes through the memory of a host: every buffer read once and, for an all-reduce, written once."""
     return nbytes * (2 * group.size if kind == "all_reduce" else group.size + 1)
 
 
-def _ring_seconds(profile: BackendProfile, protocol: Protocol, kind: Kind, group: Group, nbytes: Floats) -> Floats:
+def _ring_seconds(profile: BackendProfile, protocol: Protocol, kind: Kind, group: CallGroup, nbytes: Floats) -> Floats:
     """A ring through all ranks, host after host; reduce and broadcast are pipelines along it."""
     n = group.size
     laps = 2 if kind == "all_reduce" else 1
@@ -189,7 +189,7 @@ def _ring_seconds(profile: BackendProfile, protocol: Protocol, kind: Kind, group
     return np.asarray(latency + moved / _rate(profile, protocol, group))
 
 
-def _tree_seconds(profile: BackendProfile, protocol: Protocol, group: Group, nbytes: Floats) -> Floats:
+def _tree_seconds(profile: BackendProfile, protocol: Protocol, group: CallGroup, nbytes: Floats) -> Floats:
     """Two trees of hosts, a chain inside each: everything goes up once and down once, with 0.92 of the bandwidth."""
     per_host = np.ceil(group.size / group.hosts)
     inside, network = protocol.tree.inside + group.wire.inside, protocol.tree.network + group.wire.network
@@ -197,7 +197,7 @@ def _tree_seconds(profile: BackendProfile, protocol: Protocol, group: Group, nby
     return np.asarray(protocol.tree.base + 2 * up + 2 * nbytes / (0.92 * _rate(profile, protocol, group)))
 
 
-def _rate(profile: BackendProfile, protocol: Protocol, group: Group) -> Floats:
+def _rate(profile: BackendProfile, protocol: Protocol, group: CallGroup) -> Floats:
     """Bytes/s of the slowest link on the way round, by group."""
     ceiling = np.select([group.hosts < 2, group.hosts < 4], protocol.ceilings[:2], protocol.ceilings[2])
     links = np.minimum(group.inside * profile.inside, group.between * profile.network)

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from phalanx.schedule import Collective, Kind, Move, Schedule, Step, lower
 
-from .model import Cluster, ClusterError
-from .profile import BackendProfile, Group
+from .machine import Cluster, ClusterError
+from .profile import BackendProfile, CallGroup
 from .rounds import SINCE, Round, make_round
 from .routes import port_of, route, share
 
@@ -42,7 +42,7 @@ class Call:
     kind: Kind
     groups: Ints
     part: Floats
-    group: Group
+    group: CallGroup
 
 
 Phase = Moves | Call

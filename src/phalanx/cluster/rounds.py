@@ -16,7 +16,6 @@ from .routes import IN, OUT, Routes
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 Ports = dict[str, Floats]  # by kind of port, when each of them is free again
 SINCE = {OUT: "port out, busy since", IN: "port in, busy since"}  # when ports began what they do without a pause
 TICK = 1e-12  # s; messages that come closer together come at once, and are served in the order of the schedule

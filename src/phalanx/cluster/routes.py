@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .model import Cluster
-from .profile import BackendProfile, Group, Hops
+from .machine import Cluster
+from .profile import BackendProfile, CallGroup, Hops
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -16,7 +16,7 @@ OUT, IN = "port out", "port in"  # keys of hosts' ports to the network
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class RouteStage:
     """Messages `of` a step pass their `port` of this kind at `rate` bytes/s each; a port serves one message at a time."""
 
     of: Ints
@@ -39,7 +39,7 @@ class Routes:
     back: Ints
     ahead: Ints
     software: Floats
-    stages: tuple[Stage, ...]
+    stages: tuple[RouteStage, ...]
 
 
 def route(cluster: Cluster, profile: BackendProfile, src: Ints, dst: Ints) -> Routes:
@@ -49,29 +49,29 @@ def route(cluster: Cluster, profile: BackendProfile, src: Ints, dst: Ints) -> Ro
     latency = np.where(local, cluster.inside.latency, cluster.network.latency)
     software = np.where(local, profile.message_inside, profile.message)
     inner, outer = np.flatnonzero(local), np.flatnonzero(~local)
-    stages: list[Stage] = []
+    stages: list[RouteStage] = []
     if inner.size:
         rate = cluster.inside.bandwidth * profile.inside
         if cluster.shared == "host":
-            stages.append(Stage(inner, from_host[inner], cluster.hosts, rate, "bus"))
+            stages.append(RouteStage(inner, from_host[inner], cluster.hosts, rate, "bus"))
         elif cluster.shared == "rank":
-            stages.append(Stage(inner, src[inner], cluster.ranks, rate, "rank out"))
-            stages.append(Stage(inner, dst[inner], cluster.ranks, rate, "rank in"))
+            stages.append(RouteStage(inner, src[inner], cluster.ranks, rate, "rank out"))
+            stages.append(RouteStage(inner, dst[inner], cluster.ranks, rate, "rank in"))
         else:
             pair = src[inner] * cluster.per_host + dst[inner] % cluster.per_host
-            stages.append(Stage(inner, pair, cluster.ranks * cluster.per_host, rate, "pair"))
+            stages.append(RouteStage(inner, pair, cluster.ranks * cluster.per_host, rate, "pair"))
     if outer.size:
         rate = cluster.network.bandwidth * profile.network
-        stages.append(Stage(outer, port_of(cluster, src[outer]), cluster.hosts * cluster.ports, rate, OUT))
+        stages.append(RouteStage(outer, port_of(cluster, src[outer]), cluster.hosts * cluster.ports, rate, OUT))
         if cluster.uplink:
             below = cluster.uplink.hosts
             leaving = outer[from_host[outer] // below != to_host[outer] // below]
             groups = -(-cluster.hosts // below)
             rising = cluster.uplink.bandwidth * profile.network
             if leaving.size:
-                stages.append(Stage(leaving, from_host[leaving] // below, groups, rising, "uplink out"))
-                stages.append(Stage(leaving, to_host[leaving] // below, groups, rising, "uplink in"))
-        stages.append(Stage(outer, port_of(cluster, dst[outer]), cluster.hosts * cluster.ports, rate, IN))
+                stages.append(RouteStage(leaving, from_host[leaving] // below, groups, rising, "uplink out"))
+                stages.append(RouteStage(leaving, to_host[leaving] // below, groups, rising, "uplink in"))
+        stages.append(RouteStage(outer, port_of(cluster, dst[outer]), cluster.hosts * cluster.ports, rate, IN))
     notice = latency if profile.rendezvous else np.zeros(src.size)
     back, ahead = (np.where(local, -1, port_of(cluster, ends)) for ends in (dst, src))
     return Routes(
@@ -84,7 +84,7 @@ def route(cluster: Cluster, profile: BackendProfile, src: Ints, dst: Ints) -> Ro
     )
 
 
-def share(cluster: Cluster, groups: Ints) -> Group:
+def share(cluster: Cluster, groups: Ints) -> CallGroup:
     """What each of `groups` (a row of ranks each), all communicating at once, has of the links.
 
     A group uses every port of the ranks it has on a host; a port that several groups use is divided evenly.
@@ -106,7 +106,7 @@ def share(cluster: Cluster, groups: Ints) -> Group:
         between = np.minimum(between, _below_uplinks(cluster, groups, number, host))
     between[hosts == 1] = np.inf
     wire = Hops(0.0, cluster.inside.latency, cluster.network.latency)
-    return Group(size, hosts.astype(np.int64), _inside(cluster, at_host, size, hosts), between, wire)
+    return CallGroup(size, hosts.astype(np.int64), _inside(cluster, at_host, size, hosts), between, wire)
 
 
 def _below_uplinks(cluster: Cluster, groups: Ints, number: Ints, host: Ints) -> Floats:

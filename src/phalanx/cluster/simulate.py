@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from phalanx.schedule import Schedule
 
-from .model import Cluster
+from .machine import Cluster
 from .profile import PLAIN, BackendProfile, call_seconds
 from .program import Call, Moves, Program, compile_schedule
 from .rounds import SINCE, Ports, Queued, Round

@@ -27,7 +27,7 @@ Sync = Literal["all-reduce", "double buffering", "gossip", "after backward"]
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class GradientGroup:
     """Gradients that travel together: their elements, and the part of backward after which all of them are ready."""
 
     elements: int
@@ -50,7 +50,7 @@ class StepPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PredictedStep:
     """A step, by rank: when backward ended, when every group began and ended, when the update was done, from its own begin."""
 
     seconds: float
@@ -67,20 +67,20 @@ class Step:
         return max(0.0, self.seconds - self.compute)
 
 
-def make_groups(model: Model, limit: float) -> tuple[Group, ...]:
+def make_groups(model: Model, limit: float) -> tuple[GradientGroup, ...]:
     """Runs of tensors from the back of `model`, of at most `limit` bytes of float32; a larger tensor is a group by itself."""
     if limit <= 0:
         raise ValueError(f"groups of {limit} bytes; give more than 0")
-    groups: list[Group] = []
+    groups: list[GradientGroup] = []
     elements, done = 0, 0.0
     total = sum(tensor.work for tensor in model.tensors) or 1.0
     for tensor in reversed(model.tensors):
         if elements and 4 * (elements + tensor.elements) > limit:
-            groups.append(Group(elements, done / total))
+            groups.append(GradientGroup(elements, done / total))
             elements = 0
         elements += tensor.elements
         done += tensor.work
-    return (*groups, Group(elements, 1.0))
+    return (*groups, GradientGroup(elements, 1.0))
 
 
 def predict_step(
@@ -92,7 +92,7 @@ def predict_step(
     *,
     slowness: Floats | None = None,
     rounds: Sequence[Program] = (),
-) -> Step:
+) -> PredictedStep:
     """One step with `batch` samples per rank; `slowness` multiplies the computing time of each rank.
 
     `rounds` are further programs that take turns with `program` from step to step, as those of gossip do; the mean counts, once
@@ -120,7 +120,7 @@ def predict_step(
     limit = "compute" if seconds <= 1.05 * busy else "communication"
     if plan.input > seconds:
         seconds, limit = plan.input, "input"
-    return Step(seconds, busy, communication, forward_end, backward_end, timelines, limit)
+    return PredictedStep(seconds, busy, communication, forward_end, backward_end, timelines, limit)
 
 
 def packing(profile: BackendProfile, elements: int) -> float:
@@ -149,7 +149,7 @@ def gossip_clocks(rounds: Sequence[Program], nbytes: float, works: Iterable[Floa
 
 
 def _overlapped(
-    program: Program, groups: tuple[Group, ...], plan: StepPlan, forward_end: Floats, backward_end: Floats
+    program: Program, groups: tuple[GradientGroup, ...], plan: StepPlan, forward_end: Floats, backward_end: Floats
 ) -> tuple[Timeline, ...]:
     timelines: list[Timeline] = []
     free = np.zeros_like(backward_end)  # when the thread that communicates has nothing left to do

@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .assemble import SampleError
     from .batch import BatchPlan, Stage
+    from .decode import CentreCrop, RandomResizedCrop
     from .draws import Draws
     from .image import BadSample
-    from .loader import Loader, Step
+    from .loader import Loader
     from .order import Order, epoch_order
     from .position import Position
     from .scatter import Shard, scatter_dataset, scatter_index
     from .shuffle import AsyncShuffle
     from .source import Arrays, Encoded, SourceError, open  # noqa: A004  the room, not a builtin: phalanx.data.open
-    from .transforms import CentreCrop, Chain, Flip, Normalise, PadCrop, RandomResizedCrop
+    from .step import Step
+    from .transforms import Chain, Flip, Normalise, PadCrop
 
 # loaded on first use: a program that trains from memory pays for no image library
 _HOME = {
@@ -24,7 +26,7 @@ _HOME = {
     "AsyncShuffle": "shuffle",
     "BadSample": "image",
     "BatchPlan": "batch",
-    "CentreCrop": "transforms",
+    "CentreCrop": "decode",
     "Chain": "transforms",
     "Draws": "draws",
     "Encoded": "source",
@@ -34,12 +36,12 @@ _HOME = {
     "Order": "order",
     "PadCrop": "transforms",
     "Position": "position",
-    "RandomResizedCrop": "transforms",
+    "RandomResizedCrop": "decode",
     "SampleError": "assemble",
     "Shard": "scatter",
     "SourceError": "source",
     "Stage": "batch",
-    "Step": "loader",
+    "Step": "step",
     "epoch_order": "order",
     "open": "source",
     "scatter_dataset": "scatter",

@@ -33,7 +33,20 @@ EXAMPLES_TRIED = 100  # samples that are tried in order to know the shape of a b
 
 
 class SampleError(RuntimeError):
-    """A sample could not be made, and not for what is in it: the data set, the decoder or the worker failed. Names the sample."""
+    """A sample could not be made, for a reason that is not in the sample.
+
+    The data set, the decoder or the worker failed. The message names the sample.
+
+    Example:
+        >>> class Broken:
+        ...     def __len__(self): return 4
+        ...     def __getitem__(self, i): raise KeyError("no such column")
+        >>> try:
+        ...     next(iter(phalanx.data.Loader(Broken(), batch=2)))
+        ... except phalanx.data.SampleError as error:
+        ...     "no such column" in str(error)
+        True
+    """
 
 
 @dataclass(frozen=True, slots=True)

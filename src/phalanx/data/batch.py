@@ -27,7 +27,20 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """`epochs` epochs with a total batch of `batch`, accumulated over `micro_steps` backward passes per rank."""
+    """Some epochs with one batch size.
+
+    Args:
+        epochs: The number of epochs.
+        batch: The samples of one update, over all ranks.
+        micro_steps: The backward passes per rank that make one update. By default 1, or as many as `split` needs.
+
+    Raises:
+        ValueError: If a value is less than 1.
+
+    Example:
+        >>> phalanx.Stage(epochs=30, batch=32768).split(ranks=512, micro_batch=32)
+        Split(ranks=512, micro_steps=2, micro_batch=32)
+    """
 
     epochs: int
     batch: int
@@ -40,7 +53,18 @@ class Stage:
             whole_number("micro_steps", self.micro_steps, 1)
 
     def split(self, ranks: int, micro_batch: int | None = None) -> Split:
-        """How `ranks` divide the batch; `micro_batch` is the most that one backward pass of one rank may have."""
+        """Divide the batch over ranks and backward passes.
+
+        Args:
+            ranks: The number of ranks.
+            micro_batch: The most samples of one backward pass of one rank.
+
+        Returns:
+            A `Split` with `ranks`, `micro_steps` and `micro_batch`.
+
+        Raises:
+            ValueError: If the batch does not divide. The message names the nearest batches that do.
+        """
         whole_number("ranks", ranks, 1)
         steps = self.micro_steps or 1
         if micro_batch is not None:
@@ -62,7 +86,19 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """Stages in the order in which they are trained. Epochs beyond them go on with the last stage."""
+    """Batch sizes over the epochs of a run: stages in order. Later epochs repeat the last stage.
+
+    Args:
+        stages: At least one `Stage`.
+
+    Raises:
+        ValueError: If there is no stage.
+
+    Example:
+        >>> plan = phalanx.BatchPlan([phalanx.Stage(epochs=30, batch=32768), phalanx.Stage(epochs=60, batch=65536)])
+        >>> plan.at(29).batch, plan.at(30).batch, plan.epochs
+        (32768, 65536, 90)
+    """
 
     stages: tuple[Stage, ...]
 
@@ -73,11 +109,11 @@ class BatchPlan:
 
     @property
     def epochs(self) -> int:
-        """How many epochs the stages have together."""
+        """The number of epochs of all stages."""
         return sum(stage.epochs for stage in self.stages)
 
     def at(self, epoch: int) -> Stage:
-        """The stage of an epoch."""
+        """The stage of `epoch`."""
         whole_number("epoch", epoch)
         for stage in self.stages:
             if epoch < stage.epochs:
@@ -86,11 +122,11 @@ class BatchPlan:
         return self.stages[-1]
 
     def steps_before(self, epoch: int, n: int, last: Last = "drop") -> int:
-        """How many steps the epochs before `epoch` have, on n samples; `steps_before(plan.epochs, n)` is all of them."""
+        """The number of steps before `epoch`, on n samples. `steps_before(plan.epochs, n)` is the whole run."""
         return sum(count * len(Steps(n, stage.batch, last)) for stage, count in self._epochs_before(epoch))
 
     def samples_before(self, epoch: int, n: int, last: Last = "drop") -> int:
-        """How many samples those steps take; padding counts, what is dropped does not."""
+        """The number of samples that those steps take. Padding counts, dropped samples don't."""
         return sum(count * Steps(n, stage.batch, last).samples for stage, count in self._epochs_before(epoch))
 
     def _epochs_before(self, epoch: int) -> list[tuple[Stage, int]]:

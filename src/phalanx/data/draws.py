@@ -1,8 +1,7 @@
 """Random numbers as a function: each is a hash of (seed, epoch, index of the sample, stream, count); nothing is remembered.
 
-A sample is therefore cropped and flipped in the same way on whichever rank, worker or batch it is met, and in another way in the
-next epoch. The hash is the finaliser of splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA
-2014), applied to a counter.
+So a sample is cropped and flipped in the same way on any rank, worker and batch, and in another way in the next epoch. The hash
+is the finaliser of splitmix64, applied to a counter.
 """
 
 from __future__ import annotations
@@ -12,18 +11,35 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd: its multiples visit all 64-bit numbers before one returns
+from phalanx.data.splitmix import GOLDEN, mix
+
+# Streams of random numbers. A new use takes a new number; a number that is changed changes every run that was ever recorded.
+CROP, PAD_CROP, FLIP = range(3)
+
 TOGETHER = 4096  # rows of a batch whose numbers are worth the memory before they are asked for
 _STREAM_BITS = 32  # a counter is stream << 32 | k
+_GOLDEN = np.uint64(GOLDEN)
 # made once: for a single row the making of such small things would take most of the time
 _COUNTERS = np.arange(1, 65, dtype=np.uint64) * _GOLDEN
-_11, _27, _30, _31, _32 = (np.uint64(bits) for bits in (11, 27, 30, 31, 32))
-_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_11, _32 = np.uint64(11), np.uint64(32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draws:
-    """The random numbers of the samples `indices` in an epoch, one row each."""
+    """Random numbers as a function of (seed, epoch, sample). A transform gets those of its batch.
+
+    A sample draws the same numbers on any rank, worker and batch, and other numbers in the next epoch.
+
+    Args:
+        seed: The seed of the run.
+        epoch: The epoch, from 0.
+        indices: The numbers of the samples, one row each.
+
+    Example:
+        >>> draws = phalanx.data.Draws(seed=0, epoch=1, indices=[7, 8])
+        >>> draws.uniform(stream=0).shape, draws.integers(stream=1, high=10).max() < 10
+        ((2,), np.True_)
+    """
 
     seed: int
     epoch: int
@@ -48,12 +64,12 @@ class Draws:
         return Draws(self.seed, self.epoch, self.indices[rows], whole)
 
     def uniform(self, stream: int, count: int | None = None) -> np.ndarray:
-        """Numbers in [0, 1): one per row, or rows x `count`."""
+        """Numbers in [0, 1): one per row, or rows x `count`. Each use has a `stream` of its own."""
         numbers = self._numbers(stream, 1 if count is None else count)
         return numbers[:, 0] if count is None else numbers
 
     def integers(self, stream: int, high: int | np.ndarray) -> np.ndarray:
-        """One whole number in [0, high) per row; `high` is one for all or one for each, up to 2**32."""
+        """One whole number in [0, high) per row. `high` is a number or one number per row, up to 2**32."""
         limits = np.asarray(high, dtype=np.int64)
         if limits.size and (limits.min() < 1 or limits.max() > 1 << 32):
             raise ValueError(f"high={high}: from 1 to 2**32")
@@ -61,7 +77,7 @@ class Draws:
         return ((upper * limits.astype(np.uint64)) >> _32).astype(np.int64)  # favours none by more than high / 2**32
 
     def words(self, stream: int) -> np.ndarray:
-        """64 bits per row, as unsigned numbers: to seed another generator with."""
+        """64 random bits per row, as unsigned numbers, to seed another generator."""
         return self._bits(stream, 1)[:, 0]
 
     def _numbers(self, stream: int, count: int) -> np.ndarray:
@@ -76,19 +92,9 @@ class Draws:
 
     def _bits(self, stream: int, count: int) -> np.ndarray:
         """64 bits for each of rows x `count`."""
-        samples = _mix(self.indices.view(np.uint64) * _GOLDEN + _key(self.seed, self.epoch))
+        samples = mix(self.indices.view(np.uint64) * _GOLDEN + _key(self.seed, self.epoch))
         counters = _COUNTERS[:count] if count <= len(_COUNTERS) else np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
-        return _mix(samples[:, None] + (counters + _stream_offset(stream)))
-
-
-def _mix(x: np.ndarray) -> np.ndarray:
-    """splitmix64's finaliser: a bijection of 64 bits in which every bit of the input reaches every bit of the output."""
-    x = x ^ (x >> _30)
-    x *= _FIRST
-    x ^= x >> _27
-    x *= _SECOND
-    x ^= x >> _31
-    return x
+        return mix(samples[:, None] + (counters + _stream_offset(stream)))
 
 
 @functools.lru_cache(maxsize=64)
@@ -105,5 +111,5 @@ def _key(seed: int, epoch: int) -> np.uint64:
     for number in (seed, epoch):
         words = [number >> shift & (1 << 64) - 1 for shift in range(0, max(1, number.bit_length()), 64)]
         for word in (len(words), *words):
-            key = _mix(_mix(key + _GOLDEN) ^ np.array([word], dtype=np.uint64))
+            key = mix(mix(key + _GOLDEN) ^ np.array([word], dtype=np.uint64))
     return key[0]

@@ -36,7 +36,16 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "PPM")
 
 
 class BadSample(Exception):  # noqa: N818  # it names the sample, not the accident
-    """A sample that cannot be used: its name (a file, or shard and member; empty while nobody has said it) and the reason."""
+    """A sample that cannot be used, such as a damaged image.
+
+    Args:
+        name: The file, or the shard and its member. Empty while it is not known.
+        reason: What is wrong.
+
+    Example:
+        >>> str(phalanx.data.BadSample("cats/7.jpg", "the file is empty"))
+        'cats/7.jpg: the file is empty'
+    """
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(name, reason)  # both in `args`: a worker process can send it home
@@ -47,7 +56,7 @@ class BadSample(Exception):  # noqa: N818  # it names the sample, not the accide
         return one_line(f"{self.name or 'a sample'}: {self.reason}")  # the name comes from an archive, maybe from a stranger
 
     def named(self, name: str) -> BadSample:
-        """The same, by its name, for those who know it better than the decoder."""
+        """The same error with a name, if it has none yet."""
         return self if self.name else BadSample(name, self.reason)
 
 

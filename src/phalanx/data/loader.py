@@ -1,12 +1,12 @@
-"""The loader: micro-batches of this rank, epoch after epoch, made ahead of time; it knows where it stands and resumes anywhere.
+"""The loader: micro-batches of this rank, epoch after epoch, made ahead of time. It knows its position and resumes anywhere.
 
     loader = Loader(phalanx.data.open("cifar10:DIR"), comm, batch=512, transform=Chain(PadCrop(4), Flip(), Normalise(MEAN, STD)))
     for epoch in range(90):
         for x, y in loader:            # one epoch; the next `for` is the next epoch, in another order
             ...
 
-What comes when is decided by position.py and batch.py; what a micro-batch is by assemble.py; who makes it by workers.py. Here
-is the queue between them. It goes on across the end of an epoch, so the first step of the next one finds its samples ready.
+position.py and batch.py decide what comes when, assemble.py what a micro-batch is, and workers.py who makes it. prefetch.py is
+the queue between them. It continues across the end of an epoch, so the first step of the next one finds its samples ready.
 """
 
 from __future__ import annotations
@@ -16,33 +16,21 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, get_args
-
-import torch
-from torch.utils.data import TensorDataset
+from typing import Any
 
 from phalanx.data.assemble import Decode, Made, Maker, OnBad
 from phalanx.data.batch import BatchPlan, Stage
+from phalanx.data.loader_options import checked_kind, checked_pin, checked_source, one_of
 from phalanx.data.position import Last, Position, whole_number
+from phalanx.data.prefetch import Prefetch
 from phalanx.data.route import MicroBatch, Route
-from phalanx.data.scatter import Ranked, Shard, length_of
-from phalanx.data.source import Encoded
+from phalanx.data.scatter import Ranked, length_of
+from phalanx.data.step import Step
 from phalanx.data.transforms import Transform
-from phalanx.data.workers import Caller, Future, Kind, LocalWork, Pool, RemoteWork, Workers, default_workers
+from phalanx.data.workers import CallerThread, Kind, LocalWork, Pool, RemoteWork, Workers, default_workers
 from phalanx.schedule.printable import one_line
 
 REMEMBERED = 1000  # names of samples that were left out; their number is always exact
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One update of the weights: the micro-batches of this rank whose gradients are accumulated for it."""
-
-    epoch: int
-    index: int  # of the step in its epoch
-    batch: int  # samples over all ranks
-    micro: tuple[Any, ...]  # (x, y) each
-    samples: int  # of this rank, in all micro-batches together
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +42,37 @@ class Alone:
 
 
 class Loader:
-    """This rank's micro-batches of `source`; docs/data.md has every option.
+    """This rank's share of every batch, made ahead of time.
 
-    `source` is one of `phalanx.data.open`, a tuple of tensors, or any map-style data set; the same on all ranks. `batch` is the
-    total over all ranks, or a `BatchPlan`. `comm` is a communicator, anything with rank and size, or None: alone.
+    One `for` loop is one epoch. The next loop is the next epoch, in another order. The loader knows its position and resumes
+    anywhere, on any number of ranks.
+
+    Args:
+        source: A source of `phalanx.data.open`, a tuple of tensors, or any map-style data set; the same on all ranks.
+        comm: A communicator, anything with `rank` and `size`, or None for one process.
+        batch: The samples of one update over all ranks, or a `BatchPlan`.
+        shuffle: Visit the samples in a new order in each epoch, the same on all ranks.
+        seed: Seeds the orders and the random numbers of the transforms.
+        last: What happens to samples that fill no whole batch: `"drop"` them, `"pad"` the batch from the beginning of the epoch,
+            or `"keep"` them as a smaller batch. By default `"drop"` with shuffle and `"keep"` without.
+        decode: Turns the bytes of an encoded image into pixels, such as `RandomResizedCrop(224)`.
+        transform: Called as `transform(batch, draws)` on a whole micro-batch, such as `Normalise(MEAN, STD)`.
+        micro_batch: The most samples of one backward pass. A step then has several micro-batches.
+        workers: Threads or processes that make batches ahead. 0 makes them in your thread; None chooses.
+        kind: `"thread"` or `"process"`.
+        prefetch: Micro-batches in progress per worker.
+        pin_memory: Pin the batches. None pins them where there is an accelerator.
+        on_bad: `"error"` raises on a damaged sample; `"skip"` leaves it out and warns once per epoch.
+
+    Raises:
+        ValueError: If an option makes no sense, or the batch does not divide over the ranks.
+        TypeError: If `source` is not a data set.
+
+    Example:
+        >>> x, y = torch.arange(12.0).view(12, 1), torch.arange(12)
+        >>> with phalanx.data.Loader((x, y), comm, batch=4) as loader:
+        ...     [labels.tolist() for images, labels in loader][0], len(loader), loader.position.epoch
+        ([2, 4, 1, 6], 3, 1)
     """
 
     def __init__(
@@ -81,15 +96,15 @@ class Loader:
         comm = comm if comm is not None else Alone()
         plan = batch if isinstance(batch, BatchPlan) else BatchPlan([Stage(epochs=1, batch=whole_number("batch", batch, 1))])
         last = last if last is not None else "drop" if shuffle else "keep"
-        self._maker = Maker(_checked_source(source, decode, comm), shuffle, decode, transform, _one_of("on_bad", on_bad, OnBad))
+        self._maker = Maker(checked_source(source, decode, comm), shuffle, decode, transform, one_of("on_bad", on_bad, OnBad))
         self._route = Route(length_of(self._maker.source), plan, last, comm.size, comm.rank, micro_batch)
-        self._kind = _checked_kind(kind, self._maker)
+        self._kind = checked_kind(kind, self._maker)
         self._workers = default_workers(self._maker, comm, kind) if workers is None else whole_number("workers", workers)
         self._depth = max(1, self._workers * whole_number("prefetch", prefetch, 1))
-        self._pin = _checked_pin(pin_memory)
+        self._pin = checked_pin(pin_memory)
         self._position = Position(whole_number("seed", seed))
         self._pool: Pool | None = None  # started by the first iteration
-        self._queue: _Queue | None = None
+        self._queue: Prefetch | None = None
         self._turn = 0  # which iteration is the present one
         self._under_way: int | None = None  # the epoch that is iterated over; at its last step the position is in the next one
         self._closed = False
@@ -99,12 +114,12 @@ class Loader:
 
     @property
     def plan(self) -> BatchPlan:
-        """The batch plan; of one stage where `batch` was a number."""
+        """The batch plan. It has one stage if you gave a number."""
         return self._route.plan
 
     @property
     def workers(self) -> int:
-        """How many threads or processes make micro-batches ahead; 0: the caller makes them."""
+        """The number of threads or processes that make micro-batches ahead. 0 means your own thread."""
         return self._workers
 
     # -- iterating
@@ -115,7 +130,7 @@ class Loader:
             yield made.data
 
     def steps(self) -> Iterator[Step]:
-        """The steps from the position to the end of its epoch, each with all its micro-batches."""
+        """The rest of the epoch as steps, each with all its micro-batches."""
         parts: list[Made] = []
         for wanted, made in self._to_the_end_of_the_epoch():
             parts.append(made)
@@ -125,36 +140,33 @@ class Loader:
                 yield Step(wanted.epoch, wanted.index, len(wanted.step), micro, samples)
 
     def __len__(self) -> int:
-        """How many micro-batches the epoch has, from its beginning: the same from its first micro-batch to its last.
-
-        Of the epoch that is being iterated over, else of the next `for`; resumed in mid-epoch, that `for` has fewer left.
-        """
+        """The number of micro-batches of the whole epoch, also when you resumed in the middle of it."""
         epoch = self._position.epoch if self._under_way is None else self._under_way
         return self._route.micro_count(Position(self._position.seed, epoch))
 
     def steps_per_epoch(self, epoch: int) -> int:
-        """How many steps `epoch` has, from its beginning."""
+        """The number of steps of `epoch`."""
         return len(self._route.steps(Position(0, epoch)))
 
     # -- where it stands
 
     @property
     def position(self) -> Position:
-        """Where the run stands: after the last step that was handed out in full. What is prefetched does not count."""
+        """The place after the last complete step you got. Prefetched batches do not count."""
         return self._position
 
     def seek(self, position: Position) -> None:
-        """Go on from `position`; it may have been saved on another number of ranks, or with another batch."""
+        """Continue from `position`, which may come from a run with another number of ranks or another batch."""
         self._position = self._route.reach(position)
         self._turn += 1
         self._under_way = None
 
     def rewind(self) -> None:
-        """Go back to the beginning of the present epoch: for evaluation, whatever happened before."""
+        """Go back to the beginning of the current epoch, for example before each evaluation."""
         self.seek(Position(self._position.seed, self._position.epoch))
 
     def state_dict(self) -> dict[str, Any]:
-        """The position as plain data, with what an order depends on besides."""
+        """The position as plain data, with the settings that the order depends on."""
         at = self._position
         return {"seed": at.seed, "epoch": at.epoch, "samples": at.samples, "n": self._route.n, "shuffle": self._maker.shuffle}
 
@@ -170,18 +182,18 @@ class Loader:
 
     @property
     def skipped(self) -> tuple[tuple[str, str], ...]:
-        """(name, reason) of the last samples of this rank that were bad and left out; `skipped_count` counts all."""
+        """(name, reason) of the last damaged samples that this rank left out. `skipped_count` counts all."""
         return tuple(self._skipped)
 
     @property
     def skipped_count(self) -> int:
-        """How many samples of this rank were bad and left out, in all epochs."""
+        """The number of damaged samples that this rank left out, in all epochs."""
         return self._skipped_count
 
     # -- the end
 
     def close(self) -> None:
-        """End the workers and wait for them. What was handed out stays valid."""
+        """Stop the workers and wait for them. Batches you already have stay valid."""
         self._closed = True
         self._turn += 1
         self._forget_queue()
@@ -216,14 +228,14 @@ class Loader:
             if self._turn == turn:
                 self._under_way = None
 
-    def _queue_from(self, position: Position) -> _Queue:
+    def _queue_from(self, position: Position) -> Prefetch:
         if self._closed:
             raise RuntimeError("this loader is closed")
         if self._pool is None:
             self._pool = self._start()
         if self._queue is None or self._queue.at != position:
             self._forget_queue()
-            self._queue = _Queue(self._route.walk(position), self._pool, self._depth, position)
+            self._queue = Prefetch(self._route.walk(position), self._pool, self._depth, position)
         return self._queue
 
     def _forget_queue(self) -> None:
@@ -233,7 +245,7 @@ class Loader:
 
     def _start(self) -> Pool:
         if self._workers == 0:
-            return Caller(replace(self._maker, seeds=True), self._pin)
+            return CallerThread(replace(self._maker, seeds=True), self._pin)
         if self._kind == "process":
             return Workers(RemoteWork(replace(self._maker, seeds=True), pin=self._pin), self._workers)
         # data in memory: one indexing operation per batch, for which more threads would only queue
@@ -250,65 +262,3 @@ class Loader:
             name, reason = made.skipped[0]
             told = one_line(f"epoch {wanted.epoch}: left out {name}: {reason} (`skipped` will have more)")
             warnings.warn(told, stacklevel=4)
-
-
-class _Queue:
-    """Micro-batches that are being made: at most `depth` at a time, handed out in their order."""
-
-    def __init__(self, walk: Iterator[MicroBatch], pool: Pool, depth: int, at: Position) -> None:
-        self._walk, self._pool, self._depth = walk, pool, depth
-        self._ahead: deque[tuple[MicroBatch, Future]] = deque()
-        self.at: Position | None = at  # where what comes next begins; None amid a step
-
-    def get(self) -> tuple[MicroBatch, Made]:
-        """The next one; waits for it."""
-        self._fill(self._depth)
-        wanted, future = self._ahead[0]
-        made = future.result()
-        self._ahead.popleft()
-        self._fill(self._depth)  # a place is free: go on while the user trains
-        self.at = wanted.after if wanted.ends_step else None
-        return wanted, made
-
-    def cancel(self) -> None:
-        for _, future in self._ahead:
-            future.cancel()
-        self._ahead.clear()
-
-    def _fill(self, depth: int) -> None:
-        while len(self._ahead) < depth:
-            wanted = next(self._walk)
-            self._ahead.append((wanted, self._pool.submit(wanted)))
-
-
-def _checked_source(source: Any, decode: Decode | None, comm: Ranked) -> Any:
-    if isinstance(source, Shard) and comm.size > 1:
-        raise ValueError("a Shard is one rank's share already: give the Loader the whole data set, it shares out every batch")
-    if isinstance(source, Encoded) and decode is None:
-        raise ValueError(
-            "this source has encoded images: pass decode=, e.g. RandomResizedCrop(224) or CentreCrop(224, resize=256)"
-        )
-    if decode is not None and not isinstance(source, Encoded):
-        raise ValueError(f"decode= is for sources of encoded images, not for {type(source).__name__}: pass transform= instead")
-    return source.tensors if type(source) is TensorDataset else source
-
-
-def _checked_kind(kind: Kind, maker: Maker) -> Kind:
-    if _one_of("kind", kind, Kind) == "process" and maker.takes_at_once:
-        raise ValueError(
-            "kind='process' would copy data that are in memory to every process: kind='thread' takes them in one step"
-        )
-    return kind
-
-
-def _checked_pin(pin_memory: bool | None) -> bool:
-    available = torch.accelerator.is_available()
-    if pin_memory and not available:
-        raise ValueError("pin_memory=True, but there is no accelerator: None pins where there is one")
-    return available if pin_memory is None else pin_memory
-
-
-def _one_of(name: str, value: Any, kinds: Any) -> Any:
-    if value not in get_args(kinds):
-        raise ValueError(f"{name}={value!r}: one of {', '.join(map(repr, get_args(kinds)))}")
-    return value

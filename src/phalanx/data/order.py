@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.data.position import whole_number
+from phalanx.data.splitmix import FIRST, GOLDEN, MASK, SECOND, mix, mix_int
 
 Indices = NDArray[np.int64]
 
@@ -30,21 +31,47 @@ ROUNDS = 6  # with 2 an order is visibly regular (tests/data/test_order.py), wit
 BLOCK = 8192  # indices at a time: the five arrays of a block stay in the second-level cache
 LARGEST = 1 << 62  # left and right below 2**31, so that the product of a 32-bit hash and either fits in 64 bits
 
-_MASK = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15  # splitmix64 (Steele, Lea and Flood 2014)
-_MIX_1 = 0xBF58476D1CE4E5B9
-_MIX_2 = 0x94D049BB133111EB
 _DOMAIN = 0x6F72646572  # "order": other users of the same seed and epoch draw other numbers
 
 
 def epoch_order(seed: int, epoch: int, n: int) -> Order:
-    """The order in which epoch `epoch` visits the samples range(n); equal on all ranks, for any seed and epoch >= 0."""
+    """The order in which an epoch visits its samples, computed where you read it.
+
+    It is the same on all ranks, and takes no memory that grows with `n`.
+
+    Args:
+        seed: Any whole number from 0.
+        epoch: Any whole number from 0.
+        n: The number of samples.
+
+    Returns:
+        A permutation of range(n).
+
+    Raises:
+        ValueError: If a number is negative, or `n` is more than 2**62.
+
+    Example:
+        >>> order = phalanx.data.epoch_order(seed=0, epoch=3, n=10**12)
+        >>> len(order), order[:2].shape, sorted(phalanx.data.epoch_order(0, 0, 5)) == [0, 1, 2, 3, 4]
+        (1000000000000, (2,), True)
+    """
     return Order(whole_number("seed", seed), whole_number("epoch", epoch), whole_number("n", n))
 
 
 @dataclass(frozen=True)
 class Order:
-    """A permutation of range(n), read like a sequence: `o[i]` an int, `o[a:b]` and `o[array]` int64 arrays."""
+    """A permutation of range(n) that you read like a sequence. `epoch_order` makes it.
+
+    Args:
+        seed: The seed.
+        epoch: The epoch.
+        n: The number of elements, at most 2**62.
+
+    Example:
+        >>> order = phalanx.data.Order(seed=0, epoch=0, n=1000)
+        >>> isinstance(order[0], int), order[10:20].dtype, len(set(order))
+        (True, dtype('int64'), 1000)
+    """
 
     seed: int
     epoch: int
@@ -82,7 +109,7 @@ class Order:
         return self[:].astype(dtype or np.int64, copy=False)
 
     def tolist(self) -> list[int]:
-        """All of it."""
+        """The whole permutation as a list."""
         return self[:].tolist()
 
     def _inside(self, places: Indices) -> Indices:
@@ -116,8 +143,8 @@ class Order:
 
     @cached_property
     def _sorted_hashes(self) -> Indices:
-        counter = np.arange(1, self.n + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
-        return np.argsort(_mix(counter + np.uint64(_hash(self.seed, self.epoch, 0))), kind="stable").astype(np.int64)
+        counter = np.arange(1, self.n + 1, dtype=np.uint64) * np.uint64(GOLDEN)
+        return np.argsort(mix(counter + np.uint64(_hash(self.seed, self.epoch, 0))), kind="stable").astype(np.int64)
 
 
 def permute(places: Indices, n: int, keys: tuple[int, ...]) -> Indices:
@@ -140,10 +167,10 @@ def _network(x: NDArray[np.uint64], rows: int, columns: int, keys: tuple[int, ..
     for number, key in enumerate(keys):
         half, other, size = halves[number % 2], halves[1 - number % 2], np.uint64(sizes[number % 2])
         np.add(other, np.uint64(key), out=h)
-        np.multiply(h, np.uint64(_MIX_1), out=h)
+        np.multiply(h, np.uint64(FIRST), out=h)
         np.right_shift(h, np.uint64(29), out=t)
         np.bitwise_xor(h, t, out=h)
-        np.multiply(h, np.uint64(_MIX_2), out=h)
+        np.multiply(h, np.uint64(SECOND), out=h)
         np.right_shift(h, np.uint64(32), out=h)
         np.multiply(h, size, out=h)
         np.right_shift(h, np.uint64(32), out=h)  # 32 bits of hash, scaled to range(size)
@@ -158,18 +185,6 @@ def _hash(seed: int, epoch: int, number: int) -> int:
     state = _DOMAIN
     for value in (seed, epoch, number):
         limbs = max(1, -(-value.bit_length() // 64))
-        for limb in (limbs, *(value >> (64 * k) & _MASK for k in range(limbs))):
-            state = _mix_int((state ^ limb) + _GOLDEN & _MASK)
+        for limb in (limbs, *(value >> (64 * k) & MASK for k in range(limbs))):
+            state = mix_int((state ^ limb) + GOLDEN & MASK)
     return state
-
-
-def _mix_int(z: int) -> int:
-    z = (z ^ z >> 30) * _MIX_1 & _MASK
-    z = (z ^ z >> 27) * _MIX_2 & _MASK
-    return z ^ z >> 31
-
-
-def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    z = (z ^ z >> np.uint64(30)) * np.uint64(_MIX_1)
-    z = (z ^ z >> np.uint64(27)) * np.uint64(_MIX_2)
-    return z ^ z >> np.uint64(31)

@@ -26,7 +26,22 @@ keep    they make a smaller batch: every sample exactly once
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a run stands: the next sample is number `samples` of the order of `epoch` under `seed`."""
+    """A place in a run: the next sample is number `samples` of the order of `epoch`.
+
+    It does not depend on the number of ranks, so you can resume on more or fewer.
+
+    Args:
+        seed: The seed of the run.
+        epoch: The epoch, from 0.
+        samples: The samples of this epoch that all ranks together have consumed.
+
+    Raises:
+        ValueError: If a value is negative.
+
+    Example:
+        >>> phalanx.data.Position(seed=0, epoch=2, samples=512)
+        Position(seed=0, epoch=2, samples=512)
+    """
 
     seed: int
     epoch: int = 0

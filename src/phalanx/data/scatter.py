@@ -30,7 +30,27 @@ class Ranked(Protocol):
 
 
 def scatter_index(n: int, size: int, rank: int, *, equal_length: bool = True) -> range:
-    """The places of range(n) that `rank` of `size` gets: ceil(n/size) each, together all; or disjoint, sizes within one."""
+    """One rank's share of range(n), by arithmetic alone.
+
+    Args:
+        n: The number of samples.
+        size: The number of ranks.
+        rank: The rank whose share you want.
+        equal_length: Give every rank ceil(n / size) samples, so that all make equally many steps; neighbours may then share a
+            sample. With False, shares are disjoint and their sizes differ by at most 1. Evaluation wants that.
+
+    Returns:
+        A range of places.
+
+    Raises:
+        ValueError: If a number makes no sense, or `n` is 0 with `equal_length`.
+
+    Example:
+        >>> [phalanx.scatter_index(10, 3, rank) for rank in range(3)]
+        [range(0, 4), range(3, 7), range(6, 10)]
+        >>> [phalanx.scatter_index(10, 3, rank, equal_length=False) for rank in range(3)]
+        [range(0, 3), range(3, 6), range(6, 10)]
+    """
     whole_number("n", n)
     whole_number("size", size, 1)
     whole_number("rank", rank)
@@ -45,14 +65,45 @@ def scatter_index(n: int, size: int, rank: int, *, equal_length: bool = True) ->
 
 
 def scatter_dataset(dataset: Any, comm: Ranked, *, shuffle: bool = False, seed: int = 0, equal_length: bool = True) -> Shard:
-    """This rank's share of `dataset`: map-style, a list, a tensor or a tuple of tensors. Shuffled alike on all ranks first."""
+    """This rank's share of a data set, as a view. Nothing is copied or sent.
+
+    Use it with torch's DataLoader. `phalanx.data.Loader` takes the whole data set instead and shares out every batch.
+
+    Args:
+        dataset: A map-style data set, a list, a tensor or a tuple of tensors; the same on all ranks.
+        comm: A communicator, or anything with `rank` and `size`.
+        shuffle: Shuffle the samples first, in the same way on all ranks.
+        seed: Seeds that shuffle.
+        equal_length: As in `scatter_index`.
+
+    Returns:
+        A `Shard`, which is a torch data set.
+
+    Raises:
+        TypeError: If `dataset` has no length or no `[]`.
+        ValueError: If an option makes no sense.
+
+    Example:
+        >>> phalanx.run_local(2, lambda comm: list(phalanx.scatter_dataset("abcdef", comm)))
+        [['a', 'b', 'c'], ['d', 'e', 'f']]
+    """
     n = length_of(dataset)
     mine = scatter_index(n, comm.size, comm.rank, equal_length=equal_length)
     return Shard(dataset, epoch_order(seed, 0, n)[mine] if shuffle else mine)
 
 
 class Shard(torch.utils.data.Dataset):
-    """A view of some samples of a data set: `shard[i]` is `dataset[shard.indices[i]]`. A slice of it is a view, too."""
+    """A view of some samples of a data set: `shard[i]` is `dataset[shard.indices[i]]`. A slice of it is a view, too.
+
+    Args:
+        dataset: The whole data set.
+        indices: The samples of this view.
+
+    Example:
+        >>> shard = phalanx.data.Shard("abcdef", range(2, 5))
+        >>> len(shard), shard[0], list(shard[1:])
+        (3, 'c', ['d', 'e'])
+    """
 
     def __init__(self, dataset: Any, indices: range | Indices) -> None:
         self.dataset = dataset

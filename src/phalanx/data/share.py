@@ -1,7 +1,7 @@
 """One rank's share of a data set in memory, and the messages in which samples travel between shares.
 
-A `Share` has slots of one size. `take_out` copies samples into a `Parcel` and frees their slots, `put` fills free slots from one:
-the memory never grows. A parcel is one flat buffer of bytes, with its parts as views: what is written to them is what travels.
+A `Share` has slots of one size. `take_out` copies samples into a `SampleMessage` and frees their slots; `put` fills free slots.
+So the memory never grows. A message is one flat buffer of bytes, and its parts are views: what you write to them travels.
 
     | rows x 8 bytes: global indices, -1 where a row is empty | rows of x | rows of y |
 """
@@ -25,7 +25,7 @@ EMPTY = -1  # the index of a slot or row without a sample
 
 
 @dataclass(frozen=True)
-class Layout:
+class SampleLayout:
     """What a sample is: the dtypes and shapes of its x and y."""
 
     x: torch.dtype
@@ -34,18 +34,18 @@ class Layout:
     y_shape: tuple[int, ...]
 
     @staticmethod
-    def of(x: torch.Tensor, y: torch.Tensor) -> Layout:
+    def of(x: torch.Tensor, y: torch.Tensor) -> SampleLayout:
         """Of batches x and y."""
-        return Layout(x.dtype, tuple(x.shape[1:]), y.dtype, tuple(y.shape[1:]))
+        return SampleLayout(x.dtype, tuple(x.shape[1:]), y.dtype, tuple(y.shape[1:]))
 
     def nbytes(self, rows: int) -> int:
-        """Of a parcel."""
+        """Of a message."""
         return self._offsets(rows)[-1]
 
-    def parcel(self, flat: torch.Tensor, rows: int) -> Parcel:
-        """A parcel of `rows` at the beginning of the buffer `flat`, whose contents stay."""
+    def message(self, flat: torch.Tensor, rows: int) -> SampleMessage:
+        """A message of `rows` at the beginning of the buffer `flat`, whose contents stay."""
         x_start, y_start, end = self._offsets(rows)
-        return Parcel(
+        return SampleMessage(
             flat[:end],
             flat[: 8 * rows].view(torch.int64).numpy(),
             _rows(flat[x_start : x_start + rows * _size(self.x, self.x_shape)], rows),
@@ -59,7 +59,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Parcel:
+class SampleMessage:
     """Samples on their way: `flat` is what travels, the others are views of it; x and y row by row, as bytes."""
 
     flat: torch.Tensor
@@ -78,10 +78,10 @@ class Share:
         for start in range(0, len(ids), READ_AT_ONCE):  # a source on disk is never copied as a whole
             x, y = read(source, ids[start : start + READ_AT_ONCE])
             if start == 0:
-                self.layout = Layout.of(x, y)
+                self.layout = SampleLayout.of(x, y)
                 self._x, self._y = (like.new_empty(capacity, *like.shape[1:], device="cpu") for like in (x, y))
-            elif Layout.of(x, y) != self.layout:
-                raise ValueError(f"samples differ: {self.layout} and {Layout.of(x, y)}; a share holds samples of one size")
+            elif SampleLayout.of(x, y) != self.layout:
+                raise ValueError(f"samples differ: {self.layout} and {SampleLayout.of(x, y)}; a share holds samples of one size")
             self._x[start : start + len(x)], self._y[start : start + len(y)] = x, y
         self._x_rows, self._y_rows = _rows(self._x, capacity), _rows(self._y, capacity)
         self.index()
@@ -103,21 +103,21 @@ class Share:
         slots = torch.from_numpy(self._find(ids))
         return self._x.index_select(0, slots), self._y.index_select(0, slots)
 
-    def take_out(self, ids: Indices, parcel: Parcel) -> None:
-        """Copy these samples into the parcel, whose other rows stay empty, and free their slots."""
+    def take_out(self, ids: Indices, message: SampleMessage) -> None:
+        """Copy these samples into the message, whose other rows stay empty, and free their slots."""
         slots, count = self._find(ids), len(ids)
-        for rows, out in ((self._x_rows, parcel.x), (self._y_rows, parcel.y), (self._ids, parcel.ids)):
+        for rows, out in ((self._x_rows, message.x), (self._y_rows, message.y), (self._ids, message.ids)):
             np.take(rows, slots, out=out[:count], mode="clip")  # "raise" would copy twice
-        parcel.ids[count:] = EMPTY
+        message.ids[count:] = EMPTY
         self._ids[slots] = EMPTY
         self._free += slots.tolist()
 
-    def put(self, parcel: Parcel) -> None:
-        """Copy the samples of a parcel into free slots."""
-        count = int(np.count_nonzero(parcel.ids != EMPTY))  # only rows at the end are empty
+    def put(self, message: SampleMessage) -> None:
+        """Copy the samples of a message into free slots."""
+        count = int(np.count_nonzero(message.ids != EMPTY))  # only rows at the end are empty
         slots = np.array(self._free[:count], np.int64)
         del self._free[:count]
-        self._ids[slots], self._x_rows[slots], self._y_rows[slots] = parcel.ids[:count], parcel.x[:count], parcel.y[:count]
+        self._ids[slots], self._x_rows[slots], self._y_rows[slots] = message.ids[:count], message.x[:count], message.y[:count]
 
     def _find(self, ids: Indices) -> Indices:
         return self._slots[np.searchsorted(self._sorted, ids)]

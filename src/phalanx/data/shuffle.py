@@ -24,11 +24,11 @@ from phalanx.comm.communicator import Communicator
 from phalanx.comm.pending import Pending
 from phalanx.data.exchange import ExchangePlan, Indices, Kind, Last
 from phalanx.data.position import Position
-from phalanx.data.share import Parcel, Share, check_source
+from phalanx.data.share import SampleMessage, Share, check_source
+from phalanx.data.step import Step
 
 if TYPE_CHECKING:
     from phalanx.data.draws import Draws
-    from phalanx.data.loader import Step
 
 IN_FLIGHT = 2  # exchanges under way at most: each has two steps of time, and one that is late does not stop the training at once
 
@@ -37,12 +37,31 @@ Transform = Callable[[torch.Tensor, "Draws"], torch.Tensor]
 
 
 class AsyncShuffle:
-    """Batches (x, y) of the samples that this rank holds, which change from epoch to epoch.
+    """GossipGraD's distributed shuffle: batches of the samples that this rank holds, which change from epoch to epoch.
 
-    `data` is the whole data set as every rank sees it, `phalanx.data.Arrays`, a pair of tensors (memory-mapped, say), or anything
-    with `len()` and `take(indices) -> (x, y)`: each rank reads only its share, before the first batch, and lets go of `data`.
-    `batch` is per rank. All ranks iterate alike. `transform(x, draws)` gets random numbers of (seed, epoch, sample), whichever
-    rank holds it. `last`, by default "drop" with a local shuffle and "keep" without, is explained in `ExchangePlan`.
+    After each batch, its samples travel to another rank while you train on the next one. Each rank holds only its share in
+    memory, and sees all data in the course of the epochs. All ranks iterate alike.
+
+    Args:
+        data: The whole data set, the same on all ranks: `phalanx.data.Arrays`, a pair of tensors, or anything with `len()` and
+            `take(indices) -> (x, y)`. Each rank reads its share before the first batch and then lets go of `data`.
+        comm: The communicator.
+        batch: Samples per batch of one rank.
+        plan: Where samples travel. `"ring"` is the paper's.
+        seed: Seeds the shares, the orders and the transform.
+        transform: Called as `transform(x, draws)`. The random numbers belong to the sample, whichever rank holds it.
+        local_shuffle: Visit the samples of a rank in a new order in each epoch.
+        last: What happens to samples that fill no whole batch. By default `"drop"` with a local shuffle and `"keep"` without.
+
+    Raises:
+        ValueError: If an option makes no sense, or the ranks disagree.
+
+    Example:
+        >>> x, y = torch.arange(8.0).view(8, 1), torch.arange(8)
+        >>> def labels(comm):
+        ...     return sorted(int(i) for _, y_ in phalanx.data.AsyncShuffle((x, y), comm, batch=2) for i in y_)
+        >>> sorted(sum(phalanx.run_local(2, labels), []))
+        [0, 1, 2, 3, 4, 5, 6, 7]
     """
 
     def __init__(
@@ -64,8 +83,9 @@ class AsyncShuffle:
         self._share: Share | None = None
         self._order: Indices | None = None  # of the current epoch, None before its first step
         self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []  # to send from and to receive into, used in turn
-        self._parcels: dict[tuple[int, int], tuple[Parcel, Parcel]] = {}  # of so many rows at the beginning of a pair of buffers
-        self._flying: deque[tuple[Pending, Parcel]] = deque()
+        # by turn and rows: the messages at the beginning of a pair of buffers
+        self._messages: dict[tuple[int, int], tuple[SampleMessage, SampleMessage]] = {}
+        self._exchanges: deque[tuple[Pending, SampleMessage]] = deque()
 
     def __len__(self) -> int:
         """Batches of an epoch, the same on all ranks."""
@@ -77,9 +97,7 @@ class AsyncShuffle:
             yield self._next()
 
     def steps(self) -> Iterator[Step]:
-        """What is left of the current epoch, as steps of one micro-batch."""
-        from phalanx.data.loader import Step
-
+        """The rest of the current epoch, as `Step`s of one micro-batch."""
         for index in range(self._step, self.plan.steps):
             epoch = self._epoch
             x, y = self._next()
@@ -109,30 +127,30 @@ class AsyncShuffle:
 
     def _send(self, share: Share, chunk: Indices) -> None:
         """Exchange the chunk for as many samples of another rank; they are put in its place when they have come."""
-        while self._flying and (len(self._flying) == IN_FLIGHT or self._flying[0][0].done()):
+        while self._exchanges and (len(self._exchanges) == IN_FLIGHT or self._exchanges[0][0].done()):
             self._land(share)
         number, rank = self._epoch * self.plan.steps + self._step, self._comm.rank
         destinations = self.plan.destinations(self._epoch, self._step)
         dest, source = int(destinations[rank]), int((destinations == rank).argmax())
         key = turn, rows = number % IN_FLIGHT, self.plan.rows(self._step)
-        if key not in self._parcels:
+        if key not in self._messages:
             to_send, to_fill = self._buffers[turn]
-            self._parcels[key] = share.layout.parcel(to_send, rows), share.layout.parcel(to_fill, rows)
-        outgoing, incoming = self._parcels[key]
+            self._messages[key] = share.layout.message(to_send, rows), share.layout.message(to_fill, rows)
+        outgoing, incoming = self._messages[key]
         share.take_out(chunk, outgoing)
         # the number as tag: ranks that are not in the same step wait for each other, and do not mix their samples up
         pending = self._comm.exchange_async(outgoing.flat, dest, incoming.flat, source, tag=number)
-        self._flying.append((pending, incoming))
+        self._exchanges.append((pending, incoming))
 
     def _land(self, share: Share) -> None:
         """Wait for the oldest exchange, and put what came into the share."""
-        pending, incoming = self._flying[0]
+        pending, incoming = self._exchanges[0]
         pending.wait()
-        self._flying.popleft()
+        self._exchanges.popleft()
         share.put(incoming)
 
     def _land_all(self) -> None:
-        while self._flying and self._share is not None:
+        while self._exchanges and self._share is not None:
             self._land(self._share)
 
     # ---- beginnings ------------------------------------------------------------------------------------------------------------
@@ -163,26 +181,26 @@ class AsyncShuffle:
 
     @property
     def position(self) -> Position:
-        """After the last batch that was handed out; samples are those that all ranks together have trained in this epoch."""
+        """The place after the last batch you got. Its samples are those that all ranks together have trained in this epoch."""
         trained = sum(self.plan.trained(step) for step in range(self._step))
         return Position(self.plan.seed, self._epoch, trained)
 
     def held(self) -> Indices:
-        """The samples that this rank owns after the last batch that was handed out, ascending; waits for those on their way."""
+        """The numbers of the samples that this rank owns now, ascending. Waits for those on their way."""
         if self._share is None:
             return self.plan.held(self._epoch, self._step, self._comm.rank)
         self._land_all()
         return self._share.ids()
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain data, the same on all ranks; no samples, because who owns what follows from it."""
+        """The state as plain data, the same on all ranks. It holds no samples: which rank owns them follows from it."""
         return {**asdict(self.plan), "epoch": self._epoch, "step": self._step}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to a saved position, before the first batch: the share that belongs to it is read from `data` then.
+        """Go to a saved position, before the first batch. The matching share is then read from `data`.
 
-        The seed of the state replaces this one's. Between epochs the number of ranks and the batch may have changed; in mid-epoch
-        they decide who owns what.
+        The seed of the state replaces this one's. Between epochs the number of ranks and the batch may have changed. In
+        mid-epoch they must be the same, because they decide which rank owns what.
         """
         if missing := [name for name in self.state_dict() if name not in state]:
             raise ValueError(f"this is no state of an AsyncShuffle: {', '.join(missing)} missing")
@@ -200,7 +218,7 @@ class AsyncShuffle:
         self._epoch, self._step = state["epoch"], state["step"]
 
     def close(self) -> None:
-        """Wait for what is on its way, so that no neighbour misses it; iteration may go on later. Idempotent."""
+        """Wait for samples on their way, so that no neighbour misses them. You may continue to iterate later. Idempotent."""
         self._land_all()
 
     def __enter__(self) -> AsyncShuffle:

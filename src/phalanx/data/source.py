@@ -28,7 +28,13 @@ MAX_EXAMPLES = 20  # of samples left out that are remembered by name; their numb
 
 
 class SourceError(ValueError):
-    """A source that cannot be opened, or that is not what its spec says; the message names the cause and the remedy."""
+    """A source that cannot be opened, or that is not what its spec says. The message names the cause and the remedy.
+
+    Example:
+        >>> phalanx.data.open("digits:DIR")
+        Traceback (most recent call last):
+        phalanx.data.source.SourceError: 'digits:DIR' does not have the form digits
+    """
 
 
 @runtime_checkable
@@ -47,25 +53,55 @@ class Takes(Protocol):
 
 @runtime_checkable
 class Encoded(Protocol):
-    """A source of files: `read` gives the bytes of one sample, `name` says which it was in an error message."""
+    """The interface of a source of files: it gives the bytes of one sample at a time, for a decoder.
+
+    Your own class needs these methods; it need not inherit from this one. Several threads may call it at once.
+
+    Example:
+        >>> isinstance(phalanx.data.open("digits"), phalanx.data.Encoded)  # digits are decoded already
+        False
+    """
 
     @property
-    def classes(self) -> tuple[str, ...]: ...
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, in the order of the labels."""
+        ...
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, i: SupportsIndex) -> tuple[bytes, int]: ...
 
-    def read(self, i: SupportsIndex) -> bytes: ...
+    def read(self, i: SupportsIndex) -> bytes:
+        """The bytes of sample `i`."""
+        ...
 
-    def label(self, i: SupportsIndex) -> int: ...
+    def label(self, i: SupportsIndex) -> int:
+        """The class of sample `i`."""
+        ...
 
-    def name(self, i: SupportsIndex) -> str: ...
+    def name(self, i: SupportsIndex) -> str:
+        """What to call sample `i` in an error message."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
 class Arrays:
-    """A data set in memory: `x` with a leading dimension of samples (images: uint8, N x C x H x W) and int64 labels `y`."""
+    """A data set in memory.
+
+    Args:
+        x: Samples along the first dimension. Images are uint8, N x C x H x W.
+        y: Labels, int64.
+        classes: The names of the classes. Empty if you don't know them.
+        name: What to call the data set in error messages.
+
+    Raises:
+        SourceError: If `x` and `y` do not fit, or a label has no class.
+
+    Example:
+        >>> data = phalanx.data.Arrays(torch.zeros(4, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 1, 0, 1]), ("cat", "dog"))
+        >>> len(data), data[3][1]
+        (4, 1)
+    """
 
     x: Tensor
     y: Tensor
@@ -92,7 +128,7 @@ class Arrays:
         return self.x[k], int(self.y[k])
 
     def take(self, indices: np.ndarray | Tensor) -> tuple[Tensor, Tensor]:
-        """The samples of these numbers, copied."""
+        """Copies of the samples with these numbers, as (x, y)."""
         rows = as_rows(indices)
         return self.x.index_select(0, rows), self.y.index_select(0, rows)
 
@@ -144,10 +180,24 @@ class Spec:
 
 
 def open(spec: str, split: str = "train") -> Takes | Encoded:  # noqa: A001  reads as phalanx.data.open
-    """The source that `spec` names: `digits`, `cifar10:DIR`, `imagefolder:DIR`, ...; docs/sources.md has them all.
+    """Open a data set by its spec.
 
-    `split` is "train", or one of "val", "validation" and "test" for what is held out; data sets that hold out one set give it
-    under any of the three names.
+    Args:
+        spec: `digits`, `mnist:DIR`, `fashion-mnist:DIR`, `cifar10:DIR`, `cifar100:DIR`, `imagefolder:DIR`, `shards:PATTERN` or
+            `synthetic:...`. The page on sources describes each.
+        split: `"train"`; or `"val"`, `"validation"` or `"test"` for the held-out part. Data sets with one held-out set give it
+            under any of the three names.
+
+    Returns:
+        A source: `Arrays`, something else with `take`, or an `Encoded` source of files.
+
+    Raises:
+        SourceError: If there is no such source or split, or the files are not what the spec says.
+
+    Example:
+        >>> digits = phalanx.data.open("digits")
+        >>> digits[0][0].shape, len(digits.classes)
+        (torch.Size([1, 8, 8]), 10)
     """
     from phalanx.data.sources import SPECS  # here, because the sources are made of the types above
 

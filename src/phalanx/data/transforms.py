@@ -1,20 +1,13 @@
-"""From an encoded image to a square of pixels, and from a batch of pixels to what a model takes.
+"""From a batch of pixels to what a model takes.
 
-Two kinds of frozen values, both called with the draws of their samples, so that the result for a sample depends on nothing but
-the sample, the seed and the epoch:
-
-    decode(data, draws of one row) -> uint8 C x H x W          RandomResizedCrop, CentreCrop
-    transform(batch, draws of N rows) -> N x C x H x W         PadCrop, Flip, Normalise, Chain
-
-Pixels stay uint8 until `Normalise`: a quarter of the memory to move.
+A transform is a frozen value, called with a batch N x C x H x W and the draws of its N samples. So the result for a sample
+depends on nothing but the sample, the seed and the epoch. Pixels stay uint8 until `Normalise`: a quarter of the memory to move.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,125 +15,28 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import recycled
-from .draws import Draws
-from .image import MAX_PIXELS, SHRINKS, decode_image, read_header
+from .draws import FLIP, PAD_CROP, Draws
 
 Transform = Callable[[Tensor, Draws], Tensor]
 
-# Streams of random numbers. A new use takes a new number; a number that is changed changes every run that was ever recorded.
-CROP, PAD_CROP, FLIP = range(3)
-
-ATTEMPTS = 10  # to fit a box of the drawn area and aspect; then the centre is taken
 CACHED = 1 << 18  # numbers of one piece of `Normalise`: 1 MiB as float32, what an L2 cache holds
-
-
-# ---- decode: one encoded image -----------------------------------------------------------------------------------------------
-
-
-class Box(NamedTuple):
-    """A rectangle of pixels."""
-
-    top: int
-    left: int
-    height: int
-    width: int
-
-    def shrunk(self, shrink: int) -> Box:
-        """The same place in an image decoded at 1/shrink: its corner on the nearest pixel of the coarser grid, never outside."""
-        return Box(
-            (self.top + shrink // 2) // shrink, (self.left + shrink // 2) // shrink, self.height // shrink, self.width // shrink
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class RandomResizedCrop:
-    """A box of random area and aspect (width / height), resized to size x size and mirrored in half of the epochs.
-
-    The rule of GoogLeNet (Szegedy 2014) as everybody has it: `area` is uniform as a fraction of the image, `aspect` log-uniform,
-    up to 10 attempts, then the largest box in the centre whose aspect is allowed.
-    """
-
-    size: int
-    area: tuple[float, float] = (0.08, 1.0)
-    aspect: tuple[float, float] = (3 / 4, 4 / 3)
-    flip: bool = True
-    max_pixels: int = MAX_PIXELS
-
-    def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ValueError(f"size={self.size}: at least 1 pixel")
-        if not 0 < self.area[0] <= self.area[1] <= 1:
-            raise ValueError(f"area={self.area}: two fractions of the image, the smaller first")
-        if not 0 < self.aspect[0] <= self.aspect[1]:
-            raise ValueError(f"aspect={self.aspect}: two ratios of width to height, the smaller first")
-
-    def __call__(self, data: bytes, draws: Draws) -> Tensor:
-        header = read_header(data, max_pixels=self.max_pixels)
-        numbers = draws.uniform(CROP, 4 * ATTEMPTS + 1)[0].tolist()
-        box = choose_box(header.height, header.width, numbers, self.area, self.aspect)
-        shrink = next(s for s in SHRINKS if s == 1 or min(box.height, box.width) // s >= self.size)
-        rows = box.top + box.height + shrink // 2  # its corner moves by so much at most
-        pixels = decode_image(data, shrink=shrink, rows=rows, header=header)
-        top, left, height, width = box.shrunk(shrink)
-        square = resize(pixels[:, top : top + height, left : left + width], self.size, self.size)
-        return square.flip(-1) if self.flip and numbers[-1] < 0.5 else square
-
-
-@dataclass(frozen=True, slots=True)
-class CentreCrop:
-    """The shorter side resized to `resize`, then size x size from the centre: how ImageNet is evaluated."""
-
-    size: int
-    resize: int
-    max_pixels: int = MAX_PIXELS
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.size <= self.resize:
-            raise ValueError(f"size={self.size}, resize={self.resize}: a square of 1 pixel at least, from an image not smaller")
-
-    def __call__(self, data: bytes, draws: Draws) -> Tensor:
-        header = read_header(data, max_pixels=self.max_pixels)
-        shorter = min(header.height, header.width)
-        # rounded down, as torchvision does
-        height, width = (self.resize * side // shorter for side in (header.height, header.width))
-        shrink = next(s for s in SHRINKS if s == 1 or shorter // s >= self.resize)
-        pixels = resize(decode_image(data, shrink=shrink, header=header), height, width)
-        top, left = round((height - self.size) / 2), round((width - self.size) / 2)
-        # a copy of its own: the view would keep, and a worker process would send, the whole image
-        return pixels[:, top : top + self.size, left : left + self.size].clone()
-
-
-def choose_box(height: int, width: int, numbers: Sequence[float], area: tuple[float, float], aspect: tuple[float, float]) -> Box:
-    """The crop of an image for `numbers` in [0, 1), four for each attempt: area, aspect, top, left."""
-    low, high = math.log(aspect[0]), math.log(aspect[1])
-    for attempt in range(ATTEMPTS):
-        for_area, for_aspect, for_top, for_left = numbers[4 * attempt : 4 * attempt + 4]
-        pixels = height * width * (area[0] + (area[1] - area[0]) * for_area)
-        ratio = math.exp(low + (high - low) * for_aspect)
-        w, h = round(math.sqrt(pixels * ratio)), round(math.sqrt(pixels / ratio))
-        if 0 < w <= width and 0 < h <= height:
-            return Box(int(for_top * (height - h + 1)), int(for_left * (width - w + 1)), h, w)
-    h, w = height, width
-    if width < aspect[0] * height:
-        h = max(1, min(height, round(width / aspect[0])))
-    elif width > aspect[1] * height:
-        w = max(1, min(width, round(height * aspect[1])))
-    return Box((height - h) // 2, (width - w) // 2, h, w)
-
-
-def resize(pixels: Tensor, height: int, width: int) -> Tensor:
-    """uint8 C x H x W to height x width, bilinear, each pixel of the result a weighted mean of all that it covers (as Pillow)."""
-    # With its batch axis in front *before* the axes are permuted torch sees channels-last memory, and is half again as fast.
-    batch = pixels.permute(1, 2, 0)[None].permute(0, 3, 1, 2)
-    return F.interpolate(batch, (height, width), mode="bilinear", antialias=True)[0]
-
-
-# ---- transform: a whole batch ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class PadCrop:
-    """Zeros around the image, `pad` wide, then a crop of the old size at a random place: the usual one for CIFAR."""
+    """Pad a batch of images with zeros and crop each at a random place: the usual augmentation for CIFAR.
+
+    Args:
+        pad: Pixels of zeros on each side.
+
+    Raises:
+        ValueError: If `pad` is negative.
+
+    Example:
+        >>> images = torch.ones(2, 3, 32, 32, dtype=torch.uint8)
+        >>> phalanx.data.PadCrop(4)(images, phalanx.data.Draws(0, 0, [0, 1])).shape
+        torch.Size([2, 3, 32, 32])
+    """
 
     pad: int = 4
 
@@ -168,7 +64,19 @@ class PadCrop:
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """Mirrored left to right with probability `p`."""
+    """Mirror each image of a batch left to right with probability `p`.
+
+    Args:
+        p: The probability.
+
+    Raises:
+        ValueError: If `p` is not a probability.
+
+    Example:
+        >>> image = torch.tensor([[[[1, 2]]]], dtype=torch.uint8)
+        >>> phalanx.data.Flip(p=1.0)(image, phalanx.data.Draws(0, 0, [0])).tolist()
+        [[[[2, 1]]]]
+    """
 
     p: float = 0.5
 
@@ -184,7 +92,22 @@ class Flip:
 
 @dataclass(frozen=True, slots=True)
 class Normalise:
-    """uint8 to (x / 255 - mean) / std, per channel, in `dtype` and in either memory order; `mean` and `std` in [0, 1] units."""
+    """Turn a batch of uint8 images into (x / 255 - mean) / std, per channel.
+
+    Args:
+        mean: One number per channel, in units of [0, 1].
+        std: One number per channel, more than 0.
+        dtype: The dtype of the result.
+        channels_last: Make a result in channels-last memory order.
+
+    Raises:
+        ValueError: If an option makes no sense, or the batch is not uint8 N x C x H x W.
+
+    Example:
+        >>> images = torch.full((1, 1, 2, 2), 255, dtype=torch.uint8)
+        >>> phalanx.data.Normalise((0.5,), (0.5,))(images).unique().tolist()
+        [1.0]
+    """
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -235,7 +158,16 @@ class Normalise:
 
 @dataclass(frozen=True, slots=True, init=False)
 class Chain:
-    """One transform after the other. Two of one kind draw the same numbers."""
+    """Apply transforms one after the other. Two of the same kind draw the same numbers.
+
+    Args:
+        *transforms: Each is called with a batch and its draws.
+
+    Example:
+        >>> transform = phalanx.data.Chain(phalanx.data.PadCrop(4), phalanx.data.Flip(), phalanx.data.Normalise((0.5,), (0.5,)))
+        >>> transform(torch.zeros(8, 1, 28, 28, dtype=torch.uint8), phalanx.data.Draws(0, 0, range(8))).dtype
+        torch.float32
+    """
 
     transforms: tuple[Transform, ...]
 

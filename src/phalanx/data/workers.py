@@ -61,7 +61,7 @@ class Pool(Protocol):
 
 
 @dataclass(frozen=True)
-class Caller:
+class CallerThread:
     """No worker: whoever wants a micro-batch makes it when its result is asked for."""
 
     maker: Maker

@@ -7,21 +7,27 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class AllReduce:
-    """Average gradients over all ranks in every step.
+    """Average gradients over all ranks in every step: synchronous data parallelism, for `create_multi_node_optimizer(sync=...)`.
 
     Args:
-        growing: Fujitsu's groups, whose k-th boundary is after growing * k**3 tensors. By default groups have equal bytes.
-        overlap: Let groups leave during backward. None measures both ways in the first steps and keeps the faster one.
-        weighted: Average over samples instead of ranks. Set `opt.weight` to the size of each local batch.
+        growing: Fujitsu's groups of gradients, whose k-th boundary is after growing * k**3 tensors, instead of groups of equal
+            bytes.
+        overlap: Send groups while backward runs. None measures both ways in the first steps and keeps the faster.
+        weighted: Take the mean over samples instead of over ranks. Set `opt.weight` to the size of each local batch.
         record: Keep times for `opt.report()`.
         fused: Update the parameters while the gradients are summed. Parameters and moments then exist once per host, and
             `p.grad` stays this rank's own gradient. For torch.optim.SGD, Adam, AdamW and phalanx.Lars in float32, with all ranks
             on one host; otherwise you get one warning and the plain step.
-        check_every: Compare the ranks' parameters after this many steps, and raise `ReplicaError` if they differ. 0 never does.
+        check_every: Compare the parameters of the ranks after this many steps, and raise `ReplicaError` if they differ. 0 never
+            does.
+
+    Raises:
+        ValueError: If `growing` or `check_every` makes no sense.
 
     Example:
-        >>> phalanx.AllReduce(overlap=True, check_every=0)
-        AllReduce(growing=None, overlap=True, weighted=False, record=False, fused=False, check_every=0)
+        >>> model = torch.nn.Linear(4, 2)
+        >>> sync = phalanx.AllReduce(check_every=1000)
+        >>> opt = phalanx.create_multi_node_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), comm, sync=sync)
     """
 
     growing: int | None = None

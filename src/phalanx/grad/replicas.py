@@ -13,7 +13,21 @@ from phalanx.comm.communicator import Communicator
 
 
 class ReplicaError(RuntimeError):
-    """Ranks that should hold the same parameters do not."""
+    """Ranks that should hold the same parameters do not. The message names the ranks and the parameters.
+
+    Example:
+        >>> def train(comm):
+        ...     model = torch.nn.Linear(1, 1)
+        ...     torch.nn.init.constant_(model.weight, comm.rank)  # different on each rank
+        ...     opt = phalanx.create_multi_node_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), comm)
+        ...     model(torch.ones(1, 1)).sum().backward()
+        ...     opt.step()
+        >>> try:
+        ...     phalanx.run_local(2, train)
+        ... except phalanx.ReplicaError as error:
+        ...     "bcast_parameters" in str(error)
+        True
+    """
 
 
 def check_replicas(

@@ -30,8 +30,15 @@ CONVERTIBLE = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 def average_batchnorm_(model: nn.Module, comm: Communicator) -> None:
     """Replace the running statistics of all batch norms by their mean over the ranks, in one message. All ranks call it.
 
-    The mean of the means, and the mean of the variances (what lies between the ranks' means is left out, as in ChainerMN);
-    `num_batches_tracked` becomes the rounded mean.
+    You get the mean of the means and the mean of the variances, as in ChainerMN. `num_batches_tracked` becomes the rounded mean.
+
+    Args:
+        model: The model. Its buffers change in place.
+        comm: The communicator.
+
+    Example:
+        >>> model = torch.nn.BatchNorm1d(3)
+        >>> phalanx.average_batchnorm_(model, comm)
     """
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
     buffers = [x for m in norms for x in (m.running_mean, m.running_var, m.num_batches_tracked) if x is not None]
@@ -58,12 +65,31 @@ def use_last_batch_(model: nn.Module) -> None:
 
 
 class MultiNodeBatchNorm(_BatchNorm):
-    """Batch norm over the batches of all ranks of `comm`, for inputs of any (N, C, ...).
+    """Batch norm over the batches of all ranks, for inputs of any shape (N, C, ...).
 
-    Forward and backward are those of one process with the concatenated batch, for unequal and empty batches too; each is one
-    all-reduce of 2 C numbers. In backward, gradients are those of the sum of the ranks' losses; as with every other layer, those
-    of weight and bias are this rank's part, which the multi-node optimizer averages. All ranks run the same layers in the same
-    order, also backward. In evaluation it is torch's batch norm, and nothing is sent. State dicts are those of BatchNorm1d to 3d.
+    Forward and backward compute what one process would compute on the concatenated batch, also when batches differ in size or are
+    empty. Each direction is one all-reduce of 2 C numbers. All ranks must run the same layers in the same order. In evaluation
+    it is torch's batch norm and sends nothing. State dicts are those of torch's batch norms.
+
+    The gradients of weight and bias are this rank's part, as with every other layer; the multi-node optimizer averages them.
+
+    Args:
+        num_features: The number of channels, C.
+        comm: The communicator whose ranks share their statistics.
+        eps: As in torch.
+        momentum: As in torch.
+        affine: As in torch.
+        track_running_stats: As in torch.
+        device: As in torch.
+        dtype: As in torch.
+
+    Raises:
+        ValueError: When called on an input of another shape, or in training on a single value per channel.
+
+    Example:
+        >>> norm = phalanx.MultiNodeBatchNorm(3, comm)
+        >>> norm(torch.randn(8, 3, 4, 4)).shape
+        torch.Size([8, 3, 4, 4])
     """
 
     def __init__(
@@ -83,6 +109,7 @@ class MultiNodeBatchNorm(_BatchNorm):
 
     @property
     def comm(self) -> Communicator:
+        """The communicator whose ranks share their statistics."""
         return self._shared.comm
 
     def _check_input_dim(self, input: torch.Tensor) -> None:  # noqa: A002  torch's name
@@ -90,6 +117,7 @@ class MultiNodeBatchNorm(_BatchNorm):
             raise ValueError(f"expected (N, {self.num_features}, ...), got {tuple(input.shape)}")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalise `x` with the statistics of all ranks."""
         self._check_input_dim(x)
         if not self.training or self.comm.size == 1:
             return super().forward(x)
@@ -114,10 +142,26 @@ class MultiNodeBatchNorm(_BatchNorm):
 
 
 def convert_batchnorm(model: nn.Module, comm: Communicator, *, group: int | None = None) -> nn.Module:
-    """`model` with every BatchNorm1d, 2d and 3d replaced by `MultiNodeBatchNorm`; parameters and buffers stay the same tensors.
+    """Replace every BatchNorm1d, 2d, 3d and SyncBatchNorm of a model by `MultiNodeBatchNorm`. All ranks call it.
 
-    Statistics are those of all ranks of `comm`, or of `group` consecutive ranks. All ranks call it. `model` is changed; what is
-    returned is another module only if `model` itself is a batch norm.
+    Parameters and buffers stay the same tensors, so you can convert after you made the optimizer.
+
+    Args:
+        model: The model. It changes in place.
+        comm: The communicator.
+        group: Share statistics among this many consecutive ranks instead of among all.
+
+    Returns:
+        `model`, or its replacement if `model` itself is a batch norm.
+
+    Raises:
+        ValueError: If `group` is not a number of ranks of `comm`.
+        TypeError: If the model has a batch norm of another type.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
+        >>> type(phalanx.convert_batchnorm(model, comm)[1]).__name__
+        'MultiNodeBatchNorm'
     """
     if group is not None:
         if not 1 <= group <= comm.size:

@@ -28,7 +28,21 @@ DRAWING = {
 
 
 def seed_everything(seed: int) -> None:
-    """Seed Python's, NumPy's and torch's generators (all devices): models built after it are equal on all ranks."""
+    """Seed Python's, NumPy's and torch's generators. Models that you build afterwards are equal on all ranks.
+
+    Args:
+        seed: A whole number from 0 to 2**32 - 1.
+
+    Raises:
+        ValueError: If it is not.
+
+    Example:
+        >>> phalanx.seed_everything(0)
+        >>> a = torch.rand(2)
+        >>> phalanx.seed_everything(0)
+        >>> torch.equal(a, torch.rand(2))
+        True
+    """
     if not hasattr(seed, "__index__") or not 0 <= seed < 2**32:
         raise ValueError(f"seed={seed!r}: an int from 0 to 2**32 - 1, which is what all three generators take")
     seed = operator.index(seed)  # NumPy's integers, too: random.seed would hash them
@@ -39,7 +53,22 @@ def seed_everything(seed: int) -> None:
 
 
 def bcast_parameters(model: torch.nn.Module, comm: Any, root: int = 0) -> None:
-    """Give every rank the parameters and buffers of rank `root`, in one message per dtype and device."""
+    """Give every rank the parameters and buffers of rank `root`, in one message per dtype and device. All ranks call it.
+
+    Args:
+        model: The model. It changes in place.
+        comm: The communicator.
+        root: The rank whose values all ranks get.
+
+    Example:
+        >>> def weight(comm):
+        ...     model = torch.nn.Linear(1, 1)
+        ...     torch.nn.init.constant_(model.weight, comm.rank)
+        ...     phalanx.bcast_parameters(model, comm, root=1)
+        ...     return model.weight.item()
+        >>> phalanx.run_local(2, weight)
+        [1.0, 1.0]
+    """
     tensors = [*model.parameters(), *model.buffers()]
     kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for x in dict.fromkeys(tensors):
@@ -61,12 +90,26 @@ def init_parameters_(
     initialize: Callable[[torch.nn.Module], Any] | None = None,
     zero_gamma: Callable[[str], bool] | None = None,
 ) -> None:
-    """Draw every module's parameters anew, from a generator seeded with (seed, name of the module).
+    """Draw every module's parameters anew, from generators seeded with (seed, name of the module).
 
-    Equal on all ranks whatever was built or drawn before, in whatever order, and a layer that is added changes no other. Torch's
-    own generators are neither used nor changed: other threads may draw from them meanwhile. `initialize(module)` is called for
-    each module that owns parameters; by default its `reset_parameters()`. `zero_gamma(name)` selects normalisations, the last of
-    each residual branch say, whose weight becomes 0 (Goyal et al., arXiv 1706.02677, 5.1).
+    The result is equal on all ranks, whatever was built or drawn before. A new layer changes no other layer. Torch's own
+    generators are neither used nor changed.
+
+    Args:
+        model: The model. It changes in place.
+        seed: The same on all ranks.
+        initialize: Called with each module that owns parameters. By default its `reset_parameters()` is called.
+        zero_gamma: Selects normalisations by name whose weight becomes 0, for example the last of each residual branch
+            (Goyal et al., arXiv 1706.02677, 5.1).
+
+    Raises:
+        ValueError: If a module owns parameters, has no `reset_parameters()`, and you gave no `initialize`.
+
+    Example:
+        >>> a, b = torch.nn.Linear(4, 2), torch.nn.Linear(4, 2)
+        >>> phalanx.init_parameters_(a, seed=0); phalanx.init_parameters_(b, seed=0)
+        >>> torch.equal(a.weight, b.weight)
+        True
     """
     for name, module in model.named_modules():
         own = list(module.parameters(recurse=False))

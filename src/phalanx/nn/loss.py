@@ -12,14 +12,25 @@ from torch.nn import functional as F
 
 
 class LabelSmoothingLoss(torch.nn.Module):
-    """torch.nn.CrossEntropyLoss(label_smoothing=smoothing), with three differences that training at scale needs.
+    """Cross entropy with smoothed labels: torch's `CrossEntropyLoss(label_smoothing=...)`, made safe for training at scale.
 
-    A batch whose labels are all ignored has loss 0 and zero gradients, not NaN: one such rank would poison the mean gradient of
-    all. Sixteen-bit logits are computed with, and their loss returned, in float32: a sum over many samples overflows fp16. Soft
-    targets may have any floating dtype.
+    Three things differ. A batch whose labels are all ignored has loss 0 and zero gradients instead of NaN, which would poison
+    the mean gradient of all ranks. Sixteen-bit logits are computed in float32, because a sum over many samples overflows
+    float16. Soft targets may have any floating dtype.
 
-    `target` holds class numbers (shape of the logits without the class dim), or probabilities (shape of the logits). As in torch,
-    the mean is over samples, weighted by the weight of their class where labels are numbers.
+    Args:
+        smoothing: The share of each label that is spread evenly over all classes.
+        weight: One weight per class.
+        ignore_index: Samples with this label count for nothing.
+        reduction: `"mean"`, `"sum"` or `"none"`. As in torch, the mean is weighted by the weight of the classes.
+
+    Raises:
+        ValueError: If `smoothing` or `reduction` makes no sense.
+
+    Example:
+        >>> loss = phalanx.LabelSmoothingLoss(smoothing=0.1)
+        >>> round(loss(torch.tensor([[2.0, 0.0]]), torch.tensor([0])).item(), 3)
+        0.227
     """
 
     weight: torch.Tensor | None
@@ -36,6 +47,7 @@ class LabelSmoothingLoss(torch.nn.Module):
         self.register_buffer("weight", weight)
 
     def forward(self, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """The loss of `logits` for `target`: class numbers, or probabilities in the shape of the logits."""
         if logits.dtype in (torch.float16, torch.bfloat16):
             logits = logits.float()
         weight = None if self.weight is None else self.weight.to(logits.dtype)

@@ -51,12 +51,31 @@ class Layer(NamedTuple):
 
 
 class Lars(torch.optim.Optimizer):
-    """The rule above; all options may differ between groups.
+    """SGD with momentum in which every layer moves in proportion to its own size (You, Gitman, Ginsburg, arXiv 1708.03888).
 
-    `skip(p)` selects parameters that get neither trust ratio nor weight decay. `lr_in_momentum=False` keeps the rate out of the
-    velocity, as timm, torch-optimizer and LARC do: u = ratio * d and w -= lr * v. `foreach` forces torch's multi-tensor
-    operations or forbids them; by default they are used where parameters are not on the CPU. Float32 on the CPU is moved by the
-    native core where that is available.
+    All options may differ between parameter groups. Float32 parameters on the CPU are updated by the native core where it is
+    available.
+
+    Args:
+        params: Parameters or groups, as for any torch optimizer.
+        lr: The learning rate.
+        momentum: The share of the velocity that is kept.
+        weight_decay: Added to the gradient as weight_decay * w.
+        trust_coefficient: The size of a step relative to the size of the layer.
+        eps: Added to the denominator of the trust ratio.
+        nesterov: Look ahead along the momentum.
+        skip: Selects parameters that get neither trust ratio nor weight decay. By default those of fewer than 2 dimensions.
+        lr_in_momentum: Multiply by the rate before the velocity. False does so after it, as timm, torch-optimizer and LARC do.
+        foreach: Force or forbid torch's multi-tensor operations. By default they are used for parameters that are not on the CPU.
+
+    Raises:
+        ValueError: If an option is negative, or `nesterov` is set without momentum.
+
+    Example:
+        >>> model = torch.nn.Linear(4, 2)
+        >>> optimizer = phalanx.Lars(model.parameters(), lr=3.2, momentum=0.9, weight_decay=5e-5)
+        >>> model(torch.ones(8, 4)).sum().backward()
+        >>> optimizer.step()
     """
 
     def __init__(
@@ -87,7 +106,7 @@ class Lars(torch.optim.Optimizer):
         super().__init__(params, options)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's. A group may bring its own `skip`."""
+        """Add a group, as in torch. It may have its own `skip`."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         for name in ("lr", "momentum", "weight_decay", "trust_coefficient", "eps"):
@@ -109,7 +128,7 @@ class Lars(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One update; gradients are only read."""
+        """Update the parameters once. Gradients are only read."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -24,7 +24,18 @@ import torch
 
 
 class Rule:
-    """A function of progress. Subclasses are frozen dataclasses with `epochs` (infinite if they have no end) and `at`."""
+    """A function of progress, counted in epochs. Call it, multiply it, or chain it with `>>`.
+
+    Before its beginning a rule has its first value, and after its epochs the last one. Nothing is remembered between two calls,
+    so a resumed run continues exactly.
+
+    Subclasses are frozen dataclasses with `epochs` (infinite if the rule has no end) and `at`.
+
+    Example:
+        >>> rule = 0.1 * (phalanx.lr.warmup(5) >> phalanx.lr.cosine(85))
+        >>> rule(0), rule(5), rule(90)
+        (0.0, 0.1, 0.0)
+    """
 
     __slots__ = ()
     epochs: float
@@ -56,7 +67,16 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class constant(Rule):  # noqa: N801
-    """One value."""
+    """One value for all epochs.
+
+    Args:
+        epochs: How long the rule lasts.
+        value: The value.
+
+    Example:
+        >>> phalanx.lr.constant(30, 0.5)(12)
+        0.5
+    """
 
     epochs: float
     value: float = 1.0
@@ -67,7 +87,17 @@ class constant(Rule):  # noqa: N801
 
 @dataclass(frozen=True, slots=True)
 class warmup(Rule):  # noqa: N801
-    """From `start` to 1 on a straight line (Goyal et al., arXiv 1706.02677: 5 epochs from 1 / ranks; Fujitsu: 36 from 0)."""
+    """A straight line from `start` to 1 (Goyal et al., arXiv 1706.02677: 5 epochs from 1 / ranks; Fujitsu: 36 epochs from 0).
+
+    Args:
+        epochs: How long the line is.
+        start: The first value.
+
+    Example:
+        >>> rule = phalanx.lr.warmup(4)
+        >>> [rule(epoch) for epoch in range(5)]
+        [0.0, 0.25, 0.5, 0.75, 1.0]
+    """
 
     epochs: float
     start: float = 0.0
@@ -78,7 +108,19 @@ class warmup(Rule):  # noqa: N801
 
 @dataclass(frozen=True, slots=True)
 class exponential_warmup(Rule):  # noqa: N801
-    """From `start` to 1 by equal factors in equal times."""
+    """From `start` to 1 by equal factors in equal times.
+
+    Args:
+        epochs: How long it takes.
+        start: The first value, more than 0.
+
+    Raises:
+        ValueError: If `start` is not more than 0.
+
+    Example:
+        >>> phalanx.lr.exponential_warmup(2, start=0.01)(1)
+        0.1
+    """
 
     epochs: float
     start: float = 0.01
@@ -94,7 +136,20 @@ class exponential_warmup(Rule):  # noqa: N801
 
 @dataclass(frozen=True, slots=True, init=False)
 class step(Rule):  # noqa: N801
-    """1, multiplied by `factor` at each of the epochs `at_epochs`: step(30, 60, 80)."""
+    """1, multiplied by `factor` at each of `at_epochs`.
+
+    Args:
+        *at_epochs: Epochs in ascending order.
+        factor: What each of them multiplies by.
+
+    Raises:
+        ValueError: If the epochs are not in ascending order.
+
+    Example:
+        >>> rule = phalanx.lr.step(30, 60, factor=0.5)
+        >>> rule(29), rule(30), rule(60)
+        (1.0, 0.5, 0.25)
+    """
 
     at_epochs: tuple[float, ...]
     factor: float = 0.1
@@ -118,7 +173,16 @@ class step(Rule):  # noqa: N801
 
 @dataclass(frozen=True, slots=True)
 class linear(Rule):  # noqa: N801
-    """From 1 to `end` on a straight line."""
+    """A straight line from 1 to `end`.
+
+    Args:
+        epochs: How long the line is.
+        end: The last value.
+
+    Example:
+        >>> phalanx.lr.linear(10)(5)
+        0.5
+    """
 
     epochs: float
     end: float = 0.0
@@ -129,7 +193,20 @@ class linear(Rule):  # noqa: N801
 
 @dataclass(frozen=True, slots=True)
 class polynomial(Rule):  # noqa: N801
-    """From 1 to `end` as (1 - end) * (1 - p)**power + end: MLPerf with power 2, Fujitsu ("power") with 2.2."""
+    """From 1 to `end` as (1 - end) * (1 - p)**power + end, where p is the part of `epochs` done.
+
+    Args:
+        epochs: How long it takes.
+        power: 2 in MLPerf's reference, 2.2 in Fujitsu's "power".
+        end: The last value.
+
+    Raises:
+        ValueError: If `power` is not more than 0.
+
+    Example:
+        >>> phalanx.lr.polynomial(10, power=2)(5)
+        0.25
+    """
 
     epochs: float
     power: float = 2.0
@@ -146,7 +223,16 @@ class polynomial(Rule):  # noqa: N801
 
 @dataclass(frozen=True, slots=True)
 class cosine(Rule):  # noqa: N801
-    """From 1 to `end` on half a wave (Loshchilov and Hutter, arXiv 1608.03983, without restarts)."""
+    """Half a wave from 1 to `end` (Loshchilov and Hutter, arXiv 1608.03983, without restarts).
+
+    Args:
+        epochs: How long it takes.
+        end: The last value.
+
+    Example:
+        >>> phalanx.lr.cosine(10)(10)
+        0.0
+    """
 
     epochs: float
     end: float = 0.0
@@ -157,10 +243,22 @@ class cosine(Rule):  # noqa: N801
 
 @dataclass(frozen=True, slots=True)
 class natan(Rule):  # noqa: N801
-    """Fujitsu's arc tangent: 0.5 - atan(x / decay + x**3 / 1000) / pi, with x the epochs since `turn`, where it is 0.5.
+    """Fujitsu's arc tangent: 0.5 - atan(x / decay + x**3 / 1000) / pi, where x is the epochs since `turn`.
 
-    As in their code (MLPerf Training v0.6, open division): after the turn x counts twice, and `final`, if given, stretches that
-    part so that the last value is `final`.
+    As in their code (MLPerf Training v0.6, open division), x counts twice after the turn.
+
+    Args:
+        epochs: How long it takes.
+        turn: The epoch at which the value is 0.5.
+        decay: A larger number falls more slowly.
+        final: Stretch the part after the turn so that the last value is this one.
+
+    Raises:
+        ValueError: If `turn` does not lie inside `epochs`, or `decay` is not more than 0.
+
+    Example:
+        >>> phalanx.lr.natan(90, turn=45)(45)
+        0.5
     """
 
     epochs: float
@@ -191,7 +289,13 @@ class natan(Rule):  # noqa: N801
 class elu_ramp(Rule):  # noqa: N801
     """The share of SGD in the RMSprop warm-up of Akiba et al. (arXiv 1711.04325): exponential up to 1/2, then linear up to 1.
 
-    1/2 is reached at `center`, 1 half a `period` later.
+    Args:
+        center: The epoch at which it reaches 1/2.
+        period: It reaches 1 half a period later.
+
+    Example:
+        >>> phalanx.lr.elu_ramp(center=10, period=5)(10)
+        0.5
     """
 
     center: float = 10.0
@@ -207,7 +311,16 @@ class elu_ramp(Rule):  # noqa: N801
 
 
 def slow_start() -> Rule:
-    """The 90 epochs of Akiba et al. (arXiv 1711.04325), factors of 0.1 * batch / 256: a half, and that for long, is the peak."""
+    """The 90 epochs of Akiba et al. (arXiv 1711.04325), as factors of 0.1 * batch / 256. The peak is one half, held for 40
+    epochs.
+
+    Returns:
+        A rule of 90 epochs.
+
+    Example:
+        >>> phalanx.lr.slow_start()(50)
+        0.075
+    """
     return constant(40, 0.5) >> constant(30, 0.075) >> constant(15, 0.01) >> constant(5, 0.001)
 
 
@@ -216,7 +329,18 @@ def slow_start() -> Rule:
 
 @dataclass(frozen=True, slots=True)
 class Chain(Rule):
-    """One rule after another; made by `>>`. Where one ends the next begins: the end itself belongs to the next."""
+    """Rules one after another. `a >> b` makes it. The end of one rule belongs to the next.
+
+    Args:
+        rules: The rules in order. Only the last may be without an end.
+
+    Raises:
+        ValueError: If another rule than the last has no end.
+
+    Example:
+        >>> phalanx.lr.warmup(5) >> phalanx.lr.linear(10)
+        warmup(epochs=5, start=0.0) >> linear(epochs=10, end=0.0)
+    """
 
     rules: tuple[Rule, ...]
 
@@ -243,7 +367,15 @@ class Chain(Rule):
 
 @dataclass(frozen=True, slots=True)
 class Product(Rule):
-    """Rules side by side; made by `*`."""
+    """Rules multiplied at the same progress. `a * b` makes it.
+
+    Args:
+        rules: The rules.
+
+    Example:
+        >>> (phalanx.lr.warmup(4) * phalanx.lr.step(2, factor=0.5))(2)
+        0.25
+    """
 
     rules: tuple[Rule, ...]
 
@@ -261,7 +393,16 @@ class Product(Rule):
 
 @dataclass(frozen=True, slots=True)
 class Scaled(Rule):
-    """A rule times a number; made by `*`."""
+    """A rule times a number. `0.1 * a` makes it.
+
+    Args:
+        factor: The number.
+        rule: The rule.
+
+    Example:
+        >>> (0.1 * phalanx.lr.warmup(5))(5)
+        0.1
+    """
 
     factor: float
     rule: Rule
@@ -281,20 +422,61 @@ class Scaled(Rule):
 
 
 def linear_scaling(batch: float, *, rate: float = 0.1, reference: float = 256) -> float:
-    """The peak rate for `batch` samples per step, where `rate` is right for `reference`: proportional (Goyal 2017)."""
+    """The peak rate for a batch, proportional to it (Goyal et al. 2017).
+
+    Args:
+        batch: The samples of one update.
+        rate: The rate that is right for `reference`.
+        reference: The batch that `rate` is right for.
+
+    Returns:
+        rate * batch / reference.
+
+    Example:
+        >>> phalanx.lr.linear_scaling(8192)
+        3.2
+    """
     return rate * batch / reference
 
 
 def sqrt_scaling(batch: float, *, rate: float = 0.1, reference: float = 256) -> float:
-    """The peak rate that keeps the variance of a step: proportional to the root of the batch (Krizhevsky, arXiv 1404.5997)."""
+    """The peak rate that keeps the variance of a step, proportional to the root of the batch (Krizhevsky, arXiv 1404.5997).
+
+    Args:
+        batch: The samples of one update.
+        rate: The rate that is right for `reference`.
+        reference: The batch that `rate` is right for.
+
+    Returns:
+        rate * sqrt(batch / reference).
+
+    Example:
+        >>> phalanx.lr.sqrt_scaling(1024)
+        0.2
+    """
     return rate * math.sqrt(batch / reference)
 
 
 def momentum_for(batch: float, *, momentum: float = 0.9, reference: float, rate_factor: float = 1.0) -> float:
-    """The momentum that keeps the noise of SGD when the batch changes from `reference` and the rate by `rate_factor`.
+    """The momentum that keeps the noise of SGD when the batch changes (Smith et al., arXiv 1711.00489).
 
-    The noise scale rate * N / (batch * (1 - momentum)) stays the same (Smith et al., arXiv 1711.00489). A batch that shrinks
-    without its rate asks for less than no momentum: that is an error.
+    The noise scale rate * N / (batch * (1 - momentum)) stays the same.
+
+    Args:
+        batch: The new batch.
+        momentum: The momentum that is right for `reference`.
+        reference: The old batch.
+        rate_factor: The factor by which the rate changes.
+
+    Returns:
+        The new momentum.
+
+    Raises:
+        ValueError: If no momentum keeps the noise. The message names a rate factor that does.
+
+    Example:
+        >>> phalanx.lr.momentum_for(512, momentum=0.9, reference=256)
+        0.95
     """
     found = 1.0 - (1.0 - momentum) * rate_factor * reference / batch
     if not 0 <= found < 1:
@@ -311,10 +493,25 @@ def momentum_for(batch: float, *, momentum: float = 0.9, reference: float, rate_
 def apply(
     optimizer: torch.optim.Optimizer, rule: Rule, progress: float, *, option: str = "lr", correct_momentum: bool = False
 ) -> float:
-    """Set the learning rate (or another `option`) of all groups to `rule(progress)` and return it.
+    """Set the learning rate of all parameter groups to `rule(progress)`.
 
-    A group with an entry "lr_scale" gets so many times the rate. `correct_momentum` multiplies the velocities by new rate / old
-    rate: for optimizers whose velocity contains the rate, as that of `Lars` does (Goyal 2017, remark 2), and no others.
+    A group with an entry `"lr_scale"` gets that multiple of the rate.
+
+    Args:
+        optimizer: Any torch optimizer.
+        rule: The rule. A plain factor is not enough: multiply it by the peak rate.
+        progress: Epochs so far, such as `step / steps_per_epoch`.
+        option: The entry of the groups to set.
+        correct_momentum: Multiply the velocities by new rate / old rate (Goyal 2017, remark 2). Use it only with optimizers whose
+            velocity contains the rate, as that of `Lars` does.
+
+    Returns:
+        The value of the rule.
+
+    Example:
+        >>> optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+        >>> phalanx.lr.apply(optimizer, 0.4 * phalanx.lr.warmup(5), progress=2.5), optimizer.param_groups[0]["lr"]
+        (0.2, 0.2)
     """
     value = rule(progress)
     for group in optimizer.param_groups:
@@ -329,7 +526,23 @@ def apply(
 
 
 def sample(rule: Rule, epochs: float | None = None, points: int = 200) -> list[tuple[float, float]]:
-    """(progress, value) at `points` equal distances over the rule's epochs, or over `epochs`: for a plot."""
+    """Values of a rule at equal distances, for a plot.
+
+    Args:
+        rule: The rule.
+        epochs: The last epoch. By default that of the rule.
+        points: The number of values.
+
+    Returns:
+        A list of (progress, value).
+
+    Raises:
+        ValueError: If the rule has no end and you gave no `epochs`, or `points` is less than 2.
+
+    Example:
+        >>> phalanx.lr.sample(phalanx.lr.linear(10), points=3)
+        [(0.0, 1.0), (5.0, 0.5), (10.0, 0.0)]
+    """
     end = rule.epochs if epochs is None else epochs
     if math.isinf(end) or points < 2:
         raise ValueError(f"sample({rule!r}, {epochs=}, {points=}): at least 2 points, and epochs for a rule without end")

@@ -65,11 +65,36 @@ def create_multi_node_optimizer(
     wire: torch.dtype | None = None,
     bucket_bytes: int | None = None,
 ) -> MultiNodeOptimizer | GossipOptimizer:
-    """Make `optimizer` average gradients over the ranks of `comm` in every step.
+    """Make an optimizer average gradients over the ranks in every step. All ranks call it.
 
-    `sync` says how (`AllReduce()` by default); `Gossip(...)` mixes replicas with one partner per step instead. `wire` compresses
-    what travels to torch.float16 or torch.bfloat16. `bucket_bytes` is the size of a group of gradients, measured in the first
-    step by default. `double_buffering` applies the previous step's mean gradient.
+    When `backward()` returns, outside `no_sync()`, every `p.grad` is the mean over the ranks, so clipping, `GradScaler` and
+    logging need no change. A missing gradient counts as zero. The ranks compare their parameters at the first step.
+
+    Args:
+        optimizer: Any torch optimizer.
+        comm: The communicator.
+        sync: How replicas stay together: `AllReduce(...)`, the default, or `Gossip(...)`.
+        double_buffering: Apply the mean gradient of the step before. Only with `AllReduce`.
+        wire: Send torch.float16 or torch.bfloat16 instead of the gradients' own dtype.
+        bucket_bytes: The size of a group of gradients that travels together. By default the first steps measure it.
+
+    Returns:
+        A torch optimizer. It also has `no_sync()`, `synchronize()`, `average_()`, `follow(model)`, `spread()` and `report()`.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If options exclude each other.
+        ReplicaError: At the first step, if the ranks start with different parameters or options.
+
+    Example:
+        >>> model = torch.nn.Linear(4, 2)
+        >>> opt = phalanx.create_multi_node_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), comm)
+        >>> for x in torch.ones(3, 8, 4):
+        ...     opt.zero_grad()
+        ...     model(x).sum().backward()
+        ...     opt.step()
+        >>> opt.steps
+        3
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer is a torch.optim.Optimizer, got {type(optimizer).__name__}")

@@ -14,7 +14,22 @@ from .ops import Collective, Move, Schedule, Step
 
 
 def binomial(n: int, root: int = 0) -> Schedule:
-    """The whole buffer of `root` to all of `n` ranks in ceil(log2 n) steps."""
+    """Broadcast along a binomial tree: the fewest steps, for small messages.
+
+    Args:
+        n: The number of ranks.
+        root: The rank whose buffer all ranks get.
+
+    Returns:
+        A schedule of ceil(log2 n) steps, whose goal is `"copy"`.
+
+    Raises:
+        ValueError: If `n` is less than 1 or `root` is not a rank.
+
+    Example:
+        >>> len(phalanx.schedule.binomial(8).steps)
+        3
+    """
     name = _checked("binomial", n, root)
     steps = []
     for distance, senders in _rounds(n):
@@ -24,7 +39,21 @@ def binomial(n: int, root: int = 0) -> Schedule:
 
 
 def scatter_gather(n: int, root: int = 0) -> Schedule:
-    """The buffer of `root` scattered down a binomial tree, then all-gathered around a ring."""
+    """Broadcast large messages: scatter the buffer down a binomial tree, then all-gather it around a ring.
+
+    Args:
+        n: The number of ranks.
+        root: The rank whose buffer all ranks get.
+
+    Returns:
+        A schedule whose goal is `"copy"`. No rank sends twice the buffer.
+
+    Raises:
+        ValueError: If `n` is less than 1 or `root` is not a rank.
+
+    Example:
+        >>> phalanx.schedule.verify(phalanx.schedule.scatter_gather(5, root=2))
+    """
     name = _checked("scatter_gather", n, root)
     steps = []
     for distance, senders in _rounds(n):

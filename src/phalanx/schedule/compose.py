@@ -12,7 +12,23 @@ from .runs import runs
 
 
 def chain(schedules: Sequence[Schedule], *, goal: Goal, name: str | None = None) -> Schedule:
-    """`schedules` one after the other on the same world, with a claim about the whole; chunks are cut as finely as needed."""
+    """Run schedules one after the other, with a claim about the whole.
+
+    Args:
+        schedules: Schedules of one world size. Their chunks are cut as finely as needed.
+        goal: What the whole claims.
+        name: What to call it. By default the names, joined by `+`.
+
+    Returns:
+        One schedule.
+
+    Raises:
+        ValueError: If there is no schedule, or world sizes differ.
+
+    Example:
+        >>> rounds = [phalanx.schedule.gossip(8, k) for k in range(3)]
+        >>> phalanx.schedule.verify(phalanx.schedule.chain(rounds, goal="mean"))
+    """
     if not schedules:
         raise ValueError("chain([]): nothing to chain; give at least 1 schedule")
     first = schedules[0]
@@ -27,7 +43,22 @@ def chain(schedules: Sequence[Schedule], *, goal: Goal, name: str | None = None)
 
 
 def relabel(s: Schedule, ranks: Sequence[int]) -> Schedule:
-    """`s` with the part of rank i played by `ranks[i]`."""
+    """Give the role of rank i to rank `ranks[i]`.
+
+    Args:
+        s: The schedule.
+        ranks: A permutation of its ranks.
+
+    Returns:
+        The same algorithm with other rank numbers.
+
+    Raises:
+        ValueError: If `ranks` is not a permutation of the schedule's ranks.
+
+    Example:
+        >>> phalanx.schedule.relabel(phalanx.schedule.binomial(2), [1, 0]).root
+        1
+    """
     if sorted(ranks) != list(range(s.world)):
         raise ValueError(f"relabel: {list(ranks)} is not a permutation of the ranks 0 to {s.world - 1} of {s.name}")
 

@@ -23,7 +23,26 @@ Topology = Literal["dissemination", "hypercube"]
 
 
 def gossip(n: int, round: int, topology: Topology = "dissemination", seed: int = 0, *, rotate: bool = True) -> Schedule:  # noqa: A002  # the paper's word
-    """Round number `round` of gossip among `n` ranks; `rotate=False` keeps the partners of the first period for ever."""
+    """One round of gossip: every rank averages its buffer with that of one other rank.
+
+    Args:
+        n: The number of ranks.
+        round: The number of the round, from 0. Rounds differ in the partners.
+        topology: `"dissemination"` works for any `n`; `"hypercube"` pairs ranks and is meant for powers of two.
+        seed: Seeds the permutations of the ranks between periods. All ranks pass the same.
+        rotate: Permute the ranks after each period of `gossip_period(n)` rounds. Without it the first period repeats.
+
+    Returns:
+        A schedule whose goal is `"mixing"`.
+
+    Raises:
+        ValueError: If `n`, `round` or `topology` makes no sense.
+
+    Example:
+        >>> s = phalanx.schedule.gossip(8, round=0)
+        >>> s.goal, len(s.steps)
+        ('mixing', 2)
+    """
     sends = gossip_partners(n, round, topology, seed, rotate=rotate)
     name = f"gossip({n}, round={round}, {topology})"
     moves = tuple(Move(rank, to, range(1), reduce=True) for rank, to in enumerate(sends) if to is not None)
@@ -42,7 +61,25 @@ def gossip_partners(
     *,
     rotate: bool = True,
 ) -> tuple[int | None, ...]:
-    """To whom each rank sends in this round; None where it sits the round out."""
+    """The rank that each rank sends to in one round of gossip.
+
+    Args:
+        n: The number of ranks.
+        round: The number of the round, from 0.
+        topology: `"dissemination"` or `"hypercube"`.
+        seed: Seeds the permutations of the ranks between periods.
+        rotate: Permute the ranks after each period.
+
+    Returns:
+        One destination per rank, or None for a rank that sits the round out.
+
+    Raises:
+        ValueError: If `n`, `round` or `topology` makes no sense.
+
+    Example:
+        >>> phalanx.schedule.gossip_partners(4, round=1)
+        (2, 3, 0, 1)
+    """
     if n < 1:
         raise ValueError(f"gossip({n}): a world has at least 1 rank; give n >= 1")
     if round < 0:
@@ -62,7 +99,20 @@ def gossip_partners(
 
 
 def gossip_period(n: int) -> int:
-    """Rounds until every rank has heard from every other (hypercube: where n is a power of two), and partners rotate."""
+    """The number of rounds after which every rank has heard from every other, directly or not.
+
+    Partners rotate after each period. A hypercube reaches all ranks only where `n` is a power of two.
+
+    Args:
+        n: The number of ranks.
+
+    Returns:
+        ceil(log2 n), at least 1.
+
+    Example:
+        >>> phalanx.schedule.gossip_period(100)
+        7
+    """
     return max(1, (n - 1).bit_length())
 
 

@@ -13,7 +13,21 @@ from .ops import Move, Op, Schedule, Step
 
 
 def halving_doubling(n: int) -> Schedule:
-    """All-reduce of any `n` ranks in 2 floor(log2 n) steps, and 2 more where n is not a power of two."""
+    """All-reduce by recursive halving and doubling: few steps, and no more bytes than a ring.
+
+    Args:
+        n: The number of ranks. It need not be a power of two.
+
+    Returns:
+        A schedule of 2 floor(log2 n) steps, plus 2 where n is not a power of two.
+
+    Raises:
+        ValueError: If `n` is less than 1.
+
+    Example:
+        >>> len(phalanx.halving_doubling(16).steps), len(phalanx.halving_doubling(17).steps)
+        (8, 10)
+    """
     if n < 1:
         raise ValueError(f"halving_doubling({n}): a world has at least 1 rank; give n >= 1")
     chunks = core_size(n)

@@ -16,9 +16,22 @@ from .ring import ring
 
 
 def hierarchical(hosts: int, per_host: int, *, among: Callable[[int], Schedule] = ring) -> Schedule:
-    """All-reduce of `hosts` hosts of `per_host` contiguous ranks, through one leader per host.
+    """All-reduce through one leader per host.
 
-    `among` makes the all-reduce of the leaders: `recursive_doubling` for the fewest steps.
+    Args:
+        hosts: The number of hosts.
+        per_host: The ranks of each host. Their numbers are contiguous.
+        among: Makes the all-reduce of the leaders. `phalanx.schedule.recursive_doubling` takes the fewest steps.
+
+    Returns:
+        A schedule: reduce to each leader, all-reduce among the leaders, broadcast inside each host.
+
+    Raises:
+        ValueError: If there is not at least 1 host and 1 rank per host.
+
+    Example:
+        >>> [step.label for step in phalanx.hierarchical(4, 8).steps]
+        ['reduce to leader', 'leaders: all-reduce', 'broadcast from leader']
     """
     name = f"hierarchical({hosts}x{per_host}{'' if among is ring else ', ' + among.__name__})"
     if hosts < 1 or per_host < 1:

@@ -23,7 +23,7 @@ class _Adds(Protocol):
 V = TypeVar("V", bound=_Adds)
 
 
-class State(Generic[V]):
+class Buffers(Generic[V]):
     """What every slot holds: rows[rank][atom], where atom i is the run of chunks that begins at starts[i]."""
 
     def __init__(self, chunks: int, origins: list[V]) -> None:
@@ -49,9 +49,9 @@ class State(Generic[V]):
             row[:] = finer
 
 
-def interpret(s: Schedule, origins: list[V], scale: Callable[[V, Fraction], V], junk: Callable[[], V]) -> State[V]:
+def interpret(s: Schedule, origins: list[V], scale: Callable[[V, Fraction], V], junk: Callable[[], V]) -> Buffers[V]:
     """Run the well-formed `s` from rank r holding origins[r] in every slot."""
-    state = State(s.chunks, origins)
+    state = Buffers(s.chunks, origins)
     for step in s.steps:
         if set(map(type, step.ops)) == {Move}:
             _run_moves(state, cast("tuple[Move, ...]", step.ops))
@@ -60,7 +60,7 @@ def interpret(s: Schedule, origins: list[V], scale: Callable[[V, Fraction], V], 
     return state
 
 
-def _run_moves(state: State[V], moves: tuple[Move, ...]) -> None:
+def _run_moves(state: Buffers[V], moves: tuple[Move, ...]) -> None:
     """All read, then all write; one-atom moves, the bulk of a lowered schedule, without slices."""
     starts, stops = [m.chunks.start for m in moves], [m.chunks.stop for m in moves]
     state.refine({*starts, *stops})
@@ -78,7 +78,7 @@ def _run_moves(state: State[V], moves: tuple[Move, ...]) -> None:
             row[i:j] = map(add, row[i:j], part) if m.reduce else part
 
 
-def _run_mixed(state: State[V], step: Step, scale: Callable[[V, Fraction], V], junk: Callable[[], V]) -> None:
+def _run_mixed(state: Buffers[V], step: Step, scale: Callable[[V, Fraction], V], junk: Callable[[], V]) -> None:
     """Everybody reads, then the moves write, then the others, which share no written slot with the moves."""
     state.refine(_boundaries(step))
     rows, atom = state.rows, state.atom
@@ -106,7 +106,7 @@ def _boundaries(step: Step) -> set[int]:
 
 
 def _collective_writes(
-    op: Collective, held: list[list[V]], first: int, state: State[V], junk: Callable[[], V]
+    op: Collective, held: list[list[V]], first: int, state: Buffers[V], junk: Callable[[], V]
 ) -> Iterable[tuple[int, int, list[V]]]:
     """What `op` leaves in its ranks, which held `held` in the atoms from `first` on."""
     group, width = op.group, len(held[0])
@@ -126,7 +126,7 @@ def _collective_writes(
     ]
 
 
-def _part_bounds(op: Collective, first: int, state: State[V]) -> list[tuple[int, int]]:
+def _part_bounds(op: Collective, first: int, state: Buffers[V]) -> list[tuple[int, int]]:
     """Where part i of `op` begins and ends, in atoms counted from `first`."""
     length = len(op.chunks) // len(op.group)
     edges = [state.atom[chunk] - first for chunk in range(op.chunks.start, op.chunks.stop + 1, length)]

@@ -12,14 +12,41 @@ from .wellformed import GOALS, KINDS
 
 
 def to_json(s: Schedule) -> str:
-    """`s` as JSON, one line per step; runs are [start, stop]."""
+    """Write a schedule as JSON, for other programs: one line per step, runs as [start, stop].
+
+    Args:
+        s: The schedule.
+
+    Returns:
+        JSON that `from_json` reads back.
+
+    Example:
+        >>> import json
+        >>> json.loads(phalanx.schedule.to_json(phalanx.ring(2)))["world"]
+        2
+    """
     steps = ",\n".join(json.dumps({"label": step.label, "ops": [_op_to_json(op) for op in step.ops]}) for step in s.steps)
     head = {"schedule": s.name, "world": s.world, "chunks": s.chunks, "goal": s.goal, "root": s.root}
     return f'{json.dumps(head)[:-1]}, "steps": [\n{steps}\n]}}\n'
 
 
 def from_json(text: str) -> Schedule:
-    """The schedule that `to_json` wrote; `ScheduleError` names the line, or the step and op, that makes no sense."""
+    """Read a schedule from JSON. `verify` says whether it is right.
+
+    Args:
+        text: What `to_json` wrote.
+
+    Returns:
+        The schedule.
+
+    Raises:
+        ScheduleError: If the text is not a schedule. The message names the line, or the step and op.
+
+    Example:
+        >>> s = phalanx.torus(2, 2)
+        >>> phalanx.schedule.from_json(phalanx.schedule.to_json(s)) == s
+        True
+    """
     try:
         data = loads(text, deepest=None)
     except ValueError as error:

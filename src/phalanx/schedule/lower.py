@@ -14,10 +14,23 @@ from .ops import Collective, Move, Op, Schedule, ScheduleError, Step
 
 
 def lower(s: Schedule, *, keep: Callable[[Collective], bool] | None = None) -> Schedule:
-    """`s` with only `Move` and `Scale` left; what is already lowered stays as it is.
+    """Turn every `Collective` into the `Move`s of a ring or a chain.
 
-    Collectives for which `keep` is true stay too: a backend may have a better way for some groups, such as shared memory for the
-    ranks of one host.
+    Args:
+        s: The schedule. If it is lowered already, you get it back.
+        keep: Leaves a collective as it is where `keep(collective)` is true. A backend may have a better way for some groups,
+            such as shared memory for the ranks of one host.
+
+    Returns:
+        The same algorithm with only `Move` and `Scale` left, apart from what `keep` selects.
+
+    Raises:
+        ScheduleError: If the chunks of a collective do not divide over its ranks.
+
+    Example:
+        >>> s = phalanx.schedule.lower(phalanx.ring(4))
+        >>> s.lowered, len(s.steps)
+        (True, 6)
     """
     if s.lowered:
         return s

@@ -20,12 +20,31 @@ Goal = Literal["sum", "mean", "mixing", "copy"]
 
 
 class ScheduleError(ValueError):
-    """A schedule that does not do what it claims; the message carries the facts."""
+    """A schedule that does not do what it claims. The message gives the facts.
+
+    Example:
+        >>> from dataclasses import replace
+        >>> wrong = replace(phalanx.ring(2), steps=())
+        >>> phalanx.schedule.verify(wrong)
+        Traceback (most recent call last):
+        phalanx.schedule.ops.ScheduleError: ring(2): chunk 0 of rank 0 ends as x0, wanted x0 + x1 (no step writes it)
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Rank `src` sends `chunks` to `dst`, which overwrites its own or, with `reduce`, adds."""
+    """One message: rank `src` sends `chunks` to rank `dst`.
+
+    Args:
+        src: The rank that sends.
+        dst: The rank that receives.
+        chunks: The chunks that travel.
+        reduce: Add to the receiver's chunks instead of overwriting them.
+
+    Example:
+        >>> phalanx.schedule.Move(0, 1, range(4, 6), reduce=True)
+        Move(src=0, dst=1, chunks=range(4, 6), reduce=True)
+    """
 
     src: int
     dst: int
@@ -37,9 +56,18 @@ class Move:
 class Collective:
     """One library call by the ranks of `group` on `chunks`.
 
-    `reduce_scatter` and `all_gather` cut `chunks` into len(group) equal parts, part i being that of group[i]. `reduce` and
-    `broadcast` have their root at group[0]. What a call leaves behind where it promises nothing (the other parts after a
-    reduce_scatter, the non-roots after a reduce) is junk: libraries differ, so a schedule may not read it.
+    `reduce_scatter` and `all_gather` cut `chunks` into `len(group)` equal parts; part i belongs to `group[i]`. The root of
+    `reduce` and `broadcast` is `group[0]`. Libraries leave different contents where a call promises nothing: in the other parts
+    after a `reduce_scatter`, and in the non-roots after a `reduce`. A schedule must not read those.
+
+    Args:
+        kind: `"all_reduce"`, `"reduce_scatter"`, `"all_gather"`, `"reduce"` or `"broadcast"`.
+        group: The ranks that take part, in order.
+        chunks: The chunks they work on.
+
+    Example:
+        >>> phalanx.schedule.Collective("all_reduce", (0, 1, 2), range(6))
+        Collective(kind='all_reduce', group=(0, 1, 2), chunks=range(0, 6))
     """
 
     kind: Kind
@@ -49,7 +77,18 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Every rank of `ranks` multiplies `chunks` of its own buffer by `factor`."""
+    """Every rank of `ranks` multiplies `chunks` of its own buffer by `factor`.
+
+    Args:
+        ranks: The ranks that scale.
+        chunks: The chunks they scale.
+        factor: An exact fraction.
+
+    Example:
+        >>> from fractions import Fraction
+        >>> phalanx.schedule.Scale(range(4), range(1), Fraction(1, 2))
+        Scale(ranks=range(0, 4), chunks=range(0, 1), factor=Fraction(1, 2))
+    """
 
     ranks: range
     chunks: range
@@ -61,7 +100,16 @@ Op = Move | Collective | Scale
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Ops that happen together; `label` says what the step is for, in a few words, for people."""
+    """Ops that happen together. They all read the state before the step.
+
+    Args:
+        ops: The ops of this step.
+        label: A few words for people.
+
+    Example:
+        >>> [step.label for step in phalanx.torus(2, 3).steps]
+        ['reduce-scatter along rows', 'all-reduce along columns', 'all-gather along rows']
+    """
 
     ops: tuple[Op, ...]
     label: str = ""
@@ -69,10 +117,27 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """An algorithm for `world` ranks on buffers of `chunks` chunks, and its claim `goal`.
+    """A collective algorithm as a value: `steps` for `world` ranks, and a claim about the result.
 
-    The goals, as the weight with which origin j ends in every slot of rank i: `sum`: 1. `mean`: 1/world. `mixing`: any
-    doubly stochastic matrix (a gossip round). `copy`: 1 for rank `root`, 0 for the others (a broadcast).
+    The claim, `goal`, is the weight that the input of rank j has in every slot of rank i at the end:
+
+    - `"sum"`: 1.
+    - `"mean"`: 1 / world.
+    - `"mixing"`: any doubly stochastic matrix. This is what a round of gossip does.
+    - `"copy"`: 1 for rank `root` and 0 for all others. This is a broadcast.
+
+    Args:
+        name: What to call it in messages.
+        world: The number of ranks.
+        chunks: The number of equal parts of each rank's buffer.
+        steps: What happens, in order.
+        goal: The claim, which `phalanx.schedule.verify` proves.
+        root: The rank that a `"copy"` starts from.
+
+    Example:
+        >>> s = phalanx.torus(2, 3)
+        >>> s.world, s.chunks, len(s.steps), s.goal
+        (6, 6, 3, 'sum')
     """
 
     name: str
@@ -89,5 +154,5 @@ class Schedule:
 
     @property
     def lowered(self) -> bool:
-        """Whether only `Move` and `Scale` are left."""
+        """Whether the schedule has no `Collective` left, only `Move` and `Scale`."""
         return not any(isinstance(op, Collective) for op in self.ops())

@@ -13,7 +13,21 @@ from .ops import Move, Schedule, Step
 
 
 def recursive_doubling(n: int) -> Schedule:
-    """All-reduce of any `n` ranks in floor(log2 n) steps, and 2 more where n is not a power of two."""
+    """All-reduce in the fewest possible steps: every rank swaps its whole buffer with rank XOR 2^k and adds. For small messages.
+
+    Args:
+        n: The number of ranks. It need not be a power of two.
+
+    Returns:
+        A schedule of floor(log2 n) steps, plus 2 where n is not a power of two. All ranks end with equal bits.
+
+    Raises:
+        ValueError: If `n` is less than 1.
+
+    Example:
+        >>> len(phalanx.schedule.recursive_doubling(8).steps)
+        3
+    """
     if n < 1:
         raise ValueError(f"recursive_doubling({n}): a world has at least 1 rank; give n >= 1")
     return Schedule(f"recursive_doubling({n})", n, 1, fold(n, 1, _exchange))

@@ -12,7 +12,21 @@ from .ops import Collective, Schedule, Step
 
 
 def ring(n: int) -> Schedule:
-    """All-reduce of `n` ranks as one ring."""
+    """All-reduce of `n` ranks as one ring.
+
+    Args:
+        n: The number of ranks.
+
+    Returns:
+        A schedule of one collective; lowered, 2(n-1) steps in which each rank sends 2(n-1)/n of the buffer.
+
+    Raises:
+        ValueError: If `n` is less than 1.
+
+    Example:
+        >>> phalanx.schedule.latency_steps(phalanx.ring(4))
+        6
+    """
     if n < 1:
         raise ValueError(f"ring({n}): a world has at least 1 rank; give n >= 1")
     steps = (Step((Collective("all_reduce", tuple(range(n)), range(n)),), "all-reduce"),) if n > 1 else ()

@@ -27,9 +27,21 @@ LEGEND = {
 
 
 def show(s: Schedule, *, width: int = 100, max_ranks: int = 16, max_steps: int = 64) -> str:
-    """A grid of ranks (down) and steps (across), in blocks no wider than `width` where the cells allow it, with a legend.
+    """Draw a schedule as a grid: ranks down, steps across, with a legend.
 
-    Of a larger world the first and last ranks are shown, of a longer schedule the first and last steps, and a line says so.
+    Args:
+        s: The schedule to draw.
+        width: The most characters of a line, where the cells allow it.
+        max_ranks: Show the first and last ranks of a larger world. A line names those left out.
+        max_steps: Show the first and last steps of a longer schedule.
+
+    Returns:
+        The picture as text.
+
+    Example:
+        >>> print(phalanx.schedule.show(phalanx.schedule.lower(phalanx.ring(2))))
+        ring(2): 2 ranks, 2 chunks, 2 steps, goal: sum
+        ...
     """
     ranks, hidden_ranks = _ends(s.world, max_ranks)
     numbers, hidden_steps = _ends(len(s.steps), max_steps)
@@ -140,7 +152,19 @@ def _render(block: list[list[str]], names: list[str], hidden: range) -> list[str
 
 
 def trace(s: Schedule) -> str:
-    """Chrome trace JSON: open chrome://tracing or ui.perfetto.dev and load it. One row per rank, 1 ms per step."""
+    """Draw a schedule as a Chrome trace, for chrome://tracing or ui.perfetto.dev.
+
+    Args:
+        s: The schedule to draw.
+
+    Returns:
+        JSON with one row per rank and 1 ms per step.
+
+    Example:
+        >>> import json
+        >>> len(json.loads(phalanx.schedule.trace(phalanx.ring(2)))["traceEvents"])
+        5
+    """
     step_us = 1000
     events: list[dict[str, Any]] = [
         {"name": "process_name", "ph": "M", "pid": 0, "args": {"name": s.name}},

@@ -37,7 +37,25 @@ SHOWN = 120  # characters of a line in a message
 
 
 def to_text(s: Schedule) -> str:
-    """`s`, one line per op."""
+    """Write a schedule as text, one line per op, for people, files and diffs.
+
+    Args:
+        s: The schedule.
+
+    Returns:
+        Text that `from_text` reads back.
+
+    Example:
+        >>> print(phalanx.schedule.to_text(phalanx.ring(2)))
+        schedule "ring(2)"
+        world 2
+        chunks 2
+        goal sum
+        root 0
+        step "all-reduce"
+          all_reduce 0 1 [0:2]
+        <BLANKLINE>
+    """
     lines = [f"schedule {json.dumps(s.name)}", f"world {s.world}", f"chunks {s.chunks}", f"goal {s.goal}", f"root {s.root}"]
     for step in s.steps:
         lines.append(f"step {json.dumps(step.label)}")
@@ -46,7 +64,22 @@ def to_text(s: Schedule) -> str:
 
 
 def from_text(text: str) -> Schedule:
-    """The schedule that `to_text` wrote; `ScheduleError` names the line that makes no sense. Whether it is right: `verify`."""
+    """Read a schedule that `to_text`, or you, wrote. `verify` says whether it is right.
+
+    Args:
+        text: One line per op. Lines that begin with # are comments.
+
+    Returns:
+        The schedule.
+
+    Raises:
+        ScheduleError: If a line makes no sense. The message names the line.
+
+    Example:
+        >>> s = phalanx.ring(4)
+        >>> phalanx.schedule.from_text(phalanx.schedule.to_text(s)) == s
+        True
+    """
     lines = [(number, line.strip()) for number, line in enumerate(text.split("\n"), start=1)]
     lines = [(number, line) for number, line in lines if line and not line.startswith("#")]
     header: list[str] = []

@@ -17,7 +17,25 @@ from .ops import Collective, Kind, Op, Schedule, Step
 
 
 def torus(*dims: int) -> Schedule:
-    """All-reduce on a grid of `dims`; rank = row-major index, so `torus(rows, cols)` is `rows` hosts of `cols` ranks."""
+    """All-reduce on a grid of ranks: Sony's 2D-torus, for any number of axes.
+
+    Ranks are numbered row by row, so `torus(rows, cols)` is `rows` hosts of `cols` ranks each.
+
+    Args:
+        *dims: The sizes of the axes, the slowest network first.
+
+    Returns:
+        A schedule for `prod(dims)` ranks: reduce-scatter along every axis but the first, all-reduce along the first, all-gather
+        back.
+
+    Raises:
+        ValueError: If there is no axis, or an axis is smaller than 1.
+
+    Example:
+        >>> s = phalanx.torus(4, 8)
+        >>> s.world, phalanx.schedule.latency_steps(s), phalanx.schedule.latency_steps(phalanx.ring(32))
+        (32, 20, 62)
+    """
     name = f"torus({'x'.join(map(str, dims))})"
     if not dims:
         raise ValueError("torus(): a grid has at least 1 axis; give sizes such as torus(4, 8)")

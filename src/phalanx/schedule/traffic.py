@@ -10,12 +10,35 @@ from .ops import Collective, Move, Schedule
 
 
 def latency_steps(s: Schedule) -> int:
-    """How many messages follow one another: the steps of the lowered schedule in which something moves."""
+    """The number of messages that follow one another: the steps of the lowered schedule in which something moves.
+
+    Args:
+        s: The schedule.
+
+    Returns:
+        The number of steps.
+
+    Example:
+        >>> phalanx.schedule.latency_steps(phalanx.ring(8)), phalanx.schedule.latency_steps(phalanx.torus(2, 4))
+        (14, 8)
+    """
     return sum(any(isinstance(op, Move) for op in step.ops) for step in lower(s).steps)
 
 
 def sent(s: Schedule, counts: Callable[[int, int], bool] | None = None) -> tuple[Fraction, ...]:
-    """By rank, the part of the buffer it sends when lowered: 2 is the whole buffer twice. `counts(src, dst)` selects links."""
+    """How much of the buffer each rank sends.
+
+    Args:
+        s: The schedule.
+        counts: Counts only messages for which `counts(src, dst)` is true, for example those between hosts.
+
+    Returns:
+        One fraction per rank: 2 means the whole buffer twice.
+
+    Example:
+        >>> phalanx.schedule.sent(phalanx.ring(4))[0]
+        Fraction(3, 2)
+    """
     chunks = [0] * s.world
     for op in lower(s).ops():
         if isinstance(op, Move) and (counts is None or counts(op.src, op.dst)):
@@ -24,7 +47,18 @@ def sent(s: Schedule, counts: Callable[[int, int], bool] | None = None) -> tuple
 
 
 def lowered_ops(s: Schedule) -> int:
-    """How many ops `lower(s)` has, without making them."""
+    """The number of ops of `lower(s)`, without making them.
+
+    Args:
+        s: The schedule.
+
+    Returns:
+        The number of ops.
+
+    Example:
+        >>> phalanx.schedule.lowered_ops(phalanx.ring(4))
+        24
+    """
     count = 0
     for op in s.ops():
         if isinstance(op, Collective):

@@ -15,9 +15,22 @@ from .ops import Move, Op, Schedule, Step
 
 
 def tree(n: int, *, pipeline: int | None = None) -> Schedule:
-    """All-reduce of `n` ranks along two trees, each with its half of the buffer cut into `pipeline` chunks.
+    """All-reduce along two complementary binary trees, as in NCCL. Latency grows with log n.
 
-    The default, twice the height, makes the pipeline as long as the way up and down: half of the steps run full.
+    Args:
+        n: The number of ranks.
+        pipeline: The number of chunks of each tree's half of the buffer. The default is twice the height of the tree. The
+            pipeline is then as long as the way up and down, and half of the steps run full.
+
+    Returns:
+        A schedule of 2 * height + pipeline - 1 steps.
+
+    Raises:
+        ValueError: If `n` or `pipeline` is less than 1.
+
+    Example:
+        >>> len(phalanx.tree(16).steps), len(phalanx.tree(16, pipeline=1).steps)
+        (15, 8)
     """
     name = f"tree({n})" if pipeline is None else f"tree({n}, pipeline={pipeline})"
     if n < 1:

@@ -21,8 +21,8 @@ import torch
 from torch import nn
 
 from phalanx.cluster import Compute, Model, from_two
-from phalanx.cluster.model_file import to_json
 from phalanx.cluster.workload import Tensor
+from phalanx.cluster.workload_file import to_json
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ CIFAR100 = (
 
 
 @dataclass(frozen=True)
-class Layout:
+class Version:
     """Where one version of a data set is, and how its records begin."""
 
     folder: str  # as the archive unpacks
@@ -46,12 +46,12 @@ class Layout:
 BATCHES = tuple(f"data_batch_{k}" for k in range(1, 6))
 LAYOUTS = {
     "cifar10": (
-        Layout("cifar-10-batches-bin", tuple(f"{name}.bin" for name in BATCHES), ("test_batch.bin",), label_bytes=1),
-        Layout("cifar-10-batches-py", BATCHES, ("test_batch",), label_key="labels"),
+        Version("cifar-10-batches-bin", tuple(f"{name}.bin" for name in BATCHES), ("test_batch.bin",), label_bytes=1),
+        Version("cifar-10-batches-py", BATCHES, ("test_batch",), label_key="labels"),
     ),
     "cifar100": (
-        Layout("cifar-100-binary", ("train.bin",), ("test.bin",), label_bytes=2),
-        Layout("cifar-100-python", ("train",), ("test",), label_key="fine_labels"),
+        Version("cifar-100-binary", ("train.bin",), ("test.bin",), label_bytes=2),
+        Version("cifar-100-python", ("train",), ("test",), label_key="fine_labels"),
     ),
 }
 CLASSES = {"cifar10": CIFAR10, "cifar100": CIFAR100}
@@ -71,7 +71,7 @@ def load(kind: str, directory: str, split: str) -> Arrays:
     return Arrays(x, y, CLASSES[kind], kind)
 
 
-def find(kind: str, directory: str, split: str) -> tuple[Layout, list[Path]]:
+def find(kind: str, directory: str, split: str) -> tuple[Version, list[Path]]:
     """The first version of which all files are there, in `directory` itself or in the folder of its archive."""
     root = Path(directory).expanduser()
     if not root.is_dir():
@@ -95,7 +95,7 @@ def find(kind: str, directory: str, split: str) -> tuple[Layout, list[Path]]:
     raise SourceError(f"{kind}:{directory}: {cause}: unpack the archive there, or name the directory where it is")
 
 
-def read_binary(path: Path, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
+def read_binary(path: Path, layout: Version) -> tuple[np.ndarray, np.ndarray]:
     """Pixels and labels of one file of records."""
     record = layout.label_bytes + PIXELS
     data = np.frombuffer(_content(path), np.uint8)
@@ -105,7 +105,7 @@ def read_binary(path: Path, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
     return rows[:, layout.label_bytes :], rows[:, layout.label_bytes - 1]
 
 
-def read_python(path: Path, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
+def read_python(path: Path, layout: Version) -> tuple[np.ndarray, np.ndarray]:
     """Pixels and labels of one pickle, of which nothing is executed."""
     try:
         value = load_plain(_content(path))

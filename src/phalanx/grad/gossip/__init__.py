@@ -11,16 +11,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Gossip:
-    """Mix replicas with one partner per step, instead of averaging gradients over all ranks.
+    """Mix replicas with one partner per step (GossipGraD), for `create_multi_node_optimizer(sync=...)`.
 
-    `topology`: whom rank r meets in step k of a period: "dissemination" sends to r - 2**k and receives from r + 2**k, for any
-    number of ranks; "hypercube" does both with r XOR 2**k, for powers of two. `rotate`: shuffle the ranks after every period of
-    ceil(log2 p) steps, by permutations made from `seed`; all ranks compute them alike. `exchange`: "weights" mixes parameters and
-    optimizer state after the update, "gradients" mixes gradients before it. `level`: "rank", or "host", where the ranks of a host
-    average their gradients as with `AllReduce` and each carries a share of what the hosts exchange; None is "host" where several
-    hosts hold several ranks. `overlap`: the exchange travels during the next forward and backward; False waits for it in `step`.
-    `average_every`: so many steps after which all replicas become their exact mean. `patience`: seconds that a rank waits for its
-    partner, after which it goes on without that exchange; None is 4 usual steps, at least 1 s.
+    Replicas may differ. `opt.average_()` makes them equal.
+
+    Args:
+        topology: `"dissemination"` sends to rank r - 2**k and receives from r + 2**k in step k of a period, for any number of
+            ranks. `"hypercube"` exchanges with r XOR 2**k, for powers of two.
+        rotate: Shuffle the ranks after every period of ceil(log2 p) steps.
+        exchange: `"weights"` mixes parameters and optimizer state after the update. `"gradients"` mixes gradients before it.
+        level: `"rank"`, or `"host"`: the ranks of a host average their gradients as with `AllReduce`, and each carries a share
+            of what the hosts exchange. None is `"host"` where several hosts hold several ranks.
+        overlap: Let the exchange travel during the next forward and backward. False waits for it in `step`.
+        average_every: Replace all replicas by their exact mean after this many steps.
+        seed: Seeds the shuffles. All ranks pass the same.
+        patience: Seconds to wait for a partner before the rank continues without that exchange. None takes 4 usual steps, at
+            least 1 s.
+
+    Raises:
+        ValueError: If an option makes no sense.
+        TypeError: If an option has the wrong type.
+
+    Example:
+        >>> model = torch.nn.Linear(4, 2)
+        >>> sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> opt = phalanx.create_multi_node_optimizer(sgd, comm, sync=phalanx.Gossip(average_every=100))
     """
 
     topology: Literal["dissemination", "hypercube"] = "dissemination"

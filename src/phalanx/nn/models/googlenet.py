@@ -114,9 +114,22 @@ class GoogLeNet(nn.Module):
 
 
 def googlenet(num_classes: int = 1000, *, in_channels: int = 3, auxiliary_heads: bool = False) -> GoogLeNet:
-    """Inception v1 with batch norm: 7,005,832 parameters in 173 tensors for 1000 classes, 13,385,816 in 187 with the heads.
+    """GoogLeNet (Inception v1) with batch norm: 7,005,832 parameters in 173 tensors for 1000 classes.
 
-    With `auxiliary_heads` the network in training mode returns three logits, (last, after 4a, after 4d); the paper adds the
-    losses of the latter two with weight 0.3. In evaluation mode it returns the last ones only.
+    Args:
+        num_classes: The number of logits.
+        in_channels: The channels of the images.
+        auxiliary_heads: Add the paper's two auxiliary classifiers: 13,385,816 parameters in 187 tensors. In training the network
+            then returns three logits, (last, after 4a, after 4d). The paper adds the losses of the latter two with weight 0.3.
+            In evaluation it returns the last logits only.
+
+    Returns:
+        The network.
+
+    Example:
+        >>> with torch.device("meta"):  # shapes without memory
+        ...     model = phalanx.models.googlenet()
+        >>> sum(p.numel() for p in model.parameters())
+        7005832
     """
     return GoogLeNet(num_classes, in_channels=in_channels, auxiliary_heads=auxiliary_heads)

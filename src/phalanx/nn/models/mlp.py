@@ -34,5 +34,18 @@ class Mlp(nn.Module):
 
 
 def mlp(num_classes: int = 10, *, in_channels: int = 1, width: int = 256) -> Mlp:
-    """For images of any size, of which 28x28 is seen."""
+    """A perceptron of two hidden layers, for images of any size. It averages them to 28x28 pixels.
+
+    Args:
+        num_classes: The number of logits.
+        in_channels: The channels of the images.
+        width: The units of the first hidden layer. The second has half as many.
+
+    Returns:
+        The network.
+
+    Example:
+        >>> phalanx.models.mlp(10)(torch.zeros(2, 1, 28, 28)).shape
+        torch.Size([2, 10])
+    """
     return Mlp(num_classes, in_channels=in_channels, width=width)

@@ -121,10 +121,40 @@ class ResNet(nn.Module):
 
 
 def resnet18(num_classes: int = 1000, *, in_channels: int = 3, zero_gamma: bool = False) -> ResNet:
-    """18 layers of basic blocks: 11,689,512 parameters in 62 tensors for 1000 classes."""
+    """ResNet-18: 11,689,512 parameters in 62 tensors for 1000 classes.
+
+    Args:
+        num_classes: The number of logits.
+        in_channels: The channels of the images.
+        zero_gamma: Start the last batch norm of each residual branch at 0.
+
+    Returns:
+        The network. Its state dict has torchvision's names.
+
+    Example:
+        >>> with torch.device("meta"):  # shapes without memory
+        ...     model = phalanx.models.resnet18()
+        >>> sum(p.numel() for p in model.parameters())
+        11689512
+    """
     return ResNet(BasicBlock, (2, 2, 2, 2), num_classes, in_channels=in_channels, zero_gamma=zero_gamma)
 
 
 def resnet50(num_classes: int = 1000, *, in_channels: int = 3, zero_gamma: bool = False) -> ResNet:
-    """50 layers of bottlenecks, v1.5: 25,557,032 parameters in 161 tensors for 1000 classes."""
+    """ResNet-50 v1.5: 25,557,032 parameters in 161 tensors for 1000 classes.
+
+    Args:
+        num_classes: The number of logits.
+        in_channels: The channels of the images.
+        zero_gamma: Start the last batch norm of each residual branch at 0 (Goyal et al., arXiv 1706.02677, 5.1).
+
+    Returns:
+        The network. Its state dict has torchvision's names.
+
+    Example:
+        >>> with torch.device("meta"):  # shapes without memory
+        ...     model = phalanx.models.resnet50()
+        >>> len(list(model.parameters()))
+        161
+    """
     return ResNet(Bottleneck, (3, 4, 6, 3), num_classes, in_channels=in_channels, zero_gamma=zero_gamma)

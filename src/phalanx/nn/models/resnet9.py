@@ -65,5 +65,18 @@ class ResNet9(nn.Module):
 
 
 def resnet9(num_classes: int = 10, *, in_channels: int = 3, width: int = 64) -> ResNet9:
-    """For images of at least 8x8 pixels."""
+    """The ResNet-9 of the DAWNBench record runs, for images of at least 8x8 pixels.
+
+    Args:
+        num_classes: The number of logits.
+        in_channels: The channels of the images.
+        width: The channels of the first layer.
+
+    Returns:
+        The network.
+
+    Example:
+        >>> phalanx.models.resnet9(width=4)(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 10])
+    """
     return ResNet9(num_classes, in_channels=in_channels, width=width)

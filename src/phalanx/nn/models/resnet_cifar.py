@@ -70,7 +70,24 @@ class CifarResNet(nn.Module):
 
 
 def resnet_cifar(depth: int, num_classes: int = 10, *, in_channels: int = 3, zero_gamma: bool = False) -> CifarResNet:
-    """`depth` = 6n+2 layers: 20, 32, 44, 56 and 110 are the paper's."""
+    """A ResNet for images of CIFAR's size. Depth 20 has 269,722 parameters in 59 tensors for 10 classes.
+
+    Args:
+        depth: 6n+2 layers; the paper has 20, 32, 44, 56 and 110.
+        num_classes: The number of logits.
+        in_channels: The channels of the images.
+        zero_gamma: Start the last batch norm of each residual branch at 0.
+
+    Returns:
+        The network.
+
+    Raises:
+        ValueError: If `depth` is not 6n+2.
+
+    Example:
+        >>> sum(p.numel() for p in phalanx.models.resnet_cifar(20).parameters())
+        269722
+    """
     n, rest = divmod(depth - 2, 6)
     if n < 1 or rest:
         raise ValueError(f"resnet_cifar({depth}): the depth is 6n+2, such as {6 * max(n, 1) + 2} or {6 * max(n, 1) + 8}")

@@ -36,5 +36,20 @@ class StridedCnn(nn.Module):
 
 
 def strided_cnn(num_classes: int = 10, *, in_channels: int = 1, width: int = 16) -> StridedCnn:
-    """For images of at least 16x16 pixels; of 25 to 32 the classifier sees every position of the last layer."""
+    """Three convolutions of stride 2 with batch norm, for images of at least 16x16 pixels.
+
+    On images of 25 to 32 pixels the classifier sees every position of the last layer.
+
+    Args:
+        num_classes: The number of logits.
+        in_channels: The channels of the images.
+        width: The channels of the first layer.
+
+    Returns:
+        The network.
+
+    Example:
+        >>> phalanx.models.strided_cnn()(torch.zeros(2, 1, 28, 28)).shape
+        torch.Size([2, 10])
+    """
     return StridedCnn(num_classes, in_channels=in_channels, width=width)

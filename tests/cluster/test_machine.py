@@ -15,9 +15,9 @@ from phalanx.cluster import (
     Link,
     simulate,
 )
-from phalanx.cluster import model as cluster_model
+from phalanx.cluster import machine as cluster_model
 from phalanx.cluster import profile as backend_profile
-from phalanx.cluster.model import from_json, to_json
+from phalanx.cluster.machine import from_json, to_json
 from phalanx.schedule import ring, torus
 
 

@@ -1,0 +1,35 @@
+"""Reads the records in benchmarks/results/: a first row that says how it was measured, then the rows."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+
+Row = dict[str, Any]
+
+
+@cache
+def rows(name: str) -> tuple[Row, ...]:
+    """All rows of a file, its headers included."""
+    text = (RESULTS / f"{name}.jsonl").read_text(encoding="utf-8")
+    return tuple(json.loads(line) for line in text.splitlines())
+
+
+def find(name: str, **wanted: Any) -> Row:
+    """The last row with these values: a file that holds several runs has the newest at its end."""
+    found = [row for row in rows(name) if all(row.get(key) == value for key, value in wanted.items())]
+    if not found:
+        raise LookupError(f"benchmarks/results/{name}.jsonl: no row has {wanted}")
+    return found[-1]
+
+
+def measured(name: str) -> str:
+    """The day on which the newest rows of a file were measured, and how often where they say it."""
+    day = max(str(row["date"])[:10] for row in rows(name) if "date" in row)
+    first = rows(name)[0]
+    often = first.get("config", first).get("repeat")
+    return f"{day}, {often} times" if often else day

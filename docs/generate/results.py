@@ -1,0 +1,297 @@
+"""The page of results, from benchmarks/results/: `make results`. What misses its bar is marked."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from records import find, measured, rows
+
+KIB, MIB = 1 << 10, 1 << 20
+
+HEAD = """# Results
+
+<!-- Generated from benchmarks/results/ by `make results`. Measure again, or change docs/generate/results.py; not this page. -->
+
+Each row has the bar we set before we measured. **Missed** marks a result that does not reach its bar; we keep those. Every number
+comes from a program in `benchmarks/` or from `phalanx bench`, which writes its rows to `benchmarks/results/`.
+
+The machine has 2 cores (Xeon, AVX-512, Linux 6.18) and no GPU; Python 3.11, torch 2.13.0. Contenders run side by side in one run,
+in turns. Numbers are medians unless a row says otherwise. Ranks beyond 2 share the cores. "The lab" is a set of
+[emulated hosts](lab.md): network namespaces on this machine, joined by links of a given rate and delay.
+
+![Step time against DDP, and all-reduce against gloo](images/results.svg)
+"""
+
+TAIL = """## Kept by tests
+
+Tests assert these bars, so they have no row above: `import phalanx` takes less than 0.3 s beyond `import torch`, and
+`phalanx verify torus:64x64` takes less than 5 s.
+"""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One sentence, its number, and the bar."""
+
+    what: str
+    measured: str
+    bar: str
+    met: bool
+    record: str
+
+    def row(self) -> str:
+        mark = "" if self.met else "**missed**"
+        return f"| {self.what} | {self.measured} | {self.bar} | {mark} | {measured(self.record)} |"
+
+
+def least(what: str, value: float, bar: float, record: str, form: str = "{:.3g}x") -> Result:
+    """More is better."""
+    return Result(what, form.format(value), "at least " + form.format(bar), value >= bar, record)
+
+
+def most(what: str, value: float, bar: float, record: str, form: str = "{:.3g}x") -> Result:
+    """Less is better."""
+    return Result(what, form.format(value), "at most " + form.format(bar), value <= bar, record)
+
+
+# ---- topics --------------------------------------------------------------------------------------------------------------------
+
+
+def one_host() -> list[Result]:
+    """Ranks that share a machine."""
+    found = []
+    for ranks in (2, 4):
+        record = f"train_{ranks}_ranks"
+        for contender, said, bar in (("phalanx", "default", 1.25), ("phalanx fused", "`AllReduce(fused=True)`", 1.4)):
+            times = find(record, contender=contender)["times_ddp"]
+            what = f"Step of ResNet-50 (64 px, batch 2 per rank) on {ranks} ranks, {said}: speed-up over DDP on gloo"
+            found.append(least(what, times, bar, record))
+        ours, theirs = (find(record, contender=contender)["over_none_ms"] for contender in ("phalanx", "DDP"))
+        what = "The same, default: time over a step without communication, as a share of DDP's"
+        found.append(most(what, ours / theirs, 0.25, record, "{:.2f}"))
+    bars = {2: {4 * KIB: 50, MIB: 25, 4 * MIB: 15, 64 * MIB: 7}, 4: {4 * KIB: 100, MIB: 30, 4 * MIB: 12, 64 * MIB: 7}}
+    for ranks, sizes in bars.items():
+        record = f"allreduce_{ranks}_ranks"
+        for size, bar in sizes.items():
+            times = find(record, contender="phalanx buffer", size=size)["times_gloo"]
+            what = f"All-reduce of a {_size(size)} `comm.buffer` on {ranks} ranks: speed-up over gloo"
+            found.append(least(what, times, bar, record))
+        times = min(
+            row["times_gloo"] for row in rows(record) if row.get("contender") == "phalanx tensor" and row["size"] >= 64 * KIB
+        )
+        what = f"All-reduce of any tensor, 64 KiB to 64 MiB, on {ranks} ranks: least speed-up over gloo"
+        found.append(least(what, times, 4, record))
+    wire = find("bytes_on_the_wire", algorithm="torus(2x2)", form="moves")["ratio"]
+    found.append(most("Bytes on the wire of torus 2x2 on gloo, counted / predicted", wire, 1.05, "bytes_on_the_wire", "{:.4f}"))
+    return found
+
+
+def several_hosts() -> list[Result]:
+    """4 hosts of 2 ranks in the lab."""
+    allreduce, delayed = "lab_allreduce_4x2_1gbit", "lab_allreduce_4x2_1gbit_5ms"
+    small, large = (find(allreduce, contender="phalanx buffer", size=size) for size in (64 * KIB, 16 * MIB))
+    late = find(delayed, contender="phalanx buffer", size=64 * KIB)["times_gloo"]
+    wire = 2 * 3 / 4 * 16 * MIB / 125e6 * 1e6  # what leaves each of 4 hosts, at 1 Gbit/s, in microseconds
+    ratio = max(max(row["ratio"]) for row in rows("bytes_between_hosts") if "ratio" in row)
+    plain = find("lab_train_4x2_1gbit", contender="phalanx")["times_ddp"]
+    slow = find("lab_train_4x2_300mbit", contender="phalanx bfloat16")["times_ddp"]
+    return [
+        least("All-reduce of 64 KiB at 1 Gbit/s: speed-up over gloo", small["times_gloo"], 2.5, allreduce),
+        least("All-reduce of 64 KiB at 1 Gbit/s and 5 ms delay: speed-up over gloo", late, 2, delayed),
+        most("All-reduce of 16 MiB at 1 Gbit/s: time over what the wire allows", large["time_us"] / wire, 1.2, allreduce),
+        most("Automatic choice against the best algorithm, 64 KiB to 16 MiB", _worst_choice(allreduce), 1.05, allreduce),
+        most("Bytes that leave each host, counted / predicted", ratio, 1.03, "bytes_between_hosts", "{:.4f}"),
+        least("Step of ResNet-50 at 1 Gbit/s: speed-up over DDP", plain, 1, "lab_train_4x2_1gbit"),
+        least("Step of ResNet-50 at 300 Mbit/s, bfloat16 on the wire: speed-up over DDP", slow, 1.7, "lab_train_4x2_300mbit"),
+    ]
+
+
+def _worst_choice(record: str) -> float:
+    named = [row for row in rows(record) if str(row.get("contender", "")).startswith("phalanx ")]
+    best: dict[int, float] = {}
+    for row in named:
+        best[row["size"]] = min(best.get(row["size"], row["time_us"]), row["time_us"])
+    own: dict[int, float] = {}
+    for row in named:
+        if row["contender"] in ("phalanx buffer", "phalanx tensor"):
+            own[row["size"]] = min(own.get(row["size"], row["time_us"]), row["time_us"])
+    return max(own[size] / best[size] for size in own)
+
+
+def planning() -> list[Result]:
+    """What `phalanx plan` predicts."""
+    errors = [abs(row["error"]) for row in rows("plan_published") if "published" in row]
+    papers = [abs(row["error"]) for row in rows("plan_papers") if "paper" in row]
+    lab = rows("plan_lab_check")[0]
+    lost = [choice["lost"] for choice in lab["chosen"]]
+    near = sum(choice <= 0.05 for choice in lost) / len(lost)
+    form, record = "{:.1%}", "plan_published"
+    return [
+        most(
+            f"Throughput of {len(errors)} published clusters of 8 to 4,320 GPUs: mean error",
+            statistics.mean(errors),
+            0.1,
+            record,
+            form,
+        ),
+        most("The same: worst error", max(errors), 0.2, record, form),
+        most("Figures of four papers: worst error", max(papers), 0.1, "plan_papers", form),
+        most(
+            f"{lab['all steps']['rows']} training steps in the lab: median error",
+            lab["all steps"]["median"],
+            0.08,
+            "plan_lab",
+            form,
+        ),
+        most("The same: 95th percentile of the error", lab["all steps"]["p95"], 0.15, "plan_lab", form),
+        least("Networks on which the chosen step is within 5 % of the best one", near, 0.95, "plan_lab", "{:.0%}"),
+    ]
+
+
+def gossip() -> list[Result]:
+    """Speed, bytes, accuracy, and a rank that dies."""
+    ends = [row for row in rows("gossip_speed") if row.get("contender") in ("gossip", "all-reduce")]
+    two, sixteen = (row["efficiency"] for row in (ends[1], ends[-1]))
+    bytes_ = max(row["ratio"] for row in rows("gossip_cost") if str(row.get("contender")).startswith("gossip"))
+    died = find("gossip_death", killed=0)
+    undisturbed = find("gossip_death", killed=None)
+    points = "{:+.2f} points"
+    return [
+        least("Efficiency on 2 hosts in the lab, computation emulated", two, 0.95, "gossip_speed", "{:.0%}"),
+        least(f"The same on 16 hosts (all-reduce: {ends[-2]['efficiency']:.0%})", sixteen, 0.95, "gossip_speed", "{:.0%}"),
+        most("Bytes per rank and step over what is exchanged, 2 to 16 ranks", bytes_, 1.01, "gossip_cost", "{:.4f}"),
+        least(
+            "Accuracy against all-reduce: Fashion-MNIST, 8 ranks, 4 epochs, 3 seeds",
+            _points("fashion-mnist", 4),
+            -0.5,
+            "study_gossip",
+            points,
+        ),
+        least(
+            "Accuracy against all-reduce: CIFAR-10, 8 ranks, 10 epochs, 3 seeds",
+            _points("cifar10", 10),
+            -0.5,
+            "study_gossip",
+            points,
+        ),
+        most(
+            "`kill -9` on one of 8 ranks: longest gap between steps of the others",
+            died["longest_gap_s"],
+            2,
+            "gossip_death",
+            "{:.2f} s",
+        ),
+        least(
+            "The same: accuracy against the undisturbed run",
+            100 * (died["accuracy"] - undisturbed["accuracy"]),
+            -1,
+            "gossip_death",
+            points,
+        ),
+    ]
+
+
+def _points(data: str, epochs: int) -> float:
+    def mean(variant: str) -> float:
+        same = [row for row in rows("study_gossip") if (row["data"], row["epochs"], row["variant"]) == (data, epochs, variant)]
+        return statistics.mean(row["accuracy"] for row in same)
+
+    return 100 * (mean("gossip") - mean("all-reduce"))
+
+
+def large_batches() -> list[Result]:
+    """LARS, and the accuracy that a batch of 8,192 costs."""
+    alone = find("lars_step", setting="alone", contender="phalanx.Lars")
+    fused = find("lars_step", setting="2 ranks, a core each", contender="phalanx.Lars in one")
+    found = [
+        least(
+            "LARS step on ResNet-50, one thread: speed-up over norms layer by layer",
+            alone["times_faster_than_per_layer"],
+            2,
+            "lars_step",
+        ),
+        least("The same with `AllReduce(fused=True)` on 2 ranks", fused["times_faster_than_per_layer"], 3, "lars_step"),
+        most("The same: time over that of torch's fused SGD", fused["times_sgd_fused"], 1.25, "lars_step"),
+    ]
+    for data, said in (("fashion-mnist", "Fashion-MNIST, 24 epochs"), ("cifar10", "CIFAR-10, 30 epochs")):
+        lost, plain = _lost(data)
+        what = f"Batch 8,192 against the best of batch 128: {said}, 3 seeds, lost accuracy (plain SGD: {plain:.2f})"
+        found.append(most(what, lost, 1.0, "study_large_batch", "{:.2f} points"))
+    return found
+
+
+def _lost(data: str) -> tuple[float, float]:
+    """Points that the full recipe, and plain SGD, lose at the largest batch against the best at the smallest."""
+    means: dict[tuple[int, str], list[float]] = {}
+    for row in rows("study_large_batch"):
+        if row.get("data") == data and row["purpose"] == "grid":
+            means.setdefault((row["batch"], row["method"]), []).append(row["accuracy"])
+    best = max(statistics.mean(found) for (batch, _), found in means.items() if batch == 128)
+    full, plain = (statistics.mean(means[8192, method]) for method in ("+ batch-size control", "SGD, linear rule"))
+    return 100 * (best - full), 100 * (best - plain)
+
+
+def runs() -> list[Result]:
+    """Killed runs, a recipe, and the pipeline of images."""
+    kills = find("kill_and_resume", kind="summary")
+    end = find("recipe_cifar10", kind="end")
+    photographs = [
+        least(
+            f"Photographs to batches, {workers} worker(s): images/s over Pillow + DataLoader, worse of two sizes",
+            min(
+                row["times_pillow"]
+                for row in rows("jpeg_pipeline")
+                if row.get("contender") == "phalanx" and row["workers"] == workers
+            ),
+            2,
+            "jpeg_pipeline",
+        )
+        for workers in (1, 2)
+    ]
+    what = "Runs killed with `kill -9` and resumed that end with the bits of the undisturbed run"
+    return [
+        Result(
+            what,
+            f"{kills['resumed_and_equal']} of {kills['kills']}",
+            "all",
+            kills["kills"] == kills["resumed_and_equal"],
+            "kill_and_resume",
+        ),
+        least(
+            "`phalanx train cifar10` (ResNet-9, 20 epochs, 2 ranks): test accuracy", end["top1"], 0.9, "recipe_cifar10", "{:.2%}"
+        ),
+        most("The same: time", end["seconds"] / 60, 40, "recipe_cifar10", "{:.0f} min"),
+        *photographs,
+    ]
+
+
+TOPICS: dict[str, tuple[Callable[[], list[Result]], str]] = {
+    "One host": (one_host, "More in [Native core](native.md) and [Bench](bench.md)."),
+    "Several hosts": (several_hosts, "4 hosts of 2 ranks in the [lab](lab.md). More in [Bench](bench.md)."),
+    "Predictions": (
+        planning,
+        "`phalanx plan`; nothing is fitted on more than one node. More in [Planning](planning.md#how-right-it-is).",
+    ),
+    "GossipGraD": (gossip, "More in [GossipGraD](gossip.md#speed)."),
+    "Large batches": (large_batches, "More in [Large batches](large-batch.md#what-the-techniques-are-worth)."),
+    "Data, checkpoints, recipes": (runs, "More in [Transforms](transforms.md) and [Checkpoints](checkpoints.md)."),
+}
+
+
+def page() -> str:
+    """One table per topic."""
+    blocks = [HEAD.strip()]
+    for topic, (make, said) in TOPICS.items():
+        blocks += [f"## {topic}", said]
+        blocks.append(
+            "\n".join(
+                ["| What | Result | Bar | | Measured |", "| --- | --- | --- | --- | --- |", *(result.row() for result in make())]
+            )
+        )
+    return "\n\n".join([*blocks, TAIL.strip()]) + "\n"
+
+
+def _size(size: int) -> str:
+    return f"{size // MIB} MiB" if size >= MIB else f"{size // KIB} KiB"
