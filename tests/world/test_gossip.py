@@ -180,6 +180,7 @@ def finish(ranks, deadline=150.0):
                 rank.wait()
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_survivors_of_a_killed_rank_go_on_and_name_it():
     victim = 0  # the one that holds the job's store: who can do without it can do without any
     ranks = start(3, "dies", victim)
@@ -194,6 +195,7 @@ def test_survivors_of_a_killed_rank_go_on_and_name_it():
         assert float(out.split()[-1]) < 2.0, out
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_a_late_rank_is_waited_for_a_while_and_finds_the_others_again():
     ranks = start(3, "sleeps", 1)
     for r, (out, err) in enumerate(finish(ranks)):
