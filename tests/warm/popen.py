@@ -60,6 +60,7 @@ class Python(subprocess.Popen):
     """A Popen whose command is [sys.executable, ...]. It forks where it can, and executes where an option asks for it."""
 
     zygote: Zygote | None = None  # of this process
+    ends_wholly = False  # with the destructors of all C++ libraries, as every process does; otherwise without
 
     def _execute_child(self, *given: Any) -> None:
         call = inspect.signature(super()._execute_child).bind(*given).arguments
@@ -75,6 +76,7 @@ class Python(subprocess.Popen):
                 "cwd": os.fspath(call["cwd"] or os.getcwd()),
                 "descriptors": [0, 1, 2, *call["pass_fds"]],
                 "new_session": bool(call["start_new_session"]),
+                "ends_wholly": self.ends_wholly,
             }
             self.pid = Python.zygote.fork(request, [*streams, *call["pass_fds"]])
             self._child_created = True

@@ -1,17 +1,20 @@
 """The process that has imported torch and phalanx and forks programs from that state; tests/warm/popen.py says what for.
 
-It ends when its connection does. It has one thread and runs no operation of torch: a child forked later would hang in its own.
+It has one thread and runs no operation of torch: a child that is forked later would hang in its own. It ends when its connection
+does, and takes along the programs that still run.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import fcntl
 import gc
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import subprocess
@@ -25,6 +28,7 @@ SOURCES = os.path.join(ROOT, "src")
 LIBRARIES = [*(path for path in sys.path if path not in (HERE, SOURCES)), SOURCES]
 ABOVE = 512  # descriptors of ours are above those that a program may be given by number
 
+
 sys.path[0] = ROOT
 from tests.warm.popen import LARGEST, LAUNCHERS, Python, Zygote  # noqa: E402  after the line that finds it
 
@@ -36,7 +40,7 @@ def main() -> None:
     _import_all()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest
     gc.freeze()  # what is imported is shared with the children, and not searched for garbage when they end
-    request, descriptors = serve(connection)
+    request, descriptors = serve(connection, takes_along=True)
     while _launches(request["words"]):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         if os.fork():
@@ -46,33 +50,38 @@ def main() -> None:
         ours.close()
         for descriptor in descriptors:
             os.close(descriptor)
-        request, descriptors = serve(theirs)
+        request, descriptors = serve(theirs, takes_along=False)  # ranks outlive their launcher, if only by a moment
     become(request, descriptors)
     run(request["words"])
 
 
 def _import_all() -> None:
+    import pytest
     import torch._dynamo  # the first optimizer would import it, in a second
     import torch.distributed.run
 
     import phalanx.cli.main
     import phalanx.comm.create
     import phalanx.comm.transports.torch
-    import phalanx.train.trainer  # noqa: F401
+    import phalanx.train.trainer
 
     tasks = os.listdir("/proc/self/task")
-    assert len(tasks) == 1, f"{len(tasks)} threads"
+    assert len(tasks) == 1, f"{len(tasks)} threads after importing {pytest}, {torch} and {phalanx}"
 
 
 def _launches(words: list[str]) -> bool:
     return "-m" in words[:2] and words[words.index("-m") + 1] in LAUNCHERS
 
 
-def serve(connection: socket.socket) -> tuple[dict, list[int]]:
+def serve(connection: socket.socket, *, takes_along: bool) -> tuple[dict, list[int]]:
     """Fork on request. Only the new processes return, each with its request and its descriptors."""
+    running: list[int] = []  # pidfds
     while True:
         message, descriptors, _, _ = socket.recv_fds(connection, LARGEST, 64)
         if not message:
+            for program in running:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(program, signal.SIGKILL)
             os._exit(0)
         reading, writing = os.pipe()
         middle = os.fork()
@@ -81,20 +90,35 @@ def serve(connection: socket.socket) -> tuple[dict, list[int]]:
             if program := os.fork():
                 os.write(writing, str(program).encode())
                 os._exit(0)
-            os.close(reading)
-            os.close(writing)
+            for descriptor in (reading, writing, *running):
+                os.close(descriptor)
             connection.close()
             while os.getppid() == between:  # a program may ask who started it
                 time.sleep(0.0005)
             return json.loads(message), descriptors
         os.waitpid(middle, 0)
-        connection.send(os.read(reading, 64))
+        answer = os.read(reading, 64)
+        if takes_along:
+            ended = {program for program, _ in _ready(running)}
+            for program in ended:
+                os.close(program)
+            running = [program for program in running if program not in ended]
+            with contextlib.suppress(ProcessLookupError):
+                running.append(os.pidfd_open(int(answer)))
+        connection.send(answer)
         for descriptor in (reading, writing, *descriptors):
             os.close(descriptor)
 
 
+def _ready(descriptors: list[int]) -> list[tuple[int, int]]:
+    look = select.poll()
+    for descriptor in descriptors:
+        look.register(descriptor, select.POLLIN)
+    return look.poll(0)
+
+
 def become(request: dict, descriptors: list[int]) -> None:
-    """A fresh process: signals, session, directory, environment, streams."""
+    """A fresh process: signals, session, directory, environment, streams. SIGUSR1 prints all its stacks."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if request["new_session"]:
         os.setsid()
@@ -107,6 +131,10 @@ def become(request: dict, descriptors: list[int]) -> None:
     for given, number in zip(lifted, request["descriptors"], strict=True):
         os.dup2(given, number)
         os.close(given)
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
+    if not request["ends_wholly"]:  # after Python itself has ended: to take libtorch apart takes 0.2 s
+        libc = ctypes.CDLL(None)
+        libc.on_exit(libc._exit, None)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # Python's own generator does this by itself
     sys.stdin = sys.__stdin__ = open(0, closefd=False)  # noqa: SIM115  for as long as the process lives
@@ -131,7 +159,8 @@ def run(words: list[str]) -> None:
     elif words[0] == "-m":
         sys.argv = words[1:]
         sys.path.insert(0, os.getcwd())
-        sys.modules.pop(words[1], None) if "." in words[1] else None  # runpy warns of one that is there already
+        if "." in words[1]:
+            sys.modules.pop(words[1], None)  # runpy warns of a module that is there already
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     else:
         sys.argv = words
