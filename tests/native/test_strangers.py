@@ -13,6 +13,7 @@ import pytest
 from phalanx.comm.transports import shm
 
 pytestmark = [
+    pytest.mark.usefixtures("warm_python"),
     pytest.mark.skipif(bool(shm.UNAVAILABLE), reason=shm.UNAVAILABLE or "available"),
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else"),
 ]

@@ -64,14 +64,16 @@ class Python(subprocess.Popen):
 
     def _execute_child(self, *given: Any) -> None:
         call = inspect.signature(super()._execute_child).bind(*given).arguments
-        if Python.zygote is None or not _can_fork(call):
+        network, command = _split(call["args"])
+        if Python.zygote is None or not _can_fork(command, call):
             super()._execute_child(*given)
             return
         pipes = [call[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")]
         streams = [own if own != -1 else inherited for inherited, own in enumerate(pipes[i] for i in (0, 3, 5))]
         try:
             request = {
-                "words": [os.fspath(word) for word in call["args"][1:]],
+                "words": [os.fspath(word) for word in command[1:]],
+                "network": network,
                 "env": dict(os.environ if call["env"] is None else call["env"]),
                 "cwd": os.fspath(call["cwd"] or os.getcwd()),
                 "descriptors": [0, 1, 2, *call["pass_fds"]],
@@ -84,14 +86,24 @@ class Python(subprocess.Popen):
             self._close_pipe_fds(*pipes)
 
 
-def _can_fork(call: dict[str, Any]) -> bool:
-    args, env = call["args"], call["env"] or {}
-    if not isinstance(args, list | tuple) or len(args) < 2 or args[0] != sys.executable:
+def _split(args: Any) -> tuple[str | None, list[Any]]:
+    """The network that a command is to run in, as benchmarks/lab.py has it, and the command."""
+    match args:
+        case ["nsenter", str(option), "--", *command] if option.startswith("--net="):
+            return option.removeprefix("--net="), command
+        case [*command]:
+            return None, command
+    return None, []
+
+
+def _can_fork(command: list[Any], call: dict[str, Any]) -> bool:
+    if len(command) < 2 or command[0] != sys.executable:
         return False
-    if str(args[1]).startswith("-") and args[1] not in ("-c", "-m", "-u"):
+    if str(command[1]).startswith("-") and command[1] not in ("-c", "-m", "-u"):
         return False
     special = ("executable", "preexec_fn", "shell", "gid", "gids", "uid")
-    return call["close_fds"] and not any(call[name] for name in special) and not any(name in env for name in READ_AT_START)
+    known = not any(call[name] for name in special) and not any(name in (call["env"] or {}) for name in READ_AT_START)
+    return known and call["close_fds"]
 
 
 def warm() -> None:

@@ -26,6 +26,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 SOURCES = os.path.join(ROOT, "src")
 LIBRARIES = [*(path for path in sys.path if path not in (HERE, SOURCES)), SOURCES]
+CLONE_NEWNET = 0x40000000  # of setns(2)
 ABOVE = 512  # descriptors of ours are above those that a program may be given by number
 
 
@@ -122,6 +123,9 @@ def become(request: dict, descriptors: list[int]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if request["new_session"]:
         os.setsid()
+    if request["network"]:
+        with open(request["network"]) as network:
+            assert ctypes.CDLL(None).setns(network.fileno(), CLONE_NEWNET) == 0, request["network"]
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])

@@ -71,7 +71,11 @@ def clean_environment() -> dict[str, str]:
     mine = os.environ.keys() - {"RANK", "WORLD_SIZE"}
     env = {name: os.environ[name] for name in mine if not name.startswith(foreign)}
     # torch's store asks for the name of every address that it talks to: a DNS that does not answer must not take 5 s
-    return env | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "RES_OPTIONS": "timeout:1 attempts:1"}
+    return env | {
+        "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
+        "OMP_NUM_THREADS": "1",
+        "RES_OPTIONS": "timeout:1 attempts:1",
+    }
 
 
 class Rank(Python):
