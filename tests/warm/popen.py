@@ -41,8 +41,9 @@ LARGEST = 1 << 17  # bytes of a request
 class Zygote:
     """The process that forks, as those see it whose programs it forks."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, process: subprocess.Popen | None = None) -> None:
         self._connection = connection
+        self._process = process  # where it is not forked itself; a Popen that is forgotten complains
         self._asking = threading.Lock()
 
     def fork(self, request: dict[str, Any], descriptors: Sequence[int]) -> int:
@@ -103,7 +104,7 @@ def _can_fork(command: list[Any], call: dict[str, Any]) -> bool:
         return False
     special = ("executable", "preexec_fn", "shell", "gid", "gids", "uid")
     known = not any(call[name] for name in special) and not any(name in (call["env"] or {}) for name in READ_AT_START)
-    return known and call["close_fds"]
+    return known and call["close_fds"] and call["umask"] == -1 and call.get("process_group", -1) == -1
 
 
 def warm() -> None:
@@ -113,9 +114,9 @@ def warm() -> None:
         env = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
         null = subprocess.DEVNULL
         command = [sys.executable, str(ROOT / "tests/warm/server.py"), str(theirs.fileno())]
-        subprocess.Popen(command, stdin=null, stdout=null, env=env, pass_fds=[theirs.fileno()])
+        process = subprocess.Popen(command, stdin=null, stdout=null, env=env, pass_fds=[theirs.fileno()])
         theirs.close()
-        Python.zygote = Zygote(ours)
+        Python.zygote = Zygote(ours, process)
 
 
 @contextlib.contextmanager
