@@ -16,8 +16,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # The files that take longest, in this order: with several workers they begin first, so that the last ones end together.
 LONGEST = (
     "world/test_launchers.py", "world/test_failures.py", "world/test_gossip_away.py", "world/test_gossip.py",
-    "world/test_grid.py", "world/test_ending.py", "world/test_trainer.py", "world/test_links.py", "world/test_shm.py", "train/test_trainer.py",
-    "examples/test_examples.py", "cli/test_train.py", "train/test_lock.py", "world/test_checkpoint.py", "world/test_meeting.py",
+    "world/test_grid.py", "world/test_ending.py", "world/test_trainer.py", "world/test_links.py", "world/test_shm.py",
+    "train/test_trainer.py", "examples/test_examples.py", "cli/test_train.py", "train/test_lock.py",
+    "world/test_checkpoint.py", "world/test_meeting.py",
 )  # fmt: skip
 
 

@@ -61,6 +61,7 @@ class Python(subprocess.Popen):
     """A Popen whose command is [sys.executable, ...]. It forks where it can, and executes where an option asks for it."""
 
     zygote: Zygote | None = None  # of this process
+    launches = False  # other Python programs, which shall be warm too; LAUNCHERS do anyway
     ends_wholly = False  # with the destructors of all C++ libraries, as every process does; otherwise without
 
     def _execute_child(self, *given: Any) -> None:
@@ -80,6 +81,7 @@ class Python(subprocess.Popen):
                 "descriptors": [0, 1, 2, *call["pass_fds"]],
                 "new_session": bool(call["start_new_session"]),
                 "ends_wholly": self.ends_wholly,
+                "launches": self.launches or ("-m" in command[1:3] and command[command.index("-m") + 1] in LAUNCHERS),
             }
             self.pid = Python.zygote.fork(request, [*streams, *call["pass_fds"]])
             self._child_created = True

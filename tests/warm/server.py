@@ -31,7 +31,7 @@ ABOVE = 512  # descriptors of ours are above those that a program may be given b
 
 
 sys.path[0] = ROOT
-from tests.warm.popen import LARGEST, LAUNCHERS, Python, Zygote  # noqa: E402  after the line that finds it
+from tests.warm.popen import LARGEST, Python, Zygote  # noqa: E402  after the line that finds it
 
 subprocess.Popen = Python  # type: ignore[misc]  before others import it: what a launcher starts is warm too
 
@@ -42,7 +42,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest
     gc.freeze()  # what is imported is shared with the children, and not searched for garbage when they end
     request, descriptors = serve(connection, takes_along=True)
-    while _launches(request["words"]):
+    while request["launches"]:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         if os.fork():
             theirs.close()
@@ -68,10 +68,6 @@ def _import_all() -> None:
 
     tasks = os.listdir("/proc/self/task")
     assert len(tasks) == 1, f"{len(tasks)} threads after importing {pytest}, {torch} and {phalanx}"
-
-
-def _launches(words: list[str]) -> bool:
-    return "-m" in words[:2] and words[words.index("-m") + 1] in LAUNCHERS
 
 
 def serve(connection: socket.socket, *, takes_along: bool) -> tuple[dict, list[int]]:
