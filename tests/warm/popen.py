@@ -31,6 +31,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import phalanx
+
 ROOT = Path(__file__).parents[2]
 LAUNCHERS = ("phalanx", "torch.distributed.run")  # modules that start other Python programs
 PR_SET_CHILD_SUBREAPER = 36  # of prctl(2)
@@ -113,7 +115,8 @@ def warm() -> None:
     """Start the zygote of this process, once. It ends when this process does."""
     if Python.zygote is None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        env = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+        # the package that this process tests: installed, or the sources beside these tests
+        env = os.environ | {"PYTHONPATH": str(Path(phalanx.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
         null = subprocess.DEVNULL
         command = [sys.executable, str(ROOT / "tests/warm/server.py"), str(theirs.fileno())]
         process = subprocess.Popen(command, stdin=null, stdout=null, env=env, pass_fds=[theirs.fileno()])

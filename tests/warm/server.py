@@ -24,7 +24,7 @@ import types
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
-SOURCES = os.path.join(ROOT, "src")
+SOURCES = os.environ["PYTHONPATH"]
 LIBRARIES = [*(path for path in sys.path if path not in (HERE, SOURCES)), SOURCES]
 CLONE_NEWNET = 0x40000000  # of setns(2)
 ABOVE = 512  # descriptors of ours are above those that a program may be given by number
