@@ -35,6 +35,7 @@ def sabotage(folder, monkeypatch, code):
 # ---- end to end --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_allreduce(tmp_path, capfd):
     path = tmp_path / "rows.jsonl"
     sizes = ["--min", "256", "--max", "4K", "--repeat", "3"]
@@ -92,6 +93,7 @@ def test_allreduce(tmp_path, capfd):
     assert sum(line.startswith("  ") for line in out.splitlines()) == len(rows)
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_train(tmp_path, capfd):
     path = tmp_path / "rows.jsonl"
     model = ["--model", "resnet_cifar20", "--pixels", "8", "--batch", "2", "--repeat", "2", "--all"]
@@ -116,6 +118,7 @@ def test_train(tmp_path, capfd):
     assert heading.split()[1:] == ["contender", "step(ms)", "spread(ms)", "over", "none(ms)", "x", "DDP", "#differ"]
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_gossip(tmp_path, capfd):
     path = tmp_path / "rows.jsonl"
     only = ["DDP", "all-reduce", "gossip", "gossip gradients", "decent-dp"]
@@ -143,6 +146,7 @@ def test_gossip(tmp_path, capfd):
     ]  # fmt: skip
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_under_a_launcher_and_a_contender_that_does_nothing(tmp_path, monkeypatch):
     """The ranks are those of the launcher, only rank 0 prints, and the wrong sums are counted exactly."""
     sabotage(tmp_path, monkeypatch, "import phalanx.bench.library as t\nt.library_all_reduce = lambda x: None")

@@ -217,6 +217,7 @@ def weights(out: Path) -> dict[str, list[float]]:
     return {name: x.flatten().tolist() for name, x in saved.items()}
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_two_ranks_stopped_by_sigterm_go_on_and_end_as_if_undisturbed(tmp_path):
     """Also under torchrun, whose ranks the command joins."""
     run = ["--set", "epochs=8", "--set", "model.width=8"]
@@ -249,6 +250,7 @@ def test_two_ranks_stopped_by_sigterm_go_on_and_end_as_if_undisturbed(tmp_path):
     assert weights(tmp_path / "cut") == {name: x.flatten().tolist() for name, x in undisturbed.items()}
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_ctrl_c_saves_and_says_at_once_how_to_go_on(tmp_path):
     with phalanx_train("--ranks", "2", "--out", str(tmp_path / "cut"), "--set", "epochs=500") as process:
         try:
@@ -268,6 +270,7 @@ def test_ctrl_c_saves_and_says_at_once_how_to_go_on(tmp_path):
     assert find_places(tmp_path / "cut" / "checkpoints")[0].step == step
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_a_second_ctrl_c_ends_at_once():
     words = """
 import os, signal, time, phalanx

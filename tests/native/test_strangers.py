@@ -13,6 +13,7 @@ import pytest
 from phalanx.native import core
 
 pytestmark = [
+    pytest.mark.usefixtures("warm_python"),
     pytest.mark.skipif(bool(core.UNAVAILABLE), reason=core.UNAVAILABLE or "available"),
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else"),
 ]

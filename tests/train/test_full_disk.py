@@ -1,6 +1,5 @@
 """A disk that is full does not end a training: a warning at once, the older checkpoints stay, and a later save works again."""
 
-import resource
 import subprocess
 import sys
 from dataclasses import replace
@@ -48,13 +47,17 @@ def test_a_run_whose_last_save_fails_fails(tmp_path, monkeypatch):
     assert sorted(place.step for place in find_places(tmp_path / "checkpoints")) == [5, 10, 11]
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_rows_that_find_no_room_do_not_end_it_either(tmp_path):
     """The kernel refuses every file over 4 kB: checkpoints, and soon the rows."""
-    command = [sys.executable, "-m", "phalanx", "train", "--ranks", "1", "--out", str(tmp_path), "--set", "epochs=2"]
+    program = (
+        "import resource, sys; from phalanx.cli.main import main\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)); sys.exit(main())"
+    )
+    command = [sys.executable, "-c", program, "train", "--ranks", "1", "--out", str(tmp_path), "--set", "epochs=2"]
     done = subprocess.run(
         [*command, "--set", "model.width=4", "--set", "log_every=1"],
         env=clean_environment(),
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)),
         capture_output=True,
         text=True,
         timeout=100,

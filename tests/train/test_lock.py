@@ -22,6 +22,7 @@ from phalanx.train.checkpoint import CheckpointError, lock
 from phalanx.train.checkpoint.lock import DirectoryInUseError, DirectoryLock, one_job
 from phalanx.train.checkpoint.places import find_places
 
+pytestmark = pytest.mark.usefixtures("warm_python")
 DEADLINE = 60.0  # seconds for a process to say something; it imports torch
 
 # Takes what its first argument names, says so, and keeps it until its standard input ends; "fork" has a child that outlives it.

@@ -52,6 +52,7 @@ def test_a_file_that_is_no_plan_is_refused(text, tmp_path):
         read_plan(tmp_path / "absent")
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_what_is_planned_is_what_is_trained(tmp_path):
     plan, out = tmp_path / "plan.json", tmp_path / "run"
     assert main([*ASK, "--json", str(plan)]) == 0
