@@ -5,8 +5,13 @@ from __future__ import annotations
 import signal
 import subprocess
 
+import hypothesis
 import pytest
 from tests.warm.popen import Python, warm
+
+# How long an example takes depends on what else runs on the machine.
+hypothesis.settings.register_profile("phalanx", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("phalanx")
 
 # A shell has what it starts in the background ignore Ctrl-C, and so would all processes that tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
