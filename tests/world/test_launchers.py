@@ -139,7 +139,7 @@ def test_launched_ranks_equal_one_process(launcher: str) -> None:
         assert len({own["print"] for own in results}) == 1, f"{name}: ranks differ"
         assert max(own["off"] for own in results) <= TOLERANCES[name], name
         assert min(own["moved"] for own in results) > 10 * TOLERANCES[name], f"{name}: a step without effect would pass, too"
-        shared = told[0]["shares"] and name in ("one replica", "one pass")
+        shared = told[0]["shares"] and name == "one pass"
         assert all(own["one_replica"] == shared for own in results), name
 
 

@@ -154,14 +154,6 @@ class Lars(torch.optim.Optimizer):
                 _move_together(group, layers)
         return loss
 
-    @property
-    def moves_natively(self) -> bool:
-        """Whether the native core moves all parameters, each as one pass over its memory, whatever its shape."""
-        return core.is_native() and all(
-            group["momentum"] and not group["foreach"] and all(_in_one_piece(p) for p in group["params"])
-            for group in self.param_groups
-        )
-
     def _layers(self, group: dict[str, Any]) -> list[Layer]:
         """The parameters that have a gradient."""
         skipped, momentum, found = set(group["skipped"]), group["momentum"], []

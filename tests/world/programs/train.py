@@ -20,13 +20,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "groups": {"bucket_bytes": 3000, "sync": phalanx.AllReduce(overlap=True)},
     "growing": {"sync": phalanx.AllReduce(growing=2, overlap=True)},
     "no overlap": {"sync": phalanx.AllReduce(overlap=False, fused=False)},
-    "one replica": {},  # of the large model
+    "large": {},
     "one pass": {"sync": phalanx.AllReduce(fused=True)},  # of the model in float32
     "weighted": {"sync": phalanx.AllReduce(weighted=True)},
     "bfloat16": {"wire": torch.bfloat16},
     "float16": {"wire": torch.float16},
 }
-MODELS = {"one replica": LARGE, "one pass": copy.deepcopy(MODEL).float()}
+MODELS = {"large": LARGE, "one pass": copy.deepcopy(MODEL).float()}
 
 
 def train(model: torch.nn.Module, opt: torch.optim.Optimizer, comm: phalanx.Communicator | None, t: int) -> None:
