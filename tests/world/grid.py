@@ -94,7 +94,7 @@ EXEMPT = {
     "phalanx.comm.rendezvous._PING": "of torch's store",
     "phalanx.comm.rendezvous._VALIDATE": "of torch's store",
     "phalanx.comm.traffic.TAGS": "of records of messages that are kept",
-    "phalanx.comm.traffic.TOLD": "of links in a message to a person",
+    "phalanx.comm.traffic.REPORTED": "of links in a message to a person",
     "phalanx.comm.operations.DEBUG_TEXT": "bytes of a text",
     "phalanx.comm.planned.LARGEST": "no message is longer",
     "phalanx.comm.processes.EXITING": "a flag of the kernel",

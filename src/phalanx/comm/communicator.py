@@ -300,6 +300,6 @@ class Communicator(ObjectVerbs):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
-        # after an exception the connections stay open until the exit hook has told the other ranks the reason
+        # after an exception the connections stay open until the exit hook has published the reason
         if kind is None:
             self.close()

@@ -1,7 +1,7 @@
 """Which ranks share a host: the kernel and the network namespace decide, not the host's name.
 
-Names repeat (two machines called `localhost`) and several namespaces or containers share a kernel but not a network, so the
-key is the kernel's boot id with the inode of the network namespace. Ranks with one key can reach each other over loopback.
+Names repeat (two machines called `localhost`), and several namespaces or containers share a kernel but not a network. So the key
+is the kernel's boot id with the inode of the network namespace. Ranks with the same key can reach each other over loopback.
 """
 
 from __future__ import annotations

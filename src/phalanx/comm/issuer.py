@@ -121,7 +121,7 @@ class Issuer:
         if current is None:
             last = self._last if isinstance(self._last, str) else self._last().name
             return State(operation=last, seconds=time.monotonic() - self._idle_since)
-        awaited, posted = self.traffic.told() if self.traffic is not None else ((), ())
+        awaited, posted = self.traffic.report() if self.traffic is not None else ((), ())
         seconds = time.monotonic() - current.alive
         return State(current.comm, current.number, current.name, seconds, awaited=awaited, posted=posted)
 

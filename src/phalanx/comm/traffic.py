@@ -1,7 +1,7 @@
-"""Which messages a rank has given to the network and which it waits for: so that a link that moves nothing can be named.
+"""Which messages a rank has given to the network and which it waits for, so that an error can name a link that moves nothing.
 
-gloo does not say whether a message has left. But the ranks can compare: rank 3 waits for the first message of this tag from
-rank 1, rank 1 has posted it, and nothing moves: then the link between them is at fault, and neither of the two.
+gloo does not say whether a message has left, but the ranks can compare. If rank 3 waits for the first message of a tag from rank
+1, rank 1 has posted it, and nothing moves, then the link between them is at fault, and neither rank is.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections import OrderedDict
 from enum import Enum
 from typing import NamedTuple
 
-TAGS = 256  # of the newest (way, peer, tag) that are remembered: an operation has a few tags of its own
-TOLD = 64  # at most so many are told: a rank that talks to hundreds at once is not compared link by link
+TAGS = 256  # newest (way, peer, tag) that are remembered: an operation has a few tags of its own
+REPORTED = 64  # at most this many are reported: a rank that talks to hundreds at once is not compared link by link
 
 
 class Way(str, Enum):
@@ -58,7 +58,7 @@ class Traffic:
     def arrived(self) -> None:
         self._open.pop(threading.get_ident(), None)
 
-    def told(self) -> tuple[tuple[Ticket, ...], tuple[Ticket, ...]]:
+    def report(self) -> tuple[tuple[Ticket, ...], tuple[Ticket, ...]]:
         """The messages that are waited for, and the number of those posted (as `number`) by way, peer and tag."""
         posted = [Ticket(*key, count) for key, count in list(self._posted.items())]
-        return tuple(self._open.copy().values()), tuple(posted[-TOLD:])
+        return tuple(self._open.copy().values()), tuple(posted[-REPORTED:])

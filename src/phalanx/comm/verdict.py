@@ -29,7 +29,7 @@ class CommunicationError(RuntimeError):
         ...         comm.barrier()
         ...     except phalanx.CommunicationError as error:
         ...         return error.operation, error.missing
-        >>> phalanx.run_local(2, play)
+        >>> phalanx.run_local(2, play, timeout=1.0)
         [('barrier()', (1,)), 'left early']
     """
 
@@ -182,7 +182,7 @@ def _fact(mine: State, other: State | None, held_store: bool) -> Fact:
 
 
 def _still_links(members: Mapping[int, int], verdict: Verdict) -> list[tuple[int, int]]:
-    """Pairs of ranks one of which waits for a message that the other has posted."""
+    """Pairs of ranks where one waits for a message that the other has posted."""
     numbers = {world_rank: rank for rank, world_rank in members.items()}
     found = set()
     for world_rank, rank in numbers.items():

@@ -45,7 +45,7 @@ class LocalWorld:
             return x
 
     def close(self) -> None:
-        """Wake whoever still waits for a message that will not come."""
+        """Wake threads that still wait for a message: it will not come."""
         with self._news:
             self._closed = True
             self._news.notify_all()
