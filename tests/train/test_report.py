@@ -464,7 +464,7 @@ def test_zeros_lie_at_the_bottom_of_their_axis():
 
 def test_schedules_of_large_worlds_and_of_one_rank():
     assert "<pre>" in draw_schedule(ring(40))
-    assert "nobody" in draw_schedule(ring(1))
+    assert "no other to communicate with" in draw_schedule(ring(1))
 
 
 def test_a_timeline_has_its_spans_in_proportion_and_few_ranks():

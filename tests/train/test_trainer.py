@@ -264,7 +264,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
             "resnet9 does not take images of 1 x 4 x 4",
         ),
         ({"data": {"mean": (0.5, 0.5), "std": (1.0, 1.0)}}, "one for each channel"),
-        ({"rate": {"warmup": 2}}, "leave some to train"),
+        ({"rate": {"warmup": 2}}, "use a smaller rate.warmup"),
     ],
 )
 def test_parts_that_do_not_fit_together(changes, told):

@@ -32,7 +32,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="phalanx",
         description="Data-parallel training on many hosts. Every collective algorithm is a value that you can print and prove.",
         epilog="`phalanx VERB --help` explains a verb, with examples. "
-        "Exit codes: 0 success, 1 failed, 2 wrong usage, 128 + N ended by signal N.",
+        "Exit codes: 0 success, 1 failed, 2 wrong usage or input, 128 + N ended by signal N.",
     )
     parser.add_argument("--version", action="version", version=f"phalanx {phalanx.__version__}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
