@@ -8,8 +8,8 @@ that all find the caches alike and *per layer* its gradients unspoilt. Medians; 
 
 Three settings. *alone*: one process. *a core each*: ranks of one host, each with a core of its own, that step multi-node
 optimizers: they sum their gradients, then update. *on one core*: the same ranks on one core, which does the work of all of them.
-The slowest rank counts. *in one* is `AllReduce(fused=True)`, where sum and update are one operation, timed as `update`. *strictly*
-compares the whole of a step with the update alone of the others, as if their sum were free.
+The slowest rank counts. *in one* is `AllReduce(fused=True)`, where sum and update are one operation, timed as `update`.
+*strictly* compares the whole of a step with the update alone of the others, as if their sum were free.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def test_train(tmp_path, capfd):
     first, *rows, _last = records_of(path)
     assert first["config"] == {
         "verb": "train", "ranks": 2, "model": "resnet_cifar20", "pixels": 8, "batch": 2, "repeat": 2,
-        "everybody": True, "pin": False, "only": [],
+        "everybody": True, "pin": False, "only": [], "optimizer": "sgd",
     }  # fmt: skip
     timed = {row["contender"]: row for row in rows if "note" not in row}
     assert {"none", "DDP", "DDP fp16", "phalanx", "phalanx inline", "phalanx bfloat16"} <= timed.keys()

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from phalanx.schedule.names import InputError, find_all_reduce
 
+OPTIMIZERS = ("sgd", "adamw")
 MODELS = ("resnet50", "resnet18", "resnet_cifar20")
 TRAINED = (
     "none", "DDP", "DDP fp16", "phalanx", "phalanx inline", "phalanx fused", "phalanx bfloat16", "Horovod", "decent-dp",
@@ -60,6 +61,7 @@ class TrainBench:
     everybody: bool = False  # also name the contenders that are not installed
     pin: bool = False
     only: tuple[str, ...] = ()  # contenders beside "none" and "DDP", with which all are compared; empty for all
+    optimizer: str = "sgd"  # of all contenders: "sgd" with momentum, or "adamw"
 
     def __post_init__(self) -> None:
         for name in self.only:

@@ -10,7 +10,7 @@ import importlib.util
 import statistics
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,6 +116,9 @@ def enter(bench: TrainBench, comm: Communicator) -> Iterator[TrainingContender]:
         phalanx.seed_everything(0)
         return MODELS[bench.model]()
 
+    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+        return _optimizer(bench.optimizer, model.parameters())
+
     def contender(name: str, model: nn.Module, opt: Any, *, averages: bool = True, warm: int = WARM) -> TrainingContender:
         def step() -> None:
             opt.zero_grad()
@@ -130,22 +133,22 @@ def enter(bench: TrainBench, comm: Communicator) -> Iterator[TrainingContender]:
     def ours(**options: Any) -> Callable[[str], TrainingContender]:
         def make(name: str) -> TrainingContender:
             model = replica()
-            return contender(name, model, phalanx.create_multi_node_optimizer(_sgd(model), comm, **options), warm=TRYING)
+            return contender(name, model, phalanx.create_multi_node_optimizer(optimizer(model), comm, **options), warm=TRYING)
 
         return make
 
     def plain(name: str) -> TrainingContender:
         model = replica()
-        return contender(name, model, _sgd(model), averages=False)
+        return contender(name, model, optimizer(model), averages=False)
 
     def fp16(name: str) -> TrainingContender:
         model = ddp()
         model.register_comm_hook(None, library_fp16_hook())  # type: ignore[operator]
-        return contender(name, model, _sgd(model))
+        return contender(name, model, optimizer(model))
 
     def of_ddp(name: str) -> TrainingContender:
         model = ddp()
-        return contender(name, model, _sgd(model))
+        return contender(name, model, optimizer(model))
 
     field: dict[str, Callable[[str], TrainingContender]] = {
         "none": plain,
@@ -164,19 +167,25 @@ def enter(bench: TrainBench, comm: Communicator) -> Iterator[TrainingContender]:
             yield make(name)
     for name, (module, make_other) in OTHERS.items():
         if name in chosen and importlib.util.find_spec(module) is not None:
-            yield from make_other(replica(), comm, contender)
+            yield from make_other(replica(), comm, bench.optimizer, contender)
 
 
-def _sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9, fused=True)
+def _optimizer(name: str, params: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
+    """With torch's own fused step, the fastest it has, for all contenders."""
+    if name == "adamw":
+        return torch.optim.AdamW(params, lr=RATE, fused=True)
+    return torch.optim.SGD(params, lr=RATE, momentum=0.9, fused=True)
 
 
-def _horovod(model: nn.Module, comm: Communicator, contender: Callable[..., TrainingContender]) -> Iterator[TrainingContender]:
+def _horovod(
+    model: nn.Module, comm: Communicator, optimizer: str, contender: Callable[..., TrainingContender]
+) -> Iterator[TrainingContender]:
     import horovod.torch as hvd  # type: ignore[import-not-found,unused-ignore]
 
     hvd.init()
     if hvd.size() == comm.size:  # under a launcher that Horovod does not know, every rank is alone
-        yield contender("Horovod", model, hvd.DistributedOptimizer(_sgd(model), named_parameters=model.named_parameters()))
+        inner = _optimizer(optimizer, model.parameters())
+        yield contender("Horovod", model, hvd.DistributedOptimizer(inner, named_parameters=model.named_parameters()))
 
 
 class _InBackward:
@@ -189,13 +198,15 @@ class _InBackward:
         """Backward did."""
 
 
-def _decent_dp(model: nn.Module, comm: Communicator, contender: Callable[..., TrainingContender]) -> Iterator[TrainingContender]:
+def _decent_dp(
+    model: nn.Module, comm: Communicator, optimizer: str, contender: Callable[..., TrainingContender]
+) -> Iterator[TrainingContender]:
     from decent_dp.ddp import DecentralizedDataParallel  # type: ignore[import-not-found,unused-ignore]
 
-    def sgd(named: list[tuple[torch.Tensor, str]]) -> torch.optim.Optimizer:
-        return torch.optim.SGD([p for p, _ in named], lr=RATE, momentum=0.9, fused=True)
+    def make(named: list[tuple[torch.Tensor, str]]) -> torch.optim.Optimizer:
+        return _optimizer(optimizer, [p for p, _ in named])
 
-    yield contender("decent-dp", DecentralizedDataParallel(model, sgd, topology="complete"), _InBackward(), averages=False)
+    yield contender("decent-dp", DecentralizedDataParallel(model, make, topology="complete"), _InBackward(), averages=False)
 
 
 # name -> (module, what makes a contender of it)

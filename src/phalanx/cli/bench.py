@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from phalanx.bench.config import MODELS, AllReduceBench, Bench, GossipBench, TrainBench
+from phalanx.bench.config import MODELS, OPTIMIZERS, AllReduceBench, Bench, GossipBench, TrainBench
 from phalanx.bench.rank import measure
 from phalanx.bench.ranks import RankError, run_ranks
 from phalanx.bench.record import Record
@@ -93,18 +93,20 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     train = benches.add_parser(
         "train",
         help="training steps beside DDP",
-        description="Steps of SGD with momentum: without communication, DDP, DDP with 16-bit compression, and Phalanx.",
+        description="Training steps: without communication, DDP, DDP with 16-bit compression, and Phalanx.",
         **style,
     )
     train.add_argument("--model", choices=MODELS, default=MODELS[0], help=f"default {MODELS[0]}")
     train.add_argument("--pixels", metavar="N", type=at_least_one, default=64, help="height and width of an image (default 64)")
     train.add_argument("--batch", metavar="N", type=at_least_one, default=2, help="images per rank (default 2)")
+    train.add_argument("--optimizer", choices=OPTIMIZERS, default=OPTIMIZERS[0], help="sgd with momentum, or adamw (default sgd)")
     _add_only(train, beside="no communication and DDP")
     train.add_argument("--all", action="store_true", help="also list known contenders that are not installed")
     _add_running(train, repeat=9, unit="steps")
     train.set_defaults(
         run=lambda args: run(
-            TrainBench(args.model, args.pixels, args.batch, args.repeat, args.all, args.pin, tuple(args.only)), args
+            TrainBench(args.model, args.pixels, args.batch, args.repeat, args.all, args.pin, tuple(args.only), args.optimizer),
+            args,
         )
     )
 
