@@ -99,7 +99,7 @@ def assemble(config: RunConfig, comm: Communicator, log: Log) -> Trainer:
     model = config.model.batchnorm.install(model, comm)
     if any(isinstance(module, nn.Dropout) for module in model.modules()):  # otherwise equal generators make smaller checkpoints
         seed_everything((config.seed + 1 + comm.rank) % 2**32)  # ranks drop different neurons
-    optimizer = config.comm.wrap(config.optimizer.rule.build(model), comm, weighted=config.uneven)
+    optimizer = config.comm.wrap(config.optimizer.build(model), comm, weighted=config.uneven)
     if isinstance(optimizer, GossipOptimizer):
         optimizer.follow(model)
     return Trainer(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from torch import nn
 
 from phalanx.comm.communicator import Communicator
 from phalanx.comm.settings import check_timeout
@@ -90,6 +91,10 @@ class OptimizerConfig:
     def rule(self) -> RuleConfig:
         """The update rule with its own settings."""
         return pick(RULES, self)
+
+    def build(self, model: nn.Module) -> torch.optim.Optimizer:
+        """The optimizer of all parameters that are trained."""
+        return self.rule.build(model)
 
 
 @dataclass(frozen=True, kw_only=True)
