@@ -28,6 +28,7 @@ ROOMS = {
     "optim": {
         "": ("torch",),
         "lars": ("phalanx.native",),
+        "create": ("phalanx.grad", "phalanx.comm"),
         "multi_node": ("phalanx.grad", "phalanx.comm"),
         "one_pass": ("phalanx.grad", "phalanx.comm", "phalanx.native"),
         "gossip_step": ("phalanx.grad", "phalanx.comm"),

@@ -17,8 +17,9 @@ from phalanx.comm.settings import check_timeout
 from phalanx.grad.allreduce import AllReduce
 from phalanx.grad.gossip import Gossip
 from phalanx.optim import lr
+from phalanx.optim.create import create_multi_node_optimizer
 from phalanx.optim.gossip_step import GossipOptimizer
-from phalanx.optim.multi_node import MultiNodeOptimizer, create_multi_node_optimizer
+from phalanx.optim.multi_node import MultiNodeOptimizer
 from phalanx.train.components import pick, settings_of
 from phalanx.train.optimizers import RULES, LarsConfig, MomentumRule, RmspropWarmupConfig, RuleConfig, SgdConfig
 from phalanx.train.settings import setting
