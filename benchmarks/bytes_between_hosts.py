@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.lab import Bridge, Lab
 
 import phalanx
-from phalanx.cli.bench_record import Record
+from phalanx.bench.record import Record
 from phalanx.schedule import Schedule, hierarchical, ring, sent, torus
 
 HOSTS, PER_HOST, RATE = 4, 2, "1gbit"

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from phalanx.cli.bench_record import processor
+from phalanx.bench.record import processor
 from phalanx.data import epoch_order
 
 

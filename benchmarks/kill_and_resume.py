@@ -31,8 +31,8 @@ from typing import Any
 
 import torch
 
-from phalanx.train.manifest import find_places
-from phalanx.train.restore import read
+from phalanx.train.checkpoint.places import find_places
+from phalanx.train.checkpoint.read import read
 from phalanx.train.rows import read_rows
 
 RANKS, DEADLINE = 2, 120.0

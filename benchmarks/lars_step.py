@@ -8,8 +8,7 @@ that all find the caches alike and *per layer* its gradients unspoilt. Medians; 
 
 Three settings. *alone*: one process. *a core each*: ranks of one host, each with a core of its own, that step multi-node
 optimizers: they sum their gradients, then update. *on one core*: the same ranks on one core, which does the work of all of them.
-The slowest rank counts. *by default* ranks of a host have one replica, of which each updates its layers, where others (here
-`fused=False`) update one each; *in one* is `AllReduce(fused=True)`, where sum and update are one operation, timed as `update`;
+The slowest rank counts. *in one* is `AllReduce(fused=True)`, where sum and update are one operation, timed as `update`.
 *strictly* compares the whole of a step with the update alone of the others, as if their sum were free.
 """
 
@@ -97,13 +96,12 @@ ALONE: dict[str, Make] = {
 def together(comm: phalanx.Communicator) -> dict[str, Make]:
     """Multi-node optimizers; `fused` ones sum and update in one operation."""
 
-    def on_all(make: Make, *, fused: bool | None) -> Make:
+    def on_all(make: Make, *, fused: bool) -> Make:
         sync = phalanx.AllReduce(overlap=False, fused=fused)
         return lambda ps: phalanx.create_multi_node_optimizer(make(ps), comm, sync=sync)
 
     usual = {name: on_all(ALONE[name], fused=False) for name in ("per layer", "phalanx.Lars", "SGD fused")}
     sgd = lambda ps: torch.optim.SGD(ps, **SGD)  # noqa: E731
-    usual["phalanx.Lars by default"] = on_all(ALONE["phalanx.Lars"], fused=None)
     return usual | {"phalanx.Lars in one": on_all(ALONE["phalanx.Lars"], fused=True), "SGD in one": on_all(sgd, fused=True)}
 
 

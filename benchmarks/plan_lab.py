@@ -125,7 +125,7 @@ def play(network: Network) -> Iterator[dict[str, Any]]:
     import torch
 
     import phalanx
-    from phalanx.cli.bench_gossip import Emulated
+    from phalanx.bench.gossip import Emulated
     from phalanx.grad.allreduce import AllReduce
     from phalanx.grad.gossip import Gossip
 

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks.* also when run
 import numpy as np
 from benchmarks.plan_lab import MIB, NETWORKS, Network
 
-from phalanx.cli.bench_gossip import FORWARD, LAYERS
+from phalanx.bench.gossip import FORWARD, LAYERS
 from phalanx.cluster import GLOO, SHARED_MEMORY, BackendProfile, Compute, Model, StepPlan, compile_schedule, predict_step, run
 from phalanx.cluster.calibrate import BOUNDS, fit_any
 from phalanx.cluster.candidates import FAMILIES, Algorithm, algorithms

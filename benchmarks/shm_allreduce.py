@@ -35,8 +35,8 @@ import torch.distributed as dist
 from local_ranks import finish, started
 
 from phalanx import _native
-from phalanx.cli.bench_record import processor
-from phalanx.comm.transports.shm import HostTeam
+from phalanx.bench.record import processor
+from phalanx.native.team import HostTeam
 
 BLOCK = 0.03  # seconds of one timed block
 DEADLINE = 900  # seconds for all ranks of one world

@@ -41,8 +41,7 @@ Status Team::give_up(const Generation* g, const Report& report) {
         // nobody will touch what it is about from now on, except who is in the middle of a chunk
         if (!settle(*g, Phase::gathering, Phase::failed) && !settle(*g, Phase::open, Phase::failed)) return Status::ok;
     }
-    for (Generation other = oldest_; other < next_; ++other)
-        if (!finished_[other % slots]) settle(other, Phase::gathering, Phase::failed) || settle(other, Phase::open, Phase::failed);
+    if (under_way_) settle(next_ - 1, Phase::gathering, Phase::failed) || settle(next_ - 1, Phase::open, Phase::failed);
     std::uint32_t whole = 0;
     if (!header_->broken.compare_exchange_strong(whole, static_cast<std::uint32_t>(rank_) + 1, std::memory_order_acq_rel))
         return adopt_failure();

@@ -8,6 +8,8 @@ namespace phalanx {
 
 enum class Type : std::uint8_t { f32, f64, f16, bf16, i8, i16, i32, i64, u8 };
 constexpr int types = 9;
+// Python reads these names, which are torch's, so that no number has to be copied by hand.
+constexpr const char* type_names[types] = {"float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8"};
 constexpr std::size_t size_of(Type type) {
     constexpr std::size_t sizes[types] = {4, 8, 2, 2, 1, 2, 4, 8, 1};
     return sizes[static_cast<int>(type)];
@@ -15,6 +17,7 @@ constexpr std::size_t size_of(Type type) {
 
 enum class Op : std::uint8_t { sum, max, min };
 constexpr int ops = 3;
+constexpr const char* op_names[ops] = {"sum", "max", "min"};
 
 // dst[0..targets) = scale * (src[0] op src[1] op ... op src[sources-1]), elementwise, in exactly that order.
 // A target may be one of the sources. Half-width floats are summed in float32 and rounded once. `scale` is for floating sums only.
@@ -42,6 +45,16 @@ struct Squares {
 };
 using Norms = Squares (*)(const float* w, const float* const* gradients, int sources, std::size_t count, double scale);
 
+// One step of Adam or AdamW. With g = scale * (sum of gradients) + l2 * w:
+//   first += take1 * (g - first);   second = beta2 * second + take2 * g * g
+//   w = keep * w - rate * first / (sqrt(second) * correction + eps)
+// `take` is 1 - beta, `rate` and `correction` have the bias corrections in them; AdamW has l2 = 0, Adam has keep = 1.
+struct AdamRule {
+    float take1, beta2, take2, l2, keep, rate, correction, eps, scale;
+};
+using Adam = void (*)(float* w, float* first, float* second, const float* const* gradients, int sources, std::size_t count,
+                      const AdamRule& rule);
+
 // Copy to memory that other cores have read: each line is asked for ahead, because a store that has to call it back waits.
 using Put = void (*)(void* to, const void* from, std::size_t bytes);
 
@@ -54,6 +67,7 @@ struct Kernels {
     Update update;
     UpdateAndSquare update_and_square;
     Norms norms;
+    Adam adam;
     Put put;
     Exchange exchange;
 };

@@ -189,6 +189,7 @@ void reduce_elements(void* const* dst, int targets, const void* const* src, int 
 }
 
 #include "update.inl"
+#include "adam.inl"
 
 constexpr std::size_t copy_step = group * PHALANX_REGISTER;
 
@@ -246,6 +247,7 @@ const Kernels table = {
     update,
     update_and_square,
     norms,
+    adam,
     put,
     exchange,
 };

@@ -1,14 +1,8 @@
 #include "lars.hpp"
 
 #include <cmath>
-#include <stdexcept>
 
 namespace phalanx {
-
-bool is_plausible(const TensorRow& row) {
-    const auto whole = [](double n) { return n >= 0 && n <= 1e15 && n == std::floor(n); };  // false for NaN
-    return whole(row.offset) && whole(row.count);
-}
 
 double ratio_of(const TensorRow& row, double w_squared, double g_squared) {
     if (row.adapted == 0 || w_squared == 0 || g_squared == 0) return 1;
@@ -50,8 +44,7 @@ void repair(float* w, float* velocity, const float* const* gradients, int source
 
 // The norms of a tensor come right before its update, which finds much of it in the cache.
 void lars_step(const OwnTensor* tensors, const TensorRow* rows, std::size_t count) {
-    for (std::size_t t = 0; t < count; ++t)
-        if (!is_plausible(rows[t])) throw std::invalid_argument("the count of a tensor is a whole number from 0 on");
+    for (std::size_t t = 0; t < count; ++t) check_row(rows[t]);
     for (std::size_t t = 0; t < count; ++t) {
         const TensorRow& row = rows[t];
         const OwnTensor& own = tensors[t];

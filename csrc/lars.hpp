@@ -6,7 +6,10 @@
 // us, and nothing is missed: a change that leaves |w| as it is needs no repair.
 #pragma once
 
+#include <iterator>
+
 #include "kernels.hpp"
+#include "rows.hpp"
 
 namespace phalanx {
 
@@ -17,9 +20,9 @@ struct TensorRow {
     double lr_in_momentum;       // whether the velocity has the rate in it
     double adapted, trust, eps;  // the trust ratio, where `adapted`
 };
-
-// Whether offset and count are whole numbers that a double holds exactly: otherwise they are no size.
-bool is_plausible(const TensorRow& row);
+constexpr const char* tensor_row_fields[] = {"offset",         "count",   "lr",    "momentum", "weight_decay", "nesterov",
+                                             "lr_in_momentum", "adapted", "trust", "eps"};
+static_assert(sizeof(TensorRow) == sizeof(double) * std::size(tensor_row_fields), "Python fills a row field by field");
 
 // trust * |w| / (|g| + weight_decay * |w| + eps); 1 where |w| or |g| is zero, and where the tensor is not adapted.
 double ratio_of(const TensorRow& row, double w_squared, double g_squared);

@@ -20,8 +20,7 @@
 namespace phalanx {
 
 constexpr int max_ranks = 256;
-constexpr int depth = 16;          // operations that a rank may have begun and not finished
-constexpr int slots = 2 * depth;  // when a rank begins operation g, all ranks have left operation g - 2 * depth (team.hpp)
+constexpr int slots = 2;          // when a rank begins operation g, all ranks have left operation g - 2 (team.hpp)
 constexpr std::size_t line = 64;  // bytes of a cache line
 constexpr int thirds = 3;         // of each rank's part of the staging area (stage.cpp)
 constexpr std::size_t place_bytes = 96, text_bytes = 160;
@@ -38,6 +37,8 @@ enum class Verb : std::uint8_t {
     norms,   // of an update by LARS, before it
     repair,  // and after it
 };
+constexpr const char* verb_names[] = {"barrier",  "all_reduce", "reduce_scatter", "all_gather", "broadcast",
+                                      "allocate", "release",    "update",         "norms",      "repair"};
 
 // What a rank calls. Ranks that meet in one operation must have written the same bytes.
 struct Call {
@@ -80,8 +81,8 @@ enum class Status : std::uint32_t {
     aborted,      // abort() was called on some rank
     interrupted,  // a signal handler raised on some rank
     refused,      // memory could not be shared; the team is as good as before
-    misused,      // two threads at a time, or too many operations begun
 };
+constexpr const char* status_names[] = {"ok", "disagree", "dead", "late", "aborted", "interrupted", "refused"};
 
 struct RankSet {
     std::uint64_t bits[max_ranks / 64];

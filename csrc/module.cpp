@@ -263,23 +263,6 @@ PyObject* team_reduce_scatter(PyObject* object, PyObject* const* values, Py_ssiz
     return run_for_status(as_team(object), [&](Team& team) { return team.reduce_scatter(r.x, r.count, r.type, r.op, r.scale); });
 }
 
-PyObject* team_begin_all_reduce(PyObject* object, PyObject* const* values, Py_ssize_t n) {
-    const Reduction r(values, n);
-    if (!r.good) return nullptr;
-    Generation ticket = 0;
-    Status status = Status::ok;
-    if (!run(as_team(object), [&](Team& team) { status = team.begin_all_reduce(r.x, r.count, r.type, r.op, r.scale, ticket); }))
-        return nullptr;
-    return Py_BuildValue("IK", static_cast<unsigned>(status), static_cast<unsigned long long>(ticket));
-}
-
-PyObject* team_finish(PyObject* object, PyObject* ticket) {
-    Arguments args{&ticket, 1};
-    const Generation g = args.size(0);
-    if (!args.good) return nullptr;
-    return run_for_status(as_team(object), [&](Team& team) { return team.finish(g); });
-}
-
 PyObject* team_all_gather(PyObject* object, PyObject* const* values, Py_ssize_t n) {
     Arguments args{values, n};
     if (!args.expect(3)) return nullptr;
@@ -314,6 +297,21 @@ PyObject* team_update(PyObject* object, PyObject* const* values, Py_ssize_t n) {
     what.tensors = args.at_most(6, UINT32_MAX);
     what.rows = static_cast<const TensorRow*>(args.address(5, what.tensors));
     what.scale = args.real(7);
+    if (!args.good) return nullptr;
+    return run_for_status(as_team(object), [&](Team& team) { return team.update(what); });
+}
+
+PyObject* team_update_adam(PyObject* object, PyObject* const* values, Py_ssize_t n) {
+    Arguments args{values, n};
+    if (!args.expect(7)) return nullptr;
+    FusedAdam what;
+    what.gradients = static_cast<const float*>(args.address(0));
+    what.parameters = static_cast<float*>(args.address(1));
+    what.first = static_cast<float*>(args.address(2));
+    what.second = static_cast<float*>(args.address(3));
+    what.tensors = args.at_most(5, UINT32_MAX);
+    what.rows = static_cast<const AdamRow*>(args.address(4, what.tensors));
+    what.scale = args.real(6);
     if (!args.good) return nullptr;
     return run_for_status(as_team(object), [&](Team& team) { return team.update(what); });
 }
@@ -399,11 +397,10 @@ PyMethodDef team_methods[] = {
     {"abort", team_abort, METH_NOARGS, "From any thread: calls of this rank, now and later, fail within 50 ms."},
     {"all_reduce", FAST(all_reduce), "(address, count, type, op, scale[, digest, number]) -> status; the last two as in set_topic"},
     {"reduce_scatter", FAST(reduce_scatter), "(address, count, type, op, scale) -> status"},
-    {"begin_all_reduce", FAST(begin_all_reduce), "(address, count, type, op, scale) -> (status, ticket)"},
-    {"finish", team_finish, METH_O, "(ticket) -> status"},
     {"all_gather", FAST(all_gather), "(address, count, type) -> status"},
     {"broadcast", FAST(broadcast), "(address, count, type, root) -> status"},
     {"update", FAST(update), "(gradients, parameters, velocities, squares, carry, rows, tensors, scale) -> status"},
+    {"update_adam", FAST(update_adam), "(gradients, parameters, first, second, rows, tensors, scale) -> status"},
     {"set_topic", FAST(set_topic), "(digest, number): what the calls that follow are about; ranks that differ disagree"},
     {"barrier", team_barrier, METH_NOARGS, "() -> status"},
     {"allocate", FAST(allocate), "(bytes, one_for_all) -> (status, Arena or None)"},
@@ -476,6 +473,15 @@ PyMethodDef module_methods[] = {
 PyModuleDef definition = {PyModuleDef_HEAD_INIT, "phalanx._native", "Shared-memory collectives of one host.", -1, module_methods,
                           nullptr, nullptr, nullptr, nullptr};
 
+// The names of an enum or of the fields of a row, in the order of their numbers.
+template <std::size_t n>
+bool add_names(PyObject* module, const char* name, const char* const (&names)[n]) {
+    PyObject* tuple = PyTuple_New(n);
+    for (std::size_t i = 0; tuple != nullptr && i < n; ++i)
+        PyTuple_SET_ITEM(tuple, static_cast<Py_ssize_t>(i), PyUnicode_FromString(names[i]));
+    return PyModule_AddObject(module, name, tuple) == 0;
+}
+
 }  // namespace
 
 PyMODINIT_FUNC PyInit__native() {
@@ -486,14 +492,18 @@ PyMODINIT_FUNC PyInit__native() {
     arena_type = reinterpret_cast<PyTypeObject*>(arena);
     // the layout of the control segment: ranks that run different builds must not meet in one
     const std::string layout = std::to_string(sizeof(Header)) + "." + std::to_string(sizeof(Member)) + "." +
-                               std::to_string(Team::control_bytes(max_ranks)) + ".4";
+                               std::to_string(Team::control_bytes(max_ranks)) + ".5";
     if (arena == nullptr || team == nullptr || PyModule_AddObject(module, "Arena", Py_NewRef(arena)) < 0 ||
         PyModule_AddObject(module, "Team", team) < 0 || PyModule_AddStringConstant(module, "LAYOUT", layout.c_str()) < 0 ||
-        PyModule_AddIntConstant(module, "MAX_RANKS", max_ranks) < 0 || PyModule_AddIntConstant(module, "DEPTH", depth) < 0 ||
+        PyModule_AddIntConstant(module, "MAX_RANKS", max_ranks) < 0 ||
         PyModule_AddIntConstant(module, "CHUNK", chunk_elements) < 0 ||
         PyModule_AddIntConstant(module, "CHUNK_BYTES", chunk_bytes) < 0 ||
         PyModule_AddIntConstant(module, "SMALL_BYTES", small_bytes) < 0 ||
-        PyModule_AddIntConstant(module, "FEW_BYTES", few_bytes) < 0)
+        PyModule_AddIntConstant(module, "FEW_BYTES", few_bytes) < 0 ||
+        PyModule_AddIntConstant(module, "SQUARES", sizeof(ChunkSquares) / sizeof(double)) < 0 ||
+        !add_names(module, "TYPES", type_names) || !add_names(module, "OPS", op_names) ||
+        !add_names(module, "VERBS", verb_names) || !add_names(module, "STATUSES", status_names) ||
+        !add_names(module, "SGD_ROW", tensor_row_fields) || !add_names(module, "ADAM_ROW", adam_row_fields))
         return nullptr;
     return module;
 }

@@ -108,17 +108,6 @@ Status Team::broadcast(void* x, std::size_t count, Type type, int root) {
 
 Status Team::barrier() { return size_ == 1 ? Status::ok : sync(Call{}); }
 
-Status Team::begin_all_reduce(void* x, std::size_t count, Type type, Op op, double scale, Generation& ticket) {
-    Call call;
-    call.verb = Verb::all_reduce;
-    call.type = type;
-    call.op = op;
-    call.count = count;
-    call.scale = scale;
-    if (!locate(x, count * size_of(type), call)) return refuse("only memory of an arena can be reduced in two halves");
-    return begin(call, ticket);
-}
-
 Status Team::sync(const Call& call) {
     Generation g;
     const Status begun = begin(call, g);
@@ -131,10 +120,9 @@ Status Team::begin(const Call& call, Generation& g) {
     if (broken_) return failure_.status;
     if (header_->broken.load(std::memory_order_acquire) != 0) return adopt_failure();
     if (aborted_.load(std::memory_order_relaxed)) return give_up(nullptr, Report{Status::aborted, {}, {}});
-    if (next_ - oldest_ >= depth) return Status::misused;
 
     g = next_++;
-    finished_[g % slots] = false;
+    under_way_ = true;
     Line& mine = row(g, rank_);
     mine.call = call;
     mine.call.digest ^= topic_;
@@ -179,7 +167,6 @@ bool Team::settle(Generation g, Phase from, Phase to) {
 // ---- finish ------------------------------------------------------------------------------------------------------------------
 
 Status Team::finish(Generation g) {
-    if (g < oldest_ || g >= next_ || finished_[g % slots]) return Status::misused;
     Slot& here = slot(g);
     Patience patience(ranks_per_core_);
     bool helped = false;
@@ -213,8 +200,7 @@ Status Team::finish(Generation g) {
         status = look_around(g, now - begun);
         if (status != Status::ok) return status;
     }
-    finished_[g % slots] = true;
-    while (oldest_ < next_ && finished_[oldest_ % slots]) ++oldest_;
+    under_way_ = false;
     return status;
 }
 

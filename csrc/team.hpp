@@ -6,8 +6,8 @@
 // any, its own slice first, then those of others, and sleeps until the last chunk is done. Who has arrived and works on no chunk
 // holds up nobody.
 //
-// A rank begins operation g only when it has finished g - depth. That one was complete, so all had begun it, so all had finished
-// g - 2 * depth: its slot can be taken again.
+// A rank begins operation g only when it has finished g - 1. That one was complete, so all had begun it, so all had finished
+// g - 2: its slot can be taken again.
 //
 // Whether an operation happened or failed is settled once, by a compare-and-swap of the slot's state: all ranks agree on it.
 #pragma once
@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "adam.hpp"
 #include "lars.hpp"
 #include "layout.hpp"
 #include "segment.hpp"
@@ -73,6 +74,15 @@ struct FusedUpdate {
     double scale;
 };
 
+// The same by Adam, with two moments per parameter, in memory that is one for all.
+struct FusedAdam {
+    const float* gradients;
+    float *parameters, *first, *second;
+    const AdamRow* rows;
+    std::size_t tensors;
+    double scale;
+};
+
 class Team {
   public:
     static std::size_t control_bytes(int size);
@@ -111,15 +121,14 @@ class Team {
     Status broadcast(void* x, std::size_t count, Type type, int root);
     Status barrier();
 
-    // All-reduce in two halves, on an arena: nothing in between waits. Finish in any order; at most `depth` at a time.
-    Status begin_all_reduce(void* x, std::size_t count, Type type, Op op, double scale, Generation& ticket);
-    Status finish(Generation ticket);
-
     // The sum of all ranks' gradients moves one copy of the parameters that all ranks see.
     Status update(const FusedUpdate& what);
+    Status update(const FusedAdam& what);
 
   private:
     struct Plan;
+    struct SgdPlan;
+    struct AdamPlan;
 
     Slot& slot(Generation g) { return slots_[g % slots]; }
     Line& row(Generation g, int rank) { return lines_[(g % slots) * static_cast<std::size_t>(size_) + rank]; }
@@ -130,6 +139,7 @@ class Team {
     }
 
     Status begin(const Call& call, Generation& g);
+    Status finish(Generation g);
     Status sync(const Call& call);  // begin and finish
     void arrive_last(Generation g, const Call& call);
     bool settle(Generation g, Phase from, Phase to);
@@ -158,8 +168,8 @@ class Team {
         return staging_ + (thirds * static_cast<std::size_t>(rank) + (stage_steps_ + k) % thirds) * third_;
     }
 
-    template <class Pass>
-    Status adapt(Plan& plan, const FusedUpdate& what, Pass pass);
+    Status pass(Plan& plan, Call& call, Verb verb);
+    Status adapt(SgdPlan& plan, Call& call, const FusedUpdate& what);
     void work_on_plan(const Call& call, std::size_t first, std::size_t last);
     Status reduce(Verb verb, void* x, std::size_t count, Type type, Op op, double scale);
     bool locate(const void* x, std::size_t bytes, Call& call) const;
@@ -195,8 +205,7 @@ class Team {
     int forks_ = forks();
     std::uint64_t topic_ = 0;
     Generation next_ = slots;  // use 0 of each slot is the zeros it starts with
-    Generation oldest_ = slots;
-    bool finished_[slots] = {};
+    bool under_way_ = false;   // whether operation next_ - 1 is begun and not finished
     std::uint32_t stage_steps_ = 0;
     std::vector<Arena> arenas_;
     std::uint32_t next_arena_ = 1;

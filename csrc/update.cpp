@@ -1,17 +1,14 @@
-// The fused update: who sums a chunk of the gradients also moves the parameters by it.
+// The fused update by torch.optim.SGD's rule or by LARS.
 //
 // LARS needs |g| first, so it takes two passes: the first sums the gradients for their squares alone, the second for the update,
 // and sums the squares of w on the way (lars.hpp). Squares are left per chunk, where all ranks see them: all add up the same
 // numbers in the same order.
-#include <algorithm>
-#include <stdexcept>
 #include <vector>
 
 #include "lars.hpp"
-#include "team.hpp"
+#include "plan.hpp"
 
 namespace phalanx {
-namespace {
 
 std::uint64_t digest_of(const void* data, std::size_t bytes, std::uint64_t seed) {
     const unsigned char* at = static_cast<const unsigned char*>(data);
@@ -20,25 +17,64 @@ std::uint64_t digest_of(const void* data, std::size_t bytes, std::uint64_t seed)
     return hash;
 }
 
+Status Team::pass(Plan& plan, Call& call, Verb verb) {
+    call.verb = verb;
+    plan_ = &plan;
+    Status status = Status::ok;
+    if (size_ > 1)
+        status = sync(call);
+    else
+        work_on_plan(call, 0, plan.chunks.size());
+    plan_ = nullptr;
+    return status;
+}
+
+void Team::work_on_plan(const Call& call, std::size_t first, std::size_t last) {
+    const float* sources[max_ranks];
+    for (std::size_t c = first; c < last; ++c) {
+        for (int r = 0; r < size_; ++r)
+            sources[r] = reinterpret_cast<const float*>(plan_->gradients->part(r) + plan_->offset) + plan_->chunks[c].first;
+        plan_->work(call.verb, c, sources, size_);
+    }
+}
+
+namespace {
+
+struct Tensor {
+    Rule rule, wanted;  // they differ where the rule was made of a norm that was not true
+    bool adapted, carried = false, repaired = false;
+    double w = 0, found = 0, g = 0;  // sums of squares
+};
+
 }  // namespace
 
-struct Team::Plan {
-    struct Chunk {
-        std::uint32_t tensor;
-        std::size_t first, count;  // elements of the flat buffers
-    };
-    struct Tensor {
-        Rule rule, wanted;  // they differ where the rule was made of a norm that was not true
-        bool adapted, carried, repaired;
-        double w, found, g;  // sums of squares
-    };
-    const Arena* gradients;
-    std::uint64_t offset;  // bytes, of the flat gradients in each part
+struct Team::SgdPlan : Team::Plan {
     float *parameters, *velocities;
-    double scale;
     std::vector<Tensor> tensors;
-    std::vector<Chunk> chunks;
     ChunkSquares* squares;  // per chunk
+
+    void work(Verb verb, std::size_t c, const float* const* sources, int ranks) const override {
+        const Chunk& chunk = chunks[c];
+        const Tensor& tensor = tensors[chunk.tensor];
+        float *w = parameters + chunk.first, *v = velocities + chunk.first;
+        if (!tensor.adapted) {
+            if (verb == Verb::update) kernels().update(w, v, sources, ranks, chunk.count, tensor.rule);
+            return;
+        }
+        ChunkSquares& mine = squares[c];
+        if (verb == Verb::norms) {
+            const Squares found = kernels().norms(tensor.carried ? nullptr : w, sources, ranks, chunk.count, scale);
+            mine.g = found.g;
+            if (!tensor.carried) mine.w = found.w;
+        } else if (verb == Verb::update) {
+            const Moved moved = kernels().update_and_square(w, v, sources, ranks, chunk.count, tensor.rule);
+            mine.found = moved.before;
+            mine.w = moved.after;
+        } else if (tensor.repaired) {
+            repair(w, v, sources, ranks, chunk.count, tensor.rule, tensor.wanted);
+            mine.w = kernels().norms(w, sources, ranks, chunk.count, scale).w;
+        }
+    }
 
     void add_up() {
         for (Tensor& tensor : tensors) tensor.w = tensor.found = tensor.g = 0;
@@ -53,26 +89,19 @@ struct Team::Plan {
 };
 
 Status Team::update(const FusedUpdate& what) {
-    std::size_t end = 0;
-    bool adapts = false;
-    for (std::size_t t = 0; t < what.tensors; ++t) {
-        if (!is_plausible(what.rows[t])) throw std::invalid_argument("offset and count of a tensor are whole numbers from 0 on");
-        end = std::max(end, static_cast<std::size_t>(what.rows[t].offset) + static_cast<std::size_t>(what.rows[t].count));
-        adapts = adapts || what.rows[t].adapted != 0;
-    }
+    SgdPlan plan;
+    plan.cut(what.rows, what.tensors);
     Call call;
     std::uint64_t w = 0, v = 0, s = 0;
-    const std::size_t bytes = end * sizeof(float);
+    const std::size_t bytes = plan.end * sizeof(float);
     if (!locate(what.gradients, bytes, call)) return refuse("the gradients of a fused update lie in an arena");
-    Plan plan;
+    bool adapts = false;
     for (std::size_t t = 0; t < what.tensors; ++t) {
-        const TensorRow& row = what.rows[t];
-        const std::size_t offset = static_cast<std::size_t>(row.offset), count = static_cast<std::size_t>(row.count);
-        const Rule plain = rule_of(row, 1, what.scale);
-        plan.tensors.push_back({plain, plain, row.adapted != 0, false, false, 0, 0, 0});
-        for (std::size_t at = 0; at < count; at += chunk_elements)
-            plan.chunks.push_back({static_cast<std::uint32_t>(t), offset + at, std::min(chunk_elements, count - at)});
+        const Rule plain = rule_of(what.rows[t], 1, what.scale);
+        plan.tensors.push_back({plain, plain, what.rows[t].adapted != 0});
+        adapts = adapts || plan.tensors[t].adapted;
     }
+    plan.make_chunks(what.rows, what.tensors);
     if (!locate_one_for_all(what.parameters, bytes, w) || !locate_one_for_all(what.velocities, bytes, v) ||
         (adapts && !locate_one_for_all(what.squares, plan.chunks.size() * sizeof(ChunkSquares), s)))
         return refuse("the parameters, velocities and squares of a fused update lie in memory that is one for all ranks");
@@ -87,75 +116,35 @@ Status Team::update(const FusedUpdate& what) {
     plan.velocities = what.velocities;
     plan.scale = what.scale;
     plan.squares = what.squares;
-
-    const auto pass = [&](Verb verb) {
-        call.verb = verb;
-        if (size_ > 1) return sync(call);
-        work_on_plan(call, 0, plan.chunks.size());
-        return Status::ok;
-    };
-    plan_ = &plan;
-    const Status status = adapts ? adapt(plan, what, pass) : pass(Verb::update);
-    plan_ = nullptr;
-    return status;
+    return adapts ? adapt(plan, call, what) : pass(plan, call, Verb::update);
 }
 
-// Nobody writes squares between two passes, so all ranks find the same ones and decide alike.
-template <class Pass>
-Status Team::adapt(Plan& plan, const FusedUpdate& what, Pass pass) {
+// No rank writes squares between two passes, so all ranks find the same ones and decide alike.
+Status Team::adapt(SgdPlan& plan, Call& call, const FusedUpdate& what) {
     plan.add_up();
-    for (Plan::Tensor& tensor : plan.tensors) tensor.carried = what.carry && tensor.adapted && can_be_carried(tensor.w);
-    Status status = pass(Verb::norms);
+    for (Tensor& tensor : plan.tensors) tensor.carried = what.carry && tensor.adapted && can_be_carried(tensor.w);
+    Status status = pass(plan, call, Verb::norms);
     if (status != Status::ok) return status;
 
     plan.add_up();
     std::vector<double> used;
     for (std::size_t t = 0; t < what.tensors; ++t) {
-        Plan::Tensor& tensor = plan.tensors[t];
+        Tensor& tensor = plan.tensors[t];
         tensor.rule = rule_of(what.rows[t], ratio_of(what.rows[t], tensor.w, tensor.g), what.scale);
         used.push_back(tensor.w);
     }
-    status = pass(Verb::update);
+    status = pass(plan, call, Verb::update);
     if (status != Status::ok) return status;
 
     plan.add_up();
     bool any = false;
     for (std::size_t t = 0; t < what.tensors; ++t) {
-        Plan::Tensor& tensor = plan.tensors[t];
+        Tensor& tensor = plan.tensors[t];
         tensor.repaired = tensor.carried && tensor.found != used[t];
         if (tensor.repaired) tensor.wanted = rule_of(what.rows[t], ratio_of(what.rows[t], tensor.found, tensor.g), what.scale);
         any = any || tensor.repaired;
     }
-    return any ? pass(Verb::repair) : Status::ok;
-}
-
-void Team::work_on_plan(const Call& call, std::size_t first, std::size_t last) {
-    const Plan& plan = *plan_;
-    const float* gradients[max_ranks];
-    for (std::size_t c = first; c < last; ++c) {
-        const Plan::Chunk& chunk = plan.chunks[c];
-        const Plan::Tensor& tensor = plan.tensors[chunk.tensor];
-        for (int r = 0; r < size_; ++r)
-            gradients[r] = reinterpret_cast<const float*>(plan.gradients->part(r) + plan.offset) + chunk.first;
-        float *w = plan.parameters + chunk.first, *v = plan.velocities + chunk.first;
-        if (!tensor.adapted) {
-            if (call.verb == Verb::update) kernels().update(w, v, gradients, size_, chunk.count, tensor.rule);
-            continue;
-        }
-        ChunkSquares& squares = plan.squares[c];
-        if (call.verb == Verb::norms) {
-            const Squares found = kernels().norms(tensor.carried ? nullptr : w, gradients, size_, chunk.count, plan.scale);
-            squares.g = found.g;
-            if (!tensor.carried) squares.w = found.w;
-        } else if (call.verb == Verb::update) {
-            const Moved moved = kernels().update_and_square(w, v, gradients, size_, chunk.count, tensor.rule);
-            squares.found = moved.before;
-            squares.w = moved.after;
-        } else if (tensor.repaired) {
-            repair(w, v, gradients, size_, chunk.count, tensor.rule, tensor.wanted);
-            squares.w = kernels().norms(w, gradients, size_, chunk.count, plan.scale).w;
-        }
-    }
+    return any ? pass(plan, call, Verb::repair) : Status::ok;
 }
 
 }  // namespace phalanx

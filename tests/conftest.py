@@ -3,7 +3,38 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+
+import hypothesis
+import pytest
+from tests.warm.popen import Python, warm
+
+# How long an example takes depends on what else runs on the machine.
+hypothesis.settings.register_profile("phalanx", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("phalanx")
 
 # A shell has what it starts in the background ignore Ctrl-C, and so would all processes that tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# The files that take longest, in this order: with several workers they begin first, so that the last ones end together.
+LONGEST = (
+    "world/test_launchers.py", "world/test_failures.py", "world/test_gossip_away.py", "world/test_gossip.py",
+    "world/test_grid.py", "world/test_ending.py", "world/test_trainer.py", "world/test_links.py", "world/test_shm.py",
+    "train/test_trainer.py", "examples/test_examples.py", "cli/test_train.py", "train/test_lock.py",
+    "world/test_checkpoint.py", "world/test_meeting.py",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):  # a worker of `pytest -n 2`
+        place = {name: number for number, name in enumerate(LONGEST)}
+        items.sort(key=lambda item: place.get("/".join(item.path.parts[-2:]), len(place)))
+
+
+@pytest.fixture
+def warm_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs that the test starts by `[sys.executable, ...]` have torch and phalanx imported: tests/warm/popen.py."""
+    warm()
+    monkeypatch.setattr(subprocess, "Popen", Python)

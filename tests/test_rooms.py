@@ -5,46 +5,58 @@
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
 PACKAGE = Path(__file__).parents[1] / "src" / "phalanx"
 NATIVE = "phalanx._native"
-COLLECTIVES_LIVE_IN = "comm/transports/torch.py"
+COLLECTIVES_LIVE_IN = "comm/transports/torch/"
+PRIVATE_NAMES_LIVE_IN = "_torch_private.py"
+CONTENDERS_LIVE_IN = "bench/library.py"  # torch.distributed as what Phalanx is compared with
 
 # What a room may import besides itself and the standard library. Rooms are named by their path below phalanx.
 ROOMS = {
     "schedule": {"": ()},
     "cluster": {"": ("phalanx.schedule", "numpy")},
-    "comm": {"": ("phalanx.schedule", "torch", NATIVE), "launch": ("mpi4py",)},  # an mpirun over hosts tells no address
+    "native": {"": ("torch", NATIVE)},
+    "comm": {"": ("phalanx.schedule", "phalanx.native", "torch"), "launch": ("mpi4py",)},  # an mpirun over hosts tells no address
     "grad": {"": ("phalanx.comm", "torch"), "partners": ("phalanx.schedule",)},
     "optim": {
         "": ("torch",),
+        "lars": ("phalanx.native",),
+        "create": ("phalanx.grad", "phalanx.comm"),
         "multi_node": ("phalanx.grad", "phalanx.comm"),
-        "one_pass": ("phalanx.grad", "phalanx.comm"),
-        "lars": ("phalanx.comm",),  # the door to the native core
+        "one_pass": ("phalanx.grad", "phalanx.comm", "phalanx.native"),
         "gossip_step": ("phalanx.grad", "phalanx.comm"),
-        "host_replica": ("phalanx.comm",),
-        "host_step": ("phalanx.comm",),
     },
     "nn": {"": ("torch",), "batchnorm": ("phalanx.comm",)},
     "data": {
         "": ("phalanx.comm", "phalanx.schedule.printable", "torch", "numpy"),
         "image": ("simplejpeg", "PIL"),
     },  # the one place that decodes
-    "train": {"": None},  # everything
+    "train": {"": None},  # everything but ABOVE
+    "bench": {"": None},
     "cli": {"": None},
     "recipes": {"": ("phalanx.train", "phalanx.data", "phalanx.optim")},
 }
+
+# What a room that may import everything else must not.
+ABOVE = {"train": ("phalanx.bench", "phalanx.cli"), "bench": ("phalanx.cli",)}
 
 # Functions of torch.distributed that communicate, or make what communicates, by how their names begin.
 COLLECTIVES = (
     "all_", "allgather", "allreduce", "barrier", "batch_isend_irecv", "broadcast", "gather", "irecv", "isend",
     "monitored_barrier", "new_group", "new_subgroups", "P2POp", "recv", "reduce", "scatter", "send", "split_group",
 )  # fmt: skip
+
+
+# What objects of torch have and do not promise to have: `x._version` names no module, so it is known by its attribute.
+TORCH_TYPES = (torch.Tensor, torch.UntypedStorage, torch.Generator, torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0))
+PRIVATE_ATTRIBUTES = {name for each in TORCH_TYPES for name in dir(each) if name[0] == "_" != name[1]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +126,10 @@ def _begins_with_own_name(target: ast.expr | None) -> bool:
 def violations(path: str, source: str) -> list[str]:
     """What the file `path` (below src/phalanx) names although its room may not; empty if all is well."""
     room = path.split("/")[0]
-    if "/" not in path:  # phalanx/__init__.py and its like: a table of names; it may load any room, and nothing else
-        allowed: tuple[str, ...] | None = ("phalanx",)
+    if path == PRIVATE_NAMES_LIVE_IN:
+        allowed: tuple[str, ...] | None = ("torch",)
+    elif "/" not in path:  # phalanx/__init__.py and its like: a table of names; it may load any room, and nothing else
+        allowed = ("phalanx",)
     elif room not in ROOMS:
         return [f"{path}: no room is called {room}"]
     else:
@@ -124,20 +138,48 @@ def violations(path: str, source: str) -> list[str]:
             if file and file in Path(path).with_suffix("").parts[1:]:
                 allowed = (*allowed, *more)
         if allowed is not None:
-            allowed = (*allowed, f"phalanx.{room}")
+            private = ("phalanx._torch_private",) if "torch" in allowed else ()
+            allowed = (*allowed, *private, f"phalanx.{room}")
 
+    named = list(mentions(path, source))
     found = []
-    for m in mentions(path, source):
+    if path != PRIVATE_NAMES_LIVE_IN:
+        found += [
+            f"{path}:{line}: {name}: private names of torch live in {PRIVATE_NAMES_LIVE_IN} alone"
+            for line, name in [*private_names(named), *private_attributes(source)]
+        ]
+    for m in named:
         standard = m.name.split(".")[0] in sys.stdlib_module_names
         lazy_table = path == "__init__.py" and m.name == "*"
         if m.imported and not standard and not lazy_table and allowed is not None and not _under(m.name, allowed):
             found.append(f"{path}:{m.line}: {room}/ may not import {m.name}")
-        if _under(m.name, ("torch.distributed",)):
-            if room != "comm":
+        if m.imported and _under(m.name, ABOVE.get(room, ())):
+            found.append(f"{path}:{m.line}: {room}/ may not import {m.name}, which is above it")
+        if _under(m.name, ("torch.distributed",)) and path != CONTENDERS_LIVE_IN:
+            if room not in ("comm", PRIVATE_NAMES_LIVE_IN):
                 found.append(f"{path}:{m.line}: {m.name}: torch.distributed is named in comm/ alone")
-            elif path != COLLECTIVES_LIVE_IN and m.name.rpartition(".")[2].startswith((*COLLECTIVES, "*")):
+            elif not path.startswith(COLLECTIVES_LIVE_IN) and m.name.rpartition(".")[2].startswith((*COLLECTIVES, "*")):
                 found.append(f"{path}:{m.line}: {m.name}: collectives are named in {COLLECTIVES_LIVE_IN} alone")
     return found
+
+
+def private_names(named: Iterable[Mention]) -> Iterator[tuple[int, str]]:
+    """Those below torch's modules of which a part begins with one underscore."""
+    for m in named:
+        if _under(m.name, ("torch",)) and any(part[:1] == "_" != part[1:2] for part in m.name.split(".")):
+            yield m.line, m.name
+
+
+def private_attributes(source: str) -> Iterator[tuple[int, str]]:
+    """Private attributes of torch's objects, also by getattr and its like; a class of ours may have some of the same name."""
+    for node in ast.walk(ast.parse(source)):
+        name, owner = None, None
+        if isinstance(node, ast.Attribute):
+            name, owner = node.attr, node.value
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "setattr", "hasattr"):
+            owner, name = node.args[0], getattr(node.args[1], "value", None)
+        if name in PRIVATE_ATTRIBUTES and not (isinstance(owner, ast.Name) and owner.id in ("self", "cls")):
+            yield node.lineno, ast.unparse(node)
 
 
 def _under(name: str, roots: tuple[str, ...]) -> bool:
@@ -196,6 +238,10 @@ def test_room_imports_only_what_it_may(path):
         # torch.distributed outside comm/
         ("grad/arena.py", "import torch.distributed as dist"),
         ("optim/lars.py", "from torch import distributed"),
+        ("train/trainer.py", "from phalanx.cli import main"),
+        ("train/trainer.py", "from phalanx.bench.record import processor"),
+        ("bench/ranks.py", "from phalanx.cli.terminal import tell"),
+        ("bench/train.py", "import torch.distributed as dist\ndist.all_reduce(x)"),
         ("train/trainer.py", "from torch.distributed import all_reduce"),
         ("cli/train.py", "import torch\ntorch.distributed.barrier()"),
         ("nn/batchnorm.py", "import torch as t\nd = t.distributed"),
@@ -213,6 +259,26 @@ def test_room_imports_only_what_it_may(path):
         ("comm/run.py", "import torch\nd = torch.distributed\nd.barrier()"),
         ("comm/run.py", "import torch.distributed as dist\ngetattr(dist, 'all_' + 'reduce')(x)"),
         ("comm/transports/local.py", "import torch.distributed as dist\ndist.recv(x)"),
+        ("comm/transports/torch.py", "import torch.distributed as dist\ndist.recv(x)"),
+        # private names of torch
+        ("grad/engine.py", "import torch\ntorch._C._current_graph_task_id()"),
+        ("grad/engine.py", "from torch import _C"),
+        ("grad/engine.py", "import torch\ncore = torch._C"),
+        ("grad/engine.py", "import torch\ngetattr(torch, '_foreach_add_')(xs, ys)"),
+        ("grad/engine.py", "import torch\ntorch.autograd.Variable._execution_engine.queue_callback(f)"),
+        ("grad/untouched.py", "def f(x):\n    return x._version"),
+        ("grad/untouched.py", "def f(x):\n    return getattr(x, '_version')"),
+        ("grad/untouched.py", "def f(x):\n    return x.untyped_storage()._cdata"),
+        ("optim/lars.py", "import torch\ntorch._fused_sgd_(ws)"),
+        ("optim/lars.py", "from torch.optim.optimizer import _global_optimizer_pre_hooks"),
+        ("optim/lars.py", "from torch._utils import _flatten_dense_tensors"),
+        ("optim/lars.py", "def f(optimizer):\n    return optimizer._optimizer_step_pre_hooks"),
+        ("train/trainer.py", "import torch as t\nt._dynamo.reset()"),
+        ("cli/train.py", "from torch import nn\nnn.modules.module._global_forward_hooks"),
+        ("comm/transports/torch/transport.py", "import torch.distributed as dist\ndist.distributed_c10d._get_default_store()"),
+        ("schedule/ring.py", "from phalanx._torch_private import version_of"),  # it would bring torch
+        ("_torch_private.py", "from phalanx.comm import Pending"),
+        ("_other.py", "import torch"),
     ],
 )
 def test_mutants_are_rejected(path, source):
@@ -235,8 +301,8 @@ def test_mutants_are_rejected(path, source):
             "comm/run.py",
             "import torch\nfrom phalanx.schedule import lower\nfrom .transports.torch import Torch\nTorch().all_reduce(x)",
         ),
-        ("comm/transports/torch.py", "import torch.distributed as dist\ndist.all_reduce(x)\ndist.new_group([0])"),
-        ("comm/transports/shm.py", f"from {NATIVE} import all_reduce\nall_reduce(x)"),
+        ("comm/transports/torch/transport.py", "import torch.distributed as dist\ndist.all_reduce(x)\ndist.new_group([0])"),
+        ("native/team.py", f"from {NATIVE} import all_reduce\nall_reduce(x)"),
         ("grad/allreduce.py", "import torch\nfrom phalanx.comm import Pending\nfrom .arena import Arena"),
         ("optim/multi_node.py", "from phalanx.grad import AllReduce\nfrom phalanx.optim.lars import Lars\nimport torch"),
         ("nn/batchnorm.py", "from phalanx.comm import Communicator\nimport torch"),
@@ -245,6 +311,14 @@ def test_mutants_are_rejected(path, source):
         ("data/__init__.py", "import importlib\nimportlib.import_module(f'{__name__}.{name}')"),
         ("train/trainer.py", "import phalanx\nfrom phalanx.grad import AllReduce\nimport matplotlib"),
         ("cli/train.py", "command = ['python', '-m', 'torch.distributed.run']"),
+        ("grad/engine.py", "import torch\nfrom phalanx._torch_private import version_of\ntorch.__version__"),
+        ("optim/lars.py", "class A:\n    def f(self):\n        self._version = 1\n        return self._cdata"),
+        (
+            "_torch_private.py",
+            "import torch\nimport torch.distributed as dist\ntorch._C\ndist.distributed_c10d._get_default_store()",
+        ),
+        ("bench/library.py", "import torch.distributed as dist\ndist.all_reduce(x)"),
+        ("bench/ranks.py", "from phalanx.train.config import RunConfig\nfrom phalanx.comm.start import Ranks"),
         (
             "__init__.py",
             "import importlib\nfrom phalanx.comm import Pending\ndef __getattr__(n):\n    return importlib.import_module(n)",

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from phalanx.comm.create import create_communicator, run_local
     from phalanx.comm.ddp import ddp_hook
     from phalanx.comm.failure import CommunicationError
-    from phalanx.comm.issuer import Pending
+    from phalanx.comm.pending import Pending
     from phalanx.data.batch import BatchPlan, Stage
     from phalanx.data.scatter import scatter_dataset, scatter_index
     from phalanx.grad.allreduce import AllReduce
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from phalanx.nn.init import bcast_parameters, init_parameters_, seed_everything
     from phalanx.nn.loss import LabelSmoothingLoss
     from phalanx.optim import lr
+    from phalanx.optim.create import create_multi_node_optimizer
     from phalanx.optim.lars import Lars
-    from phalanx.optim.multi_node import create_multi_node_optimizer
     from phalanx.schedule import Schedule, ScheduleError, halving_doubling, hierarchical, ring, torus, tree
     from phalanx.train.checkpoint import Checkpointer
     from phalanx.train.evaluate import create_multi_node_evaluator
@@ -79,7 +79,7 @@ _HOME = {
     "LabelSmoothingLoss": "phalanx.nn.loss",
     "Lars": "phalanx.optim.lars",
     "MultiNodeBatchNorm": "phalanx.nn.batchnorm",
-    "Pending": "phalanx.comm.issuer",
+    "Pending": "phalanx.comm.pending",
     "ReplicaError": "phalanx.grad.replicas",
     "Stage": "phalanx.data.batch",
     "average_batchnorm_": "phalanx.nn.batchnorm",
@@ -87,7 +87,7 @@ _HOME = {
     "convert_batchnorm": "phalanx.nn.batchnorm",
     "create_communicator": "phalanx.comm.create",
     "create_multi_node_evaluator": "phalanx.train.evaluate",
-    "create_multi_node_optimizer": "phalanx.optim.multi_node",
+    "create_multi_node_optimizer": "phalanx.optim.create",
     "ddp_hook": "phalanx.comm.ddp",
     "init_parameters_": "phalanx.nn.init",
     "run_local": "phalanx.comm.create",

@@ -1,13 +1,20 @@
-"""The native core (csrc/): collectives of ranks that share a host. Only phalanx.comm.transports.shm calls it.
+"""The native core (csrc/): collectives and updates of ranks that share a host. Only phalanx.native calls it.
 
-Tensors come as address and count, kinds (dtypes) and ops as the numbers of csrc/kernels.hpp. A status of 0 means all is well;
-the others are those of csrc/layout.hpp, and `failure` tells the rest. A number that is out of range is a ValueError. One thread
-at a time calls a team, except for `abort` and `owns`.
+Tensors come as address and count. Kinds (dtypes), ops and statuses are indices into TYPES, OPS and STATUSES. A status of 0 means
+success; otherwise `failure` has the details. A number out of range raises ValueError. One thread at a time may call a team,
+except for `abort` and `owns`.
 """
+
+TYPES: tuple[str, ...]
+OPS: tuple[str, ...]
+VERBS: tuple[str, ...]
+STATUSES: tuple[str, ...]
+SGD_ROW: tuple[str, ...]
+ADAM_ROW: tuple[str, ...]
+SQUARES: int
 
 LAYOUT: str
 MAX_RANKS: int
-DEPTH: int
 CHUNK: int
 CHUNK_BYTES: int
 SMALL_BYTES: int
@@ -36,8 +43,6 @@ class Team:
         self, address: int, count: int, kind: int, op: int, scale: float, digest: int = ..., number: int = ..., /
     ) -> int: ...
     def reduce_scatter(self, address: int, count: int, kind: int, op: int, scale: float, /) -> int: ...
-    def begin_all_reduce(self, address: int, count: int, kind: int, op: int, scale: float, /) -> tuple[int, int]: ...
-    def finish(self, ticket: int, /) -> int: ...
     def all_gather(self, address: int, count: int, kind: int, /) -> int: ...
     def broadcast(self, address: int, count: int, kind: int, root: int, /) -> int: ...
     def update(
@@ -51,6 +56,9 @@ class Team:
         tensors: int,
         scale: float,
         /,
+    ) -> int: ...
+    def update_adam(
+        self, gradients: int, parameters: int, first: int, second: int, rows: int, tensors: int, scale: float, /
     ) -> int: ...
     def set_topic(self, digest: int, number: int, /) -> None: ...
     def barrier(self) -> int: ...

@@ -11,11 +11,12 @@ import pytest
 import torch
 
 import phalanx
-from phalanx.cli.bench_allreduce import PERIOD, count_wrong, inputs
-from phalanx.cli.bench_config import AllReduceBench, TrainBench, from_record, parse_size
-from phalanx.cli.bench_cores import CORES, are_crowded
-from phalanx.cli.bench_table import print_table
+from phalanx.bench.allreduce import PERIOD, count_wrong, inputs
+from phalanx.bench.config import AllReduceBench, TrainBench, from_record
+from phalanx.bench.cores import CORES, are_crowded
+from phalanx.bench.table import print_table
 from phalanx.cli.main import main
+from phalanx.cli.numbers import parse_size
 
 DEADLINE = "60"
 
@@ -28,12 +29,13 @@ def sabotage(folder, monkeypatch, code):
     """Let `code` run at the start of every Python process from now on that has a RANK."""
     body = textwrap.indent(textwrap.dedent(code), "    ")
     (folder / "sitecustomize.py").write_text(f"import os, sys\nif 'RANK' in os.environ:\n{body}")
-    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
 
 
 # ---- end to end --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_allreduce(tmp_path, capfd):
     path = tmp_path / "rows.jsonl"
     sizes = ["--min", "256", "--max", "4K", "--repeat", "3"]
@@ -91,6 +93,7 @@ def test_allreduce(tmp_path, capfd):
     assert sum(line.startswith("  ") for line in out.splitlines()) == len(rows)
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_train(tmp_path, capfd):
     path = tmp_path / "rows.jsonl"
     model = ["--model", "resnet_cifar20", "--pixels", "8", "--batch", "2", "--repeat", "2", "--all"]
@@ -98,7 +101,7 @@ def test_train(tmp_path, capfd):
     first, *rows, _last = records_of(path)
     assert first["config"] == {
         "verb": "train", "ranks": 2, "model": "resnet_cifar20", "pixels": 8, "batch": 2, "repeat": 2,
-        "everybody": True, "pin": False, "only": [],
+        "everybody": True, "pin": False, "only": [], "optimizer": "sgd",
     }  # fmt: skip
     timed = {row["contender"]: row for row in rows if "note" not in row}
     assert {"none", "DDP", "DDP fp16", "phalanx", "phalanx inline", "phalanx bfloat16"} <= timed.keys()
@@ -115,6 +118,7 @@ def test_train(tmp_path, capfd):
     assert heading.split()[1:] == ["contender", "step(ms)", "spread(ms)", "over", "none(ms)", "x", "DDP", "#differ"]
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_gossip(tmp_path, capfd):
     path = tmp_path / "rows.jsonl"
     only = ["DDP", "all-reduce", "gossip", "gossip gradients", "decent-dp"]
@@ -142,9 +146,10 @@ def test_gossip(tmp_path, capfd):
     ]  # fmt: skip
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_under_a_launcher_and_a_contender_that_does_nothing(tmp_path, monkeypatch):
     """The ranks are those of the launcher, only rank 0 prints, and the wrong sums are counted exactly."""
-    sabotage(tmp_path, monkeypatch, "import phalanx.comm.transports.torch as t\nt.library_all_reduce = lambda x: None")
+    sabotage(tmp_path, monkeypatch, "import phalanx.bench.library as t\nt.library_all_reduce = lambda x: None")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -36,6 +36,13 @@ def test_wrong_usage_exits_with_2(argv, capsys):
     assert "usage: phalanx" in capsys.readouterr().err
 
 
+def test_the_command_alone_prints_help(capsys):
+    assert main([]) == 2
+    err = capsys.readouterr().err
+    assert "verbs:" in err
+    assert "phalanx VERB --help" in err
+
+
 def test_module_and_exit_code_without_traceback():
     done = run("-m", "phalanx", "verify", "star:4")
     assert done.returncode == 2

@@ -119,6 +119,7 @@ def test_a_bad_file_fails_cleanly_or_is_left_out(folder, tmp_path, capsys):
         assert len(open_source(said.out.strip())) == 29
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_a_full_disk_leaves_nothing_behind(folder, tmp_path):
     """RLIMIT_FSIZE stands in for a disk that is full: the second shard cannot be written."""
     program = (

@@ -58,7 +58,7 @@ def test_the_table_has_the_steps_where_something_changes(capsys):
 
 def test_without_the_data_there_are_no_steps(capsys):
     out = shown(capsys, "imagenet-sony-flash", "--set", "data.source=imagefolder:nowhere")
-    assert "the data are not here: --samples N counts steps" in out
+    assert "the data are not here: use --samples N to count steps" in out
     rows = table(out)
     assert rows[0] == ["epoch", "batch", "rate", "momentum"]
     assert ["5", "34816", "21.2", "0.94"] in rows
@@ -98,7 +98,7 @@ def test_the_picture(capsys, tmp_path):
     [
         ("digit", "neither a recipe nor a file"),
         ("digits --set rate.peek=1", "rate.peak?"),
-        ("digits --set rate.warmup=24", "leave some to train"),
+        ("digits --set rate.warmup=24", "use a smaller rate.warmup"),
         ("digits --samples 0", "--samples: '0' is not a whole number, at least 1"),
         ("digits --samples 59", "59 samples make no batch of 60"),
         ("digits --svg nowhere/rate.svg", "cannot write nowhere/rate.svg"),

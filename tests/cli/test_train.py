@@ -18,9 +18,9 @@ from tests.world.programs.herd import clean_environment
 
 from phalanx.cli.main import main
 from phalanx.cli.train import default_ranks, load, resolve
-from phalanx.train.config import RunConfig, override
-from phalanx.train.manifest import find_places
-from phalanx.train.restore import read
+from phalanx.train.checkpoint.places import find_places
+from phalanx.train.checkpoint.read import read
+from phalanx.train.config import RunConfig, override, paths
 from phalanx.train.rows import read_rows
 
 DEADLINE = 120.0  # seconds for one command, which imports torch in each rank
@@ -72,9 +72,9 @@ FILES = {
         ("--set rate.warmup=30", "warmup=30 epochs, but the run has 24"),
         (
             "--set rate.warmup=1 --set epochs=1",
-            "warmup=1 epochs, but the run has 1: leave some to train, by a smaller rate.warmup",
+            "warmup=1 epochs, but the run has 1: use a smaller rate.warmup",
         ),
-        ("fashion-mnist-8k --set batch=256", "batch=256 has no effect where there are stages"),
+        ("fashion-mnist-8k --set batch=256", "batch=256 has no effect because the recipe has stages"),
         ("--ranks 3 --set comm.sync=gossip --set comm.gossip.topology=hypercube", "wants a power of two, but there are 3 ranks"),
         ("--set batch=5000", "batch=5000, but data.source=digits has 1437 samples"),
         ("--ranks 2 --set batch=121", "121"),
@@ -84,9 +84,9 @@ FILES = {
         ("--ranks 2000 --set batch=2000", "2000 ranks, but data.source=digits has 1437 samples"),
         ("--ranks two", "'two' is not a whole number"),
         ("--set comm.algorithm=rings:2", "'rings:2' is neither a schedule nor a file"),
-        ("--set comm.algorithm=torus", "it goes on: torus:ROWSxCOLS"),
+        ("--set comm.algorithm=torus", "write torus:ROWSxCOLS"),
         ("--ranks 2 --set comm.algorithm=torus:2x2", "comm.algorithm=torus:2x2 is for 4 ranks, but there are 2"),
-        ("--ranks 2 --set comm.algorithm=gossip:2", "not the sum that an all-reduce is"),
+        ("--ranks 2 --set comm.algorithm=gossip:2", "not the sum of an all-reduce"),
         ("cifar10 --set data.source=cifar10:nowhere", "nowhere"),
         ("--set data.source=cifar11:here", "cifar11"),
         ("imagenet-resnet50 --set data.source=imagefolder:nowhere", "nowhere"),
@@ -97,7 +97,7 @@ FILES = {
         ("--resume --out other_run", "nothing to resume in other_run: its config.json is not that of a run"),
         ("--resume --out earlier", "earlier has checkpoints, but no config.json"),
         ("--resume --out a_file", "--out a_file"),
-        ("--out earlier", "earlier has checkpoints of an earlier run: --resume continues it"),
+        ("--out earlier", "earlier has checkpoints of an earlier run: continue it with --resume"),
         ("--out a_file", "--out a_file"),
         ("--epochs 3", "unrecognized arguments: --epochs"),
     ],
@@ -138,12 +138,12 @@ def test_one_command_line_begins_a_run_and_continues_it(here, capsys):
     """As a scheduler that requeues a job wants it; also where the first start was killed before its first checkpoint."""
     run = ["train", "--ranks", "1", "--out", "new/run", "--resume", "--set", "epochs=1", *QUICK]
     assert main(run) == 0
-    assert "no checkpoint yet: from the beginning" in capsys.readouterr().out
+    assert "no checkpoint yet: starting from the beginning" in capsys.readouterr().out
     assert main(run) == 0
     assert "resumed after step 23" in capsys.readouterr().out
     shutil.rmtree("new/run/checkpoints")
     assert main(run) == 0
-    assert "no checkpoint yet: from the beginning" in capsys.readouterr().out
+    assert "no checkpoint yet: starting from the beginning" in capsys.readouterr().out
     assert [row["step"] for row in read_rows(Path("new/run/metrics.jsonl")) if row["kind"] == "start"] == [0, 0]
 
 
@@ -162,6 +162,16 @@ def test_every_recipe_is_shown_and_can_be_set(capsys):
         assert f"name={recipe}" in lines
         assert "seed=7" in lines
         assert all("=" in line for line in lines)
+
+
+def test_every_setting_is_explained(capsys):
+    assert main(["train", "--settings"]) == 0
+    out = capsys.readouterr().out
+    assert "epochs (whole number, default 30)\n    Passes over the training data.\n" in out
+    for path, _ in paths(RunConfig(name="run")):
+        assert f"{path} (" in out
+    assert main(["train", "--help"]) == 0
+    assert "\n  phalanx train cifar10 --set data.source=cifar10:DIR --set epochs=5\n" in capsys.readouterr().out
 
 
 def test_runs_are_numbered_and_the_newest_is_resumed(here, capsys):
@@ -207,6 +217,7 @@ def weights(out: Path) -> dict[str, list[float]]:
     return {name: x.flatten().tolist() for name, x in saved.items()}
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_two_ranks_stopped_by_sigterm_go_on_and_end_as_if_undisturbed(tmp_path):
     """Also under torchrun, whose ranks the command joins."""
     run = ["--set", "epochs=8", "--set", "model.width=8"]
@@ -222,8 +233,8 @@ def test_two_ranks_stopped_by_sigterm_go_on_and_end_as_if_undisturbed(tmp_path):
         finally:
             process.kill()
     assert process.returncode == 128 + signal.SIGTERM
-    assert "stopped on request, --resume goes on" in out
-    assert err.startswith("stopping: a checkpoint is saved after this step")
+    assert "stopped on request; --resume continues" in out
+    assert err.startswith("stopping: this step is finished and saved first")
     assert len(err.splitlines()) == 2, err
     step = read_rows(tmp_path / "cut" / "metrics.jsonl")[-1]["steps"]
     assert 23 <= step < 8 * 23
@@ -239,6 +250,7 @@ def test_two_ranks_stopped_by_sigterm_go_on_and_end_as_if_undisturbed(tmp_path):
     assert weights(tmp_path / "cut") == {name: x.flatten().tolist() for name, x in undisturbed.items()}
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_ctrl_c_saves_and_says_at_once_how_to_go_on(tmp_path):
     with phalanx_train("--ranks", "2", "--out", str(tmp_path / "cut"), "--set", "epochs=500") as process:
         try:
@@ -252,12 +264,13 @@ def test_ctrl_c_saves_and_says_at_once_how_to_go_on(tmp_path):
         finally:
             process.kill()
     assert process.returncode == 128 + signal.SIGINT
-    assert f"to go on: phalanx train digits --ranks 2 --resume --out {tmp_path / 'cut'} --set epochs=500" in err
+    assert f"to continue: phalanx train digits --ranks 2 --resume --out {tmp_path / 'cut'} --set epochs=500" in err
     assert len(err.splitlines()) == 2, err
     step = read_rows(tmp_path / "cut" / "metrics.jsonl")[-1]["steps"]
     assert find_places(tmp_path / "cut" / "checkpoints")[0].step == step
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_a_second_ctrl_c_ends_at_once():
     words = """
 import os, signal, time, phalanx

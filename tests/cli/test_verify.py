@@ -39,7 +39,7 @@ def test_named_schedules_are_verified_in_one_line(name, line, capsys):
 
 def test_what_is_too_long_to_lower_is_said_to_be_unchecked(capsys):
     assert main(["verify", "ring:4096"]) == 0
-    assert "1 step, 1 op; lowered 33,546,240 ops not checked (--all does); " in capsys.readouterr().out
+    assert "1 step, 1 op; lowered 33,546,240 ops not checked (--all checks them); " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("write", [to_text, to_json])
@@ -79,7 +79,7 @@ def test_a_malformed_file_fails_naming_file_and_line(tmp_path, capsys):
     ("name", "message"),
     [
         ("star:8", "'star:8' is neither a schedule nor a file; the schedules are ring:N, torus:ROWSxCOLS"),
-        ("ring", "'ring' is neither a schedule nor a file (it goes on: ring:N)"),
+        ("ring", "'ring' is neither a schedule nor a file (write ring:N)"),
         ("ring:", "'ring:' does not have the form ring:N"),
         ("ring:4x4", "'ring:4x4' does not have the form ring:N"),
         ("hierarchical:8", "'hierarchical:8' does not have the form hierarchical:HOSTSxPER_HOST"),

@@ -52,7 +52,7 @@ def test_a_wrong_schedule_is_refused_before_ranks_are_started(run_directory):
     wrong = to_text(lower(ring(2))).replace("add 0 -> 1 [1]", "copy 0 -> 1 [1]")
     assert wrong != to_text(lower(ring(2)))
     (run_directory / "wrong.txt").write_text(wrong)
-    check(["bench", "allreduce", "--ranks", "2", "--algorithm", "wrong.txt"], codes=(1,))
+    check(["bench", "allreduce", "--ranks", "2", "--algorithm", "wrong.txt"], codes=(2,))
     check(["train", "--ranks", "2", "--set", "comm.algorithm=wrong.txt"], codes=(2,))
 
 

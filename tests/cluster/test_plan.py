@@ -109,7 +109,7 @@ def test_gossip_of_hosts_beats_gossip_of_ranks_that_share_a_card():
 
 
 def test_schedules_by_size_are_the_fastest_and_a_communicator_reads_them(tmp_path, monkeypatch):
-    from phalanx.comm.choose import for_less, for_world
+    from phalanx.comm.choose import choose as choose_schedules
     from phalanx.comm.hosts import Hosts
 
     lab = PRESETS["lab"]
@@ -125,7 +125,8 @@ def test_schedules_by_size_are_the_fastest_and_a_communicator_reads_them(tmp_pat
     (tmp_path / "schedules").write_text(to_file(lab, SHARED_MEMORY))
     monkeypatch.setenv("PHALANX_SCHEDULES", str(tmp_path / "schedules"))
     hosts = Hosts.of([f"host {rank // 2}" for rank in range(8)])
-    assert (for_world(hosts), for_less(hosts)) == (
+    read = choose_schedules(hosts)
+    assert (read.schedule, read.smaller) == (
         ranges[-1].schedule,
         tuple((choice.up_to, choice.schedule) for choice in ranges[:-1]),
     )

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from phalanx.comm.traffic import Ticket
+from phalanx.comm.processes import Fate
+from phalanx.comm.traffic import Ticket, Way
 from phalanx.comm.verdict import CommunicationError, State, Verdict, explain
 
 HERE = State("world", 17, "all_reduce(float32[8], sum)", 4.0)
@@ -25,7 +26,7 @@ def test_a_rank_that_does_not_answer_is_named():
 
 
 def test_the_kernels_word_on_a_dead_or_stopped_process_is_passed_on():
-    text, missing = told({1: HERE, 2: State(process="its process 99 is stopped"), 3: HERE})
+    text, missing = told({1: HERE, 2: State(fate=Fate.STOPPED, pid=99), 3: HERE})
     assert missing == (2,)
     assert "rank 2 does not answer: its process 99 is stopped" in text
 
@@ -50,7 +51,7 @@ def test_a_late_rank_is_named_with_what_it_does():
     assert "rank 3 is in barrier() (number 16)" in text
 
 
-@pytest.mark.parametrize("fallen", [None, State(raised="E"), State(process="its process 9 is dead"), State(left=True)])
+@pytest.mark.parametrize("fallen", [None, State(raised="E"), State(fate=Fate.DEAD, pid=9), State(left=True)])
 def test_the_late_are_not_blamed_when_somebody_fell(fallen):
     states = {1: State(operation="x", seconds=9.0), 3: State("child", 2, "barrier()")}
     _, missing = told(states | ({2: fallen} if fallen else {}))
@@ -60,7 +61,7 @@ def test_the_late_are_not_blamed_when_somebody_fell(fallen):
 def test_nobody_is_blamed_when_all_are_there():
     text, missing = told({1: HERE, 2: HERE, 3: HERE}, cause="connection reset")
     assert missing == ()
-    assert "all 4 ranks are in it" in text
+    assert "all 4 ranks entered" in text
     assert text.endswith("[connection reset]")
 
 
@@ -80,7 +81,7 @@ def moving(rank: int, awaited: str, posted: str) -> State:
 
     def ticket(text: str) -> Ticket:
         kind, peer, number = text.split()
-        return Ticket(kind, int(peer), 7, int(number.lstrip("#")))
+        return Ticket(Way(kind), int(peer), 7, int(number.lstrip("#")))
 
     return replace(HERE, awaited=tuple(map(ticket, awaited.split(", "))), posted=tuple(map(ticket, posted.split(", "))))
 
@@ -97,7 +98,7 @@ def test_a_link_that_moves_nothing_is_named():
     assert missing == ()
     assert "the link between rank 1 and rank 2 moves no data" in text
     assert text.count("the link between") == 1
-    _, missing = told(states | {3: State(process="its process 9 is dead")}, mine=states[0])
+    _, missing = told(states | {3: State(fate=Fate.DEAD, pid=9)}, mine=states[0])
     assert missing == (3,), "a rank that fell goes before a link"
     text, _ = told(states | {3: State("world", 18, "barrier()", 1.0)}, mine=states[0])
     assert "the link between rank 1 and rank 2" in text, "a rank that is elsewhere does not"
@@ -106,7 +107,7 @@ def test_a_link_that_moves_nothing_is_named():
 def test_nobody_is_blamed_for_messages_that_were_not_posted():
     states = {rank: moving(rank, f"receive {(rank - 1) % 4} #1", f"send {(rank + 1) % 4} 1") for rank in range(4)}
     text, _ = told(states, mine=states[0])
-    assert "all 4 ranks are in it" in text
+    assert "all 4 ranks entered" in text
 
 
 def test_ranks_are_those_of_the_communicator_not_of_the_world():
@@ -138,7 +139,7 @@ def test_a_verdict_survives_the_store():
             0: HERE,
             1: moving(1, "send 2 #0", "send 2 1, receive 0 1"),
             3: State(raised='a "quoted"\nreason'),
-            5: State(process="p", left=True),
+            5: State(fate=Fate.DEAD, pid=7, left=True),
         },
         store_lost=None,
     )

@@ -167,7 +167,7 @@ def test_nobody_answers_for_a_rank_that_is_gone(three, answers):
 def test_an_answer_to_one_question_is_none_to_another(three):
     """Recorded and played again, to the same rank and to another."""
     made, places = three
-    question = made[0]._script.write("question to 1", {"nonce": "1", "n": 1})
+    question = made[0]._lines.write("question to 1", {"nonce": "1", "n": 1})
     answer = overheard(places[1], question)
     assert json.loads(answer.partition(b" ")[2]) == {"rank": 1, "n": 1}
     assert overheard(places[2], question) == b"", "another rank was asked"

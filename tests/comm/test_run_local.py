@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import phalanx
-from phalanx.comm.choose import SMALL_ON_ONE_HOST
+from phalanx.comm.choose import LAB
 
-LARGE = SMALL_ON_ONE_HOST // 4 + 7
+LARGE = LAB.small_on_one_host // 4 + 7
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8])

@@ -18,6 +18,7 @@ import yaml
 from PIL import Image
 from tests.world.programs.herd import ROOT, clean_environment
 
+pytestmark = pytest.mark.usefixtures("warm_python")
 EXAMPLES = ROOT / "examples"
 DEADLINE = 60.0  # seconds for one job, which imports torch in each rank
 

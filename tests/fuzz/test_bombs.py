@@ -19,9 +19,9 @@ from phalanx.cluster import profile as backend_profile
 from phalanx.data.image import BadSample, decode_image
 from phalanx.data.sources.plain_pickle import PickleRefused, load_plain
 from phalanx.schedule import ScheduleError, from_json, from_text, ring, to_json, to_text, verify
+from phalanx.train.checkpoint.tree import decode
 from phalanx.train.config import ConfigError
 from phalanx.train.planned import parse_plan
-from phalanx.train.tree import decode
 
 # ---- pickles -------------------------------------------------------------------------------------------------------------------
 
@@ -99,7 +99,7 @@ def test_a_schedule_that_takes_long_to_check_asks_for_all(tmp_path, capsys):
     (tmp_path / "long.txt").write_text(to_text(ring(1)).replace("world 1", "world 65536") + step * 40_000)
     with calm(seconds=10):
         assert main(["verify", str(tmp_path / "long.txt")]) == 2
-    assert "--all does it" in capsys.readouterr().err
+    assert "--all checks it anyway" in capsys.readouterr().err
 
 
 # ---- plans ---------------------------------------------------------------------------------------------------------------------

@@ -18,8 +18,8 @@ import phalanx
 from phalanx import Checkpointer
 from phalanx.schedule.plain_json import loads
 from phalanx.train.checkpoint import CheckpointError
-from phalanx.train.manifest import Manifest, Sum
-from phalanx.train.tree import decode, encode, references, storable
+from phalanx.train.checkpoint.manifest import Manifest, Sum
+from phalanx.train.checkpoint.tree import decode, encode, references, storable
 
 
 def seal(body):

@@ -12,10 +12,10 @@ from tests.optim.oracle import SMALL, flat, loss_of, plain_step, sgd
 
 import phalanx
 from phalanx import Gossip, ReplicaError, create_multi_node_optimizer
-from phalanx.grad.cargo import Cargo, drift, halves, lay_out
-from phalanx.grad.partners import partners
-from phalanx.grad.roll import Roll
-from phalanx.grad.spread import SAMPLE, spread
+from phalanx.grad.gossip.membership import Membership
+from phalanx.grad.gossip.packet import Packet, drift, halves, lay_out
+from phalanx.grad.gossip.partners import partners
+from phalanx.grad.gossip.spread import SAMPLE, spread
 from phalanx.schedule import gossip_period
 
 PATIENT = 60.0  # seconds: on a busy machine no exchange is given up
@@ -29,15 +29,15 @@ TOPOLOGIES = ("dissemination", "hypercube")
 @given(st.integers(1, 64), st.integers(0, 50), st.sampled_from(TOPOLOGIES), st.booleans(), st.integers(0, 3))
 def test_all_ranks_agree_on_who_sends_to_whom(n, step, topology, rotate, seed):
     sync = Gossip(topology=topology, rotate=rotate, seed=seed)
-    seats = [3 * i + 1 for i in range(n)]  # of more seats, these are left
-    found = {seat: partners(seat, seats, step, sync) for seat in seats}
-    for seat, who in found.items():
+    nodes = [3 * i + 1 for i in range(n)]  # of more nodes, these are left
+    found = {node: partners(node, nodes, step, sync) for node in nodes}
+    for node, who in found.items():
         if who.dest is None:
             assert who.source is None
         else:
-            assert found[who.dest].source == seat
-            assert found[who.source].dest == seat
-            assert seat not in (who.dest, who.source)
+            assert found[who.dest].source == node
+            assert found[who.source].dest == node
+            assert node not in (who.dest, who.source)
 
 
 @given(st.integers(2, 64), st.integers(0, 40), st.sampled_from(TOPOLOGIES))
@@ -61,49 +61,49 @@ def test_rotation_makes_every_pair_meet_and_without_it_few_do(topology):
     assert len(met(rotate=False)) == 16 * 4
 
 
-# ---- the roll of who is left ---------------------------------------------------------------------------------------------------
+# ---- the membership of who is left -------------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 100)), max_size=6), st.randoms())
 def test_obituaries_may_come_in_any_order_and_twice(strikes, random):
-    struck = [Roll.of(8).strike(seat, step) for seat, step in strikes]
-    forwards = backwards = Roll.of(8)
-    for roll in struck:
-        forwards = forwards.merge(roll.leaves)
-    random.shuffle(struck)
-    for roll in [*struck, *struck]:
-        backwards = backwards.merge(roll.leaves)
+    gone = [Membership.of(8).mark_dead(node, step) for node, step in strikes]
+    forwards = backwards = Membership.of(8)
+    for membership in gone:
+        forwards = forwards.merge(membership.leaves)
+    random.shuffle(gone)
+    for membership in [*gone, *gone]:
+        backwards = backwards.merge(membership.leaves)
     assert forwards == backwards
-    assert set(forwards.struck) == {seat for seat, _ in strikes}
+    assert set(forwards.gone) == {node for node, _ in strikes}
 
 
-def test_a_struck_seat_takes_part_until_everybody_can_know():
-    roll = Roll.of(8).strike(3, 10)
-    last = next(step for step in itertools.count(10) if 3 not in roll.seats(step))
+def test_a_gone_seat_takes_part_until_everybody_can_know():
+    membership = Membership.of(8).mark_dead(3, 10)
+    last = next(step for step in itertools.count(10) if 3 not in membership.nodes(step))
     assert last - 10 >= 2 * gossip_period(8)
-    assert 3 in roll.seats(last - 1)
-    assert roll.seats(last + 100) == [0, 1, 2, 4, 5, 6, 7]
+    assert 3 in membership.nodes(last - 1)
+    assert membership.nodes(last + 100) == [0, 1, 2, 4, 5, 6, 7]
 
 
 @pytest.mark.parametrize("n", [4, 8, 16, 32])
 def test_news_of_a_death_reach_all_survivors_before_it_counts(n):
     """By values: whoever would send to or receive from the dead rank gets nothing, all others hear what their source knows."""
     for dead, sync in itertools.product(range(0, n, n // 2 - 1), [Gossip(), Gossip(seed=5)]):
-        rolls = {rank: Roll.of(n) for rank in range(n) if rank != dead}
+        rolls = {rank: Membership.of(n) for rank in range(n) if rank != dead}
         for step in range(8 * gossip_period(n)):
-            pairs = {rank: partners(rank, rolls[rank].seats(step), step, sync) for rank in rolls}
+            pairs = {rank: partners(rank, rolls[rank].nodes(step), step, sync) for rank in rolls}
             said = dict(rolls)
             for rank, who in pairs.items():
                 if dead in (who.source, who.dest):
-                    rolls[rank] = rolls[rank].strike(dead, step)
+                    rolls[rank] = rolls[rank].mark_dead(dead, step)
                 if who.source != dead:
                     assert who.source is None or pairs[who.source].dest == rank, "survivors disagree on partners"
                     rolls[rank] = rolls[rank].merge(said[who.source].leaves)
-        assert {roll.struck for roll in rolls.values()} == {(dead,)}
+        assert {membership.gone for membership in rolls.values()} == {(dead,)}
         assert len(set(rolls.values())) == 1
 
 
-# ---- the message ---------------------------------------------------------------------------------------------------------------
+# ---- the message -------------------------------------------------------------------------------------------------------------
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32]
 
@@ -117,13 +117,13 @@ DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int
 def test_a_message_holds_every_tensor_without_gaps(kinds, wire, parts):
     tensors = [(torch.arange(math.prod(shape)) % 100 + i).view(shape).to(dtype) for i, (shape, dtype) in enumerate(kinds)]
     layout = lay_out(tensors, wire, parts=parts)
-    cargo = Cargo(layout, torch.device("cpu"))
-    cargo.pack(tensors)
-    held = sum(view.numel() * view.element_size() for view in cargo.views)
+    packet = Packet(layout, torch.device("cpu"))
+    packet.pack(tensors)
+    held = sum(view.numel() * view.element_size() for view in packet.views)
     assert held <= layout.nbytes < held + 8 * parts
     assert layout.nbytes % (8 * parts) == 0
     back = [torch.empty_like(x) for x in tensors]
-    cargo.unpack(back)
+    packet.unpack(back)
     for x, y in zip(tensors, back, strict=True):
         assert torch.equal(x, y)  # small whole numbers survive 16 bits
 
@@ -131,12 +131,12 @@ def test_a_message_holds_every_tensor_without_gaps(kinds, wire, parts):
 def test_channels_last_is_packed_as_it_lies_and_strangers_as_rows():
     x = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
     y = torch.randn(4, 6)[:, ::2]
-    cargo = Cargo(lay_out([x, y], None), torch.device("cpu"))
-    cargo.pack([x, y])
-    assert cargo.views[0].stride() == x.stride()
-    assert cargo.views[1].is_contiguous()
-    assert torch.equal(cargo.views[0], x)
-    assert torch.equal(cargo.views[1], y)
+    packet = Packet(lay_out([x, y], None), torch.device("cpu"))
+    packet.pack([x, y])
+    assert packet.views[0].stride() == x.stride()
+    assert packet.views[1].is_contiguous()
+    assert torch.equal(packet.views[0], x)
+    assert torch.equal(packet.views[1], y)
 
 
 @pytest.mark.parametrize("wire", [None, torch.float16, torch.bfloat16])
@@ -166,7 +166,7 @@ def test_halves_are_the_same_on_both_sides():
     assert torch.equal(here, there)
 
 
-# ---- pure exchanges: an optimizer whose step does nothing -------------------------------------------------------------------
+# ---- pure exchanges: an optimizer whose step does nothing --------------------------------------------------------------------
 
 
 def exchanged(n, steps, start, *, hosts=1, **options):
@@ -233,7 +233,7 @@ def test_the_mean_stays_and_the_spread_contracts(n, overlap):
 
 
 def test_hosts_gossip_as_one_and_ranks_carry_their_shares():
-    """4 hosts of 2 ranks are 4 seats: after 2 exchanges all equal, from replicas that are equal within a host."""
+    """4 hosts of 2 ranks are 4 nodes: after 2 exchanges all equal, from replicas that are equal within a host."""
     start = lambda rank: whole(rank // 2)  # noqa: E731
     history = exchanged(8, 2, start, hosts=4, overlap=False)
     mean = sum(whole(host) for host in range(4)) / 4
@@ -242,7 +242,7 @@ def test_hosts_gossip_as_one_and_ranks_carry_their_shares():
     assert not all(torch.equal(x, mean) for x in ranks[-1])  # on request each rank for itself: that takes 3
 
 
-# ---- training ------------------------------------------------------------------------------------------------------------------
+# ---- training ----------------------------------------------------------------------------------------------------------------
 
 
 def trained(n, steps=6, *, hosts=1, step=plain_step, make=sgd, model=SMALL, wire=None, **options):
@@ -391,7 +391,7 @@ def test_spread_is_the_consensus_distance():
         assert (equal, nothing) == (0.0, 0.0)
 
 
-# ---- torch's tools -------------------------------------------------------------------------------------------------------------
+# ---- torch's tools -----------------------------------------------------------------------------------------------------------
 
 
 def test_resuming_is_exact_in_the_middle_of_a_period():
@@ -487,7 +487,7 @@ def test_batch_norm_statistics_follow():
     assert count == 1
 
 
-# ---- what is refused ----------------------------------------------------------------------------------------------------------
+# ---- what is refused ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.grad.roll import Roll
-from phalanx.grad.standing import GoOn, Hold, Leave, Place, Return, Word, decide, has_quorum, limit, unremarkable
+from phalanx.grad.gossip.membership import Membership
+from phalanx.grad.gossip.standing import GoOn, Hold, Leave, Place, Return, Word, decide, has_quorum, limit, unremarkable
 
 
 def word(round_, size=4, *, skips=(), gathering=False, leaves=None):
     return Word(round_, round_, gathering, tuple(skips), leaves or (0,) * size)
 
 
-def place(me, round_, size=4, roll=None):
-    return Place(me, round_, roll or Roll.of(size))
+def place(me, round_, size=4, membership=None):
+    return Place(me, round_, membership or Membership.of(size))
 
 
 # ---- the rules -----------------------------------------------------------------------------------------------------------------
@@ -69,12 +69,12 @@ def test_alone_holds_and_left_out_leaves():
     assert decide(place(2, 100), {}) == Hold((0, 1, 3))
     assert decide(place(2, 100), {3: word(200)}) == Hold((0, 1))
     assert isinstance(decide(place(0, 100), {3: word(100)}), GoOn)
-    out = Roll.of(4).leave_out(2, 90).leaves
+    out = Membership.of(4).leave_out(2, 90).leaves
     assert decide(place(2, 100), {0: word(100, leaves=out)}) == Leave((0,))
     assert not unremarkable(place(2, 100), {0: word(100, leaves=out)})
     # who is dead does not count, who is left out does
-    assert isinstance(decide(place(3, 9, roll=Roll.of(4).strike(0, 1).strike(1, 1).strike(2, 1)), {}), GoOn)
-    assert isinstance(decide(place(3, 9, roll=Roll.of(4).leave_out(0, 1).leave_out(1, 1)), {2: word(9)}), Hold)
+    assert isinstance(decide(place(3, 9, membership=Membership.of(4).mark_dead(0, 1).mark_dead(1, 1).mark_dead(2, 1)), {}), GoOn)
+    assert isinstance(decide(place(3, 9, membership=Membership.of(4).leave_out(0, 1).leave_out(1, 1)), {2: word(9)}), Hold)
 
 
 def test_an_answer_survives_its_journey():
@@ -93,7 +93,7 @@ class World:
 
     size: int
     rounds: list[int] = field(default_factory=list)
-    rolls: list[Roll] = field(default_factory=list)
+    rolls: list[Membership] = field(default_factory=list)
     skips: list[frozenset[int]] = field(default_factory=list)
     state: list[str] = field(default_factory=list)
     paused: set[int] = field(default_factory=set)
@@ -102,7 +102,7 @@ class World:
 
     def __post_init__(self):
         n = self.size
-        self.rounds, self.rolls = [10] * n, [Roll.of(n)] * n
+        self.rounds, self.rolls = [10] * n, [Membership.of(n)] * n
         self.skips, self.state = [frozenset()] * n, ["in step"] * n
 
     def reaches(self, a, b):
@@ -123,7 +123,7 @@ class World:
     def step(self, me):
         for r in self.dead:  # the kernel of a host that can be reached says that the process is gone
             if (r in self.side) == (me in self.side):
-                self.rolls[me] = self.rolls[me].strike(r, self.rounds[me])
+                self.rolls[me] = self.rolls[me].mark_dead(r, self.rounds[me])
         here = Place(me, self.rounds[me], self.rolls[me])
         words = self.answers(me)
         for said in words.values():
@@ -216,7 +216,7 @@ def test_any_order_of_pauses_deaths_and_cuts(size, events):
 
 def test_without_the_rule_both_sides_go_on(monkeypatch):
     """Negative control: the model notices a split brain."""
-    monkeypatch.setattr("phalanx.grad.standing.has_quorum", lambda *_: True)
+    monkeypatch.setattr("phalanx.grad.gossip.standing.has_quorum", lambda *_: True)
     world = World(4)
     apply(world, "cut", 3)
     world.tick()

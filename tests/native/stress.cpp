@@ -73,6 +73,34 @@ void update(Team& team, float* gradients, float* shared, std::size_t count, int 
     }
 }
 
+// Three steps of Adam, or of AdamW, on one copy of parameters and moments.
+void adam(Team& team, float* gradients, float* shared, std::size_t count, int number, bool decoupled) {
+    const std::size_t room = part_bytes / 12;
+    count = std::min(count, room);
+    float *w = shared, *m = shared + room, *v = shared + 2 * room;
+    if (team.rank() == 0)
+        for (std::size_t i = 0; i < count; ++i) {
+            w[i] = 1;
+            m[i] = v[i] = 0;
+        }
+    if (team.barrier() != Status::ok) die(team.rank(), number, "barrier", 0);
+    std::vector<double> weight(count, 1), first(count), second(count);
+    for (int step = 1; step <= 3; ++step) {
+        const AdamRow row{0, double(count), 0.1, 0.9, 0.99, 1e-8, 0.5, double(decoupled), double(step)};
+        if (team.update(FusedAdam{gradients, w, m, v, &row, 1, 1.0}) != Status::ok) die(team.rank(), number, "adam", 0);
+        for (std::size_t i = 0; i < count; ++i) {
+            double g = decoupled ? 0 : 0.5 * weight[i];
+            for (int r = 0; r < team.size(); ++r) g += value(r, number, i);
+            first[i] = 0.9 * first[i] + 0.1 * g;
+            second[i] = 0.99 * second[i] + 0.01 * g * g;
+            const double root = std::sqrt(second[i] / (1 - std::pow(0.99, step))) + 1e-8;
+            weight[i] = weight[i] * (decoupled ? 0.95 : 1) - 0.1 / (1 - std::pow(0.9, step)) * first[i] / root;
+            if (std::abs(w[i] - weight[i]) > 1e-4) die(team.rank(), number, "wrong parameter after Adam", i);
+        }
+        if (team.barrier() != Status::ok) die(team.rank(), number, "barrier", 0);
+    }
+}
+
 void play(Team& team, char* arena, char* shared, int operations, unsigned seed) {
     const int size = team.size(), rank = team.rank();
     const std::size_t ranks = static_cast<std::size_t>(size);
@@ -86,26 +114,20 @@ void play(Team& team, char* arena, char* shared, int operations, unsigned seed) 
         const std::size_t offset = random() % 1000;
         const int root = static_cast<int>(random() % ranks);
         const unsigned nap = random() % 50;
-        float* x = staged && verb != 6 ? own.data() + offset : reinterpret_cast<float*>(arena) + offset;
+        float* x = staged && verb < 5 ? own.data() + offset : reinterpret_cast<float*>(arena) + offset;
         for (std::size_t i = 0; i < count; ++i) x[i] = value(rank, number, i);
         if (nap == static_cast<unsigned>(rank)) usleep(200);  // somebody is late now and then
 
         Status status = Status::ok;
-        Generation ticket = 0;
         if (verb == 0) status = team.barrier();
         if (verb == 1) status = team.all_reduce(x, count, Type::f32, Op::sum, 2.0);
         if (verb == 2) status = team.reduce_scatter(x, count, Type::f32, Op::max, 1.0);
         if (verb == 3) status = team.all_gather(x, count, Type::f32);
         if (verb == 4) status = team.broadcast(x, count, Type::f32, root);
-        if (verb == 6) {
-            update(team, reinterpret_cast<float*>(arena) + offset, reinterpret_cast<float*>(shared), count, number, staged);
+        if (verb >= 5) {
+            const auto step = verb == 5 ? update : adam;
+            step(team, reinterpret_cast<float*>(arena) + offset, reinterpret_cast<float*>(shared), count, number, staged);
             continue;
-        }
-        if (verb == 5) {
-            if (staged) continue;
-            status = team.begin_all_reduce(x, count, Type::f32, Op::sum, 1.0, ticket);
-            if (status == Status::ok) status = team.barrier();  // another operation in between
-            if (status == Status::ok) status = team.finish(ticket);
         }
         if (status != Status::ok) die(rank, number, "did not succeed", static_cast<std::size_t>(status));
 
@@ -121,7 +143,6 @@ void play(Team& team, char* arena, char* shared, int operations, unsigned seed) 
             if (verb == 2 && owner == static_cast<std::size_t>(rank)) wanted = most;
             if (verb == 3) wanted = value(static_cast<int>(owner), number, i);
             if (verb == 4) wanted = value(root, number, i);
-            if (verb == 5) wanted = sum;
             if (x[i] != wanted) {
                 std::fprintf(stderr, "verb %d, %s, %zu elements at %zu: got %g, wanted %g\n", verb, staged ? "staged" : "arena",
                              count, offset, static_cast<double>(x[i]), static_cast<double>(wanted));

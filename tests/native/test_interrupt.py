@@ -9,14 +9,18 @@ import time
 
 import pytest
 
-from phalanx.comm.transports import shm
+from phalanx.native import core
 
-pytestmark = pytest.mark.skipif(bool(shm.UNAVAILABLE), reason=shm.UNAVAILABLE or "available")
+pytestmark = [
+    pytest.mark.skipif(bool(core.UNAVAILABLE), reason=core.UNAVAILABLE or "available"),
+    pytest.mark.usefixtures("warm_python"),
+]
 
 PROGRAM = """
 import sys, time
 import torch.distributed as dist
-from phalanx.comm.transports.shm import Aborted, HostTeam
+from phalanx.native.errors import Aborted
+from phalanx.native.team import HostTeam
 path, rank = sys.argv[1], int(sys.argv[2])
 team = HostTeam.join(dist.FileStore(path, 2), rank, 2, timeout=30, name="t")
 if rank == 1:
@@ -50,7 +54,7 @@ def test_ctrl_c_ends_a_wait(tmp_path):
         sent = time.monotonic()
         ranks[0].send_signal(signal.SIGINT)
         assert ranks[0].stdout.readline() == "interrupted\n"
-        assert time.monotonic() - sent < 2.0
+        assert time.monotonic() - sent < 15  # half of the timeout
         ranks[1].stdin.write("\n")
         ranks[1].stdin.flush()
         assert ranks[1].stdout.readline() == "barrier(): a signal handler raised on rank 0\n"

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from phalanx.comm.transports import shm
+from phalanx.native import core
+from phalanx.native.team import HostTeam
 
-pytestmark = pytest.mark.skipif(bool(shm.UNAVAILABLE), reason=shm.UNAVAILABLE or "available")
+pytestmark = pytest.mark.skipif(bool(core.UNAVAILABLE), reason=core.UNAVAILABLE or "available")
 
 MEMFD, NAMED = 0, 1
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -20,14 +21,14 @@ SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 @pytest.fixture(scope="module")
 def size():
     """Bytes of a control segment of two ranks."""
-    team = shm._native.Team(0, 2, None, MEMFD, 5.0)
+    team = core._native.Team(0, 2, None, MEMFD, 5.0)
     number = int(team.place.split(":")[2])
     return os.stat(f"/proc/self/fd/{number}").st_size
 
 
 def refused(place, words):
     with pytest.raises(OSError, match=words):
-        shm._native.Team(1, 2, place, MEMFD, 5.0)
+        core._native.Team(1, 2, place, MEMFD, 5.0)
 
 
 def place_of(number, nonce=None):
@@ -41,8 +42,8 @@ def words_of(nonce):
 
 @pytest.mark.parametrize("method", [MEMFD, NAMED])
 def test_negative_control_a_segment_of_this_job_is_opened(method):
-    first = shm._native.Team(0, 2, None, method, 5.0)
-    second = shm._native.Team(1, 2, first.place, method, 5.0)
+    first = core._native.Team(0, 2, None, method, 5.0)
+    second = core._native.Team(1, 2, first.place, method, 5.0)
     first.meet()
     assert not list(Path("/dev/shm").glob(f"phalanx-{os.getpid()}-*"))
     refused(first.place, "No such file|no segment|Permission")  # forgotten, as soon as all have come
@@ -166,7 +167,7 @@ def test_a_memfd_that_is_another_or_could_shrink_is_not_mapped(size, change, sea
 def test_negative_control_a_memfd_as_it_should_be_is_mapped(size):
     number = a_memfd(size, b"x" * 16)
     try:
-        shm._native.Team(1, 2, f"memfd:{os.getpid()}:{number}:{words_of(b'x' * 16)}", MEMFD, 5.0).leave()
+        core._native.Team(1, 2, f"memfd:{os.getpid()}:{number}:{words_of(b'x' * 16)}", MEMFD, 5.0).leave()
     finally:
         os.close(number)
 
@@ -184,7 +185,7 @@ def named(size):
 
 
 def test_negative_control_a_named_segment_is_mapped(named):
-    shm._native.Team(1, 2, named[0], NAMED, 5.0).leave()
+    core._native.Team(1, 2, named[0], NAMED, 5.0).leave()
 
 
 def behind_a_link(path, tmp_path):
@@ -267,7 +268,7 @@ def test_ranks_that_are_pointed_at_something_else_live_and_share_no_memory(make,
     try:
         before = path.read_bytes() if path.is_file() else b""
         with ThreadPoolExecutor(2) as pool:
-            teams = list(pool.map(lambda rank: shm.HostTeam.join(store, rank, 2, timeout=20, name="world"), range(2)))
+            teams = list(pool.map(lambda rank: HostTeam.join(store, rank, 2, timeout=20, name="world"), range(2)))
         assert teams == [None, None]
         assert (path.read_bytes() if path.is_file() else b"") == before
     finally:

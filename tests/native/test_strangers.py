@@ -10,10 +10,11 @@ import sys
 
 import pytest
 
-from phalanx.comm.transports import shm
+from phalanx.native import core
 
 pytestmark = [
-    pytest.mark.skipif(bool(shm.UNAVAILABLE), reason=shm.UNAVAILABLE or "available"),
+    pytest.mark.usefixtures("warm_python"),
+    pytest.mark.skipif(bool(core.UNAVAILABLE), reason=core.UNAVAILABLE or "available"),
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else"),
 ]
 
@@ -21,7 +22,7 @@ PROGRAM = """
 import os, sys
 from datetime import timedelta
 import torch.distributed as dist
-from phalanx.comm.transports.shm import HostTeam
+from phalanx.native.team import HostTeam
 port, rank, user = map(int, sys.argv[1:])
 if user:
     os.setgroups([])

@@ -23,8 +23,7 @@ def python(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 def test_missing_it_is_reported_in_one_line():
     program = (
-        "import sys; sys.modules['phalanx._native'] = None\n"
-        "from phalanx.comm.transports import shm\nfrom phalanx.comm.transports import shm\n"
+        "import sys; sys.modules['phalanx._native'] = None\nfrom phalanx.native import core\nfrom phalanx.native import core\n"
     )
     ended = python("-c", program)
     assert len(ended.stderr.splitlines()) == 1
@@ -34,7 +33,7 @@ def test_missing_it_is_reported_in_one_line():
 
 def test_switched_off_nobody_joins_and_nothing_is_said():
     program = (
-        "import torch.distributed as dist\nfrom phalanx.comm.transports.shm import HostTeam\n"
+        "import torch.distributed as dist\nfrom phalanx.native.team import HostTeam\n"
         "print(HostTeam.join(dist.HashStore(), 0, 1, timeout=5, name='alone'))"
     )
     ended = python("-c", program, PHALANX_NATIVE="0")

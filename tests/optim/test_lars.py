@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.optim.lars_oracle import Oracle
 
 import phalanx
-from phalanx.comm.transports import shm
+from phalanx.native import core
 from phalanx.optim.lars import MLPERF
 
 SHAPES = [(4, 3), (4,), (2, 3, 3, 3), (1,), (5, 7), ()]
@@ -86,12 +86,12 @@ def equals_its_definition(options, dtype, foreach, which, seed):
     close(params, oracle.w, **({"rtol": 1e-10, "atol": 1e-12} if dtype is torch.float64 else {"rtol": 1e-4, "atol": 1e-4}))
 
 
-needs_core = pytest.mark.skipif(bool(shm.UNAVAILABLE), reason=shm.UNAVAILABLE or "available")
+needs_core = pytest.mark.skipif(bool(core.UNAVAILABLE), reason=core.UNAVAILABLE or "available")
 
 
 def after_some_steps(count, nesterov=False, kernels=None):
     """A parameter of `count` elements after three steps, and what the definition says."""
-    if kernels is not None and not shm._native.choose_kernels(kernels):
+    if kernels is not None and not core._native.choose_kernels(kernels):
         pytest.skip(f"this processor has no {kernels}")
     params = parameters(shapes=[(1, count)])
     oracle = Oracle(params)
@@ -108,7 +108,7 @@ def after_some_steps(count, nesterov=False, kernels=None):
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_all_processors_compute_the_same_bits(nesterov):
     """Around a register, around both halves of a run, and a long one."""
-    best = shm._native.kernels()
+    best = core._native.kernels()
     try:
         for count in (1, 3, 15, 16, 17, 31, 32, 33, 47, 48, 63, 64, 65, 100, 1023, 40_001):
             wanted, definition = after_some_steps(count, nesterov, "portable")
@@ -116,7 +116,7 @@ def test_all_processors_compute_the_same_bits(nesterov):
             for kernels in ("avx2", "avx512"):
                 assert torch.equal(after_some_steps(count, nesterov, kernels)[0], wanted), (kernels, count)
     finally:
-        shm._native.choose_kernels(best)
+        core._native.choose_kernels(best)
 
 
 @needs_core

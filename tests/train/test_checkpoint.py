@@ -14,7 +14,7 @@ from tests.train.conftest import Training, same
 import phalanx
 from phalanx import Checkpointer
 from phalanx.train.checkpoint import CheckpointError, RandomState
-from phalanx.train.manifest import write_bytes
+from phalanx.train.checkpoint.files import write_bytes
 
 
 def names(directory):
@@ -480,7 +480,7 @@ def test_ranks_that_disagree_are_told(directory):
 
 
 def test_directories_that_are_not_shared_are_found_out_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr("phalanx.train.checkpoint.SEEN_WITHIN", 0.1)
+    monkeypatch.setattr("phalanx.train.checkpoint.places.SEEN_WITHIN", 0.1)
 
     def play(comm):
         with pytest.raises(CheckpointError, match=r"rank\(s\) 1, 2 do not see what rank 0 writes"):

@@ -8,7 +8,7 @@ import pytest
 from phalanx.cli.train import load, recipe_names
 from phalanx.data import Stage
 from phalanx.optim import lr
-from phalanx.train.config import ConfigError, RunConfig, identity, override, parse, paths, plain
+from phalanx.train.config import ConfigError, RunConfig, describe_settings, identity, override, parse, paths, plain
 from phalanx.train.model import ModelConfig
 from phalanx.train.update import RateConfig
 
@@ -53,6 +53,21 @@ def test_values_are_read_by_their_type(path, text, value):
     config = override(CONFIG, {path: text})
     assert dict(paths(config))[path] == value
     assert {p: v for p, v in paths(config) if p != path} == {p: v for p, v in paths(CONFIG) if p != path}
+
+
+def test_the_reference_has_every_setting():
+    """As many as --set takes, each with a sentence and a default that --set takes, too."""
+    found = describe_settings()
+    assert [s.name for s in found if ".N." not in s.name] == [path for path, _ in paths(CONFIG)]
+    assert {s.name for s in found if ".N." in s.name} == {
+        path.replace(".0.", ".N.") for path, _ in paths(STAGED) if ".0." in path
+    }
+    for s in found:
+        assert s.type
+        assert s.sentence.endswith(".")
+    defaults = {s.name: s.default for s in found if s.default is not None and ".N." not in s.name}
+    assert override(CONFIG, defaults) == CONFIG
+    assert [s.name for s in found if s.default is None] == ["name", "stages.N.epochs", "stages.N.batch"]
 
 
 def test_settings_that_only_make_sense_together():

@@ -144,8 +144,8 @@ def test_kinds_of_warm_up_and_of_decay():
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"rate.scaling": "linear"}, "both, the batch for which peak is right"),
-        ({"rate.reference": "256"}, "both, the batch for which peak is right"),
+        ({"rate.scaling": "linear"}, "set both .peak is right for batches of reference., or none"),
+        ({"rate.reference": "256"}, "set both .peak is right for batches of reference., or none"),
         ({"rate.scaling": "linear", "rate.reference": "0"}, "reference=0: samples, at least 1"),
         ({"rate.warmup_kind": "exponential"}, "a share of the peak, such as 0.01"),
         ({"rate.decay": "step", "rate.steps": "1", "rate.decay_epochs": "3"}, "not for decay=step"),

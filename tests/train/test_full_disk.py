@@ -1,6 +1,5 @@
 """A disk that is full does not end a training: a warning at once, the older checkpoints stay, and a later save works again."""
 
-import resource
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,8 +9,8 @@ from tests.train.runs import TINY, rows
 from tests.world.programs.herd import clean_environment
 
 import phalanx
-from phalanx.train import write
-from phalanx.train.manifest import CheckpointError, find_places
+from phalanx.train.checkpoint import CheckpointError, write
+from phalanx.train.checkpoint.places import find_places
 from phalanx.train.trainer import train
 
 OFTEN = replace(TINY, checkpoint_every_steps=5, keep=10)  # saves after steps 5, 10, 11, 15, 20 and 22
@@ -43,18 +42,22 @@ def test_training_continues_and_the_next_save_works(tmp_path, monkeypatch, capsy
 
 def test_a_run_whose_last_save_fails_fails(tmp_path, monkeypatch):
     full_disk(monkeypatch, from_=4, to=9)
-    with pytest.raises(CheckpointError, match=r"step 22: .*(No space left on device|rank 0 gave the checkpoint up)"):
+    with pytest.raises(CheckpointError, match=r"step 22: .*(No space left on device|rank 0 gave up the checkpoint)"):
         phalanx.run_local(2, lambda comm: train(OFTEN, comm, out=tmp_path))
     assert sorted(place.step for place in find_places(tmp_path / "checkpoints")) == [5, 10, 11]
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_rows_that_find_no_room_do_not_end_it_either(tmp_path):
     """The kernel refuses every file over 4 kB: checkpoints, and soon the rows."""
-    command = [sys.executable, "-m", "phalanx", "train", "--ranks", "1", "--out", str(tmp_path), "--set", "epochs=2"]
+    program = (
+        "import resource, sys; from phalanx.cli.main import main\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)); sys.exit(main())"
+    )
+    command = [sys.executable, "-c", program, "train", "--ranks", "1", "--out", str(tmp_path), "--set", "epochs=2"]
     done = subprocess.run(
         [*command, "--set", "model.width=4", "--set", "log_every=1"],
         env=clean_environment(),
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)),
         capture_output=True,
         text=True,
         timeout=100,

@@ -18,11 +18,11 @@ from tests.world.programs.herd import clean_environment
 import phalanx
 from phalanx import Checkpointer
 from phalanx.cli.main import main
-from phalanx.train import lock
-from phalanx.train.checkpoint import CheckpointError
-from phalanx.train.lock import DirectoryInUseError, DirectoryLock, one_job
-from phalanx.train.manifest import find_places
+from phalanx.train.checkpoint import CheckpointError, lock
+from phalanx.train.checkpoint.lock import DirectoryInUseError, DirectoryLock, one_job
+from phalanx.train.checkpoint.places import find_places
 
+pytestmark = pytest.mark.usefixtures("warm_python")
 DEADLINE = 60.0  # seconds for a process to say something; it imports torch
 
 # Takes what its first argument names, says so, and keeps it until its standard input ends; "fork" has a child that outlives it.
@@ -30,7 +30,7 @@ HOLDER = """
 import os, sys
 from pathlib import Path
 import torch, phalanx
-from phalanx.train.lock import DirectoryLock
+from phalanx.train.checkpoint.lock import DirectoryLock
 what, directory = sys.argv[1:]
 if what == "checkpointer":
     comm = phalanx.create_communicator()

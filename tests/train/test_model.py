@@ -99,7 +99,7 @@ def test_zero_gamma(initialise):
         ({"model.batchnorm.statistics": "shared", "data.last": "keep"}, "data.last=drop or pad"),
         ({"model.batchnorm.statistics": "shared", "data.on_bad": "skip"}, "data.on_bad=error"),
         ({"model.name": "small_cnn", "model.batchnorm.momentum": "0.2"}, "small_cnn has no batch norms"),
-        ({"data.last": "keep", "comm.fused": "true"}, "comm.fused=True wants equally many samples"),
+        ({"data.last": "keep", "comm.fused": "true"}, "comm.fused=True needs equally many samples"),
     ],
 )
 def test_what_is_refused(settings, told):

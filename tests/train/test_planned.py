@@ -37,9 +37,9 @@ def test_gossip_is_a_plan_too(schedule, level, tmp_path):
 def test_a_plan_for_another_run_is_refused(tmp_path):
     plan = made(tmp_path / "plan")
     plan.check(digits, 8)
-    with pytest.raises(ConfigError, match=r"for 8 ranks on 4 host\(s\), here are 2"):
+    with pytest.raises(ConfigError, match=r"for 8 ranks on 4 host\(s\), but there are 2 here"):
         plan.check(digits, 2)
-    with pytest.raises(ConfigError, match=f"plan for a batch of 64, the recipe has {digits.batch}"):
+    with pytest.raises(ConfigError, match=f"plan for a batch of 64, but the recipe has {digits.batch}"):
         replace(plan, batch=64).check(digits, 8)
 
 
@@ -52,6 +52,7 @@ def test_a_file_that_is_no_plan_is_refused(text, tmp_path):
         read_plan(tmp_path / "absent")
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_what_is_planned_is_what_is_trained(tmp_path):
     plan, out = tmp_path / "plan.json", tmp_path / "run"
     assert main([*ASK, "--json", str(plan)]) == 0

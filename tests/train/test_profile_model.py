@@ -77,7 +77,7 @@ def test_a_model_of_ones_own_is_planned(tmp_path, capsys):
     ask = ["plan", "--cluster", "lab", "--backend", "gloo", "--batch", "80", "--model", str(path)]
     assert main(ask) == 0
     assert "Net on lab" in (shown := capsys.readouterr().out)
-    assert "--epochs says how many Net needs" in shown
+    assert "set those of Net with --epochs" in shown
     assert main([*ask, "--rate", "100@10"]) == 0
     assert main([*ask, "--overhead", "3"]) == 2
     path.write_text("{}")
@@ -86,5 +86,5 @@ def test_a_model_of_ones_own_is_planned(tmp_path, capsys):
 
 
 def test_a_model_without_parameters_is_refused():
-    with pytest.raises(ValueError, match="no parameter that is trained"):
+    with pytest.raises(ValueError, match="no trainable parameters"):
         measured(nn.Identity())

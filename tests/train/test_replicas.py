@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.train.replicas import SMALL, find_owners, fingerprint
+from phalanx.train.checkpoint.replicas import SMALL, find_owners, fingerprint
 
 SIZES = [0, 1, 7, SMALL - 1, SMALL, SMALL + 1, 3 * SMALL, 3 * SMALL + 5]
 

@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 from phalanx.recipes.digits import config as digits
 from phalanx.schedule import Move, halving_doubling, hierarchical, lower, ring, to_text, torus, tree
 from phalanx.train.report import ReportError, build, write_report
+from phalanx.train.report.axis import AxisScale, decades, ticks
 from phalanx.train.report.pictures import draw_schedule
-from phalanx.train.report.plots import MOST, Scale, Series, decades, plot_bars, plot_lines, plot_stack, thin, ticks
+from phalanx.train.report.plots import MOST, Series, plot_bars, plot_lines, plot_stack, thin
 from phalanx.train.report.prediction import prediction
 from phalanx.train.report.run import NO_END, Run, read_run, read_runs
 from phalanx.train.report.timeline import draw_timeline
@@ -203,7 +204,7 @@ def test_decades_enclose_the_values(low, high):
     assert marks[0] <= low
     assert marks[-1] >= high
     assert 2 <= len(marks) <= 8
-    scale = Scale(marks[0], marks[-1], 0.0, 1.0, log=True)
+    scale = AxisScale(marks[0], marks[-1], 0.0, 1.0, log=True)
     assert 0.0 <= scale(low) < scale(high) <= 1.0
 
 
@@ -463,7 +464,7 @@ def test_zeros_lie_at_the_bottom_of_their_axis():
 
 def test_schedules_of_large_worlds_and_of_one_rank():
     assert "<pre>" in draw_schedule(ring(40))
-    assert "nobody" in draw_schedule(ring(1))
+    assert "no other to communicate with" in draw_schedule(ring(1))
 
 
 def test_a_timeline_has_its_spans_in_proportion_and_few_ranks():

@@ -10,7 +10,7 @@ from tests.train.runs import TINY, rows
 import phalanx
 from phalanx.train import stragglers
 from phalanx.train.log import Log
-from phalanx.train.stragglers import INTERVALS, SECONDS, Straggler, Times, Watch, suspect
+from phalanx.train.stragglers import INTERVALS, SECONDS, Straggler, StragglerWatch, Times, suspect
 from phalanx.train.trainer import assemble
 
 EVEN = Times(input=0.001, compute=0.100, wait=0.010, update=0.005)
@@ -49,7 +49,7 @@ def test_equal_ranks_one_rank_and_tiny_differences():
 
 
 def test_named_when_sure_and_once():
-    watch, slow = Watch(), [EVEN, replace(EVEN, compute=0.3)]
+    watch, slow = StragglerWatch(), [EVEN, replace(EVEN, compute=0.3)]
     told = [watch.interval(slow, SECONDS / 5) for _ in range(12)]
     assert [found is not None for found in told] == [i == 4 for i in range(12)]
     assert watch.interval([EVEN, EVEN], 1.0) is None
@@ -59,7 +59,7 @@ def test_named_when_sure_and_once():
 
 def test_noise_is_nobodys_fault():
     """Steps of 16 ms, on a machine that stops one rank or the other for up to three times that, in every interval."""
-    generator, watch = random.Random(0), Watch()
+    generator, watch = random.Random(0), StragglerWatch()
     suspects = 0
     for _ in range(500):
         times = [Times(compute=0.016 * generator.choice([1, 1, 1.2, 2.5])) for _ in range(2)]
@@ -91,4 +91,4 @@ def test_a_rank_that_sleeps_is_named_by_a_run(tmp_path, monkeypatch, cause):
 
 
 def test_words():
-    assert str(Straggler(3, "input", 2.04)) == "rank 3 holds the others up: its input takes 2.0 times theirs"
+    assert str(Straggler(3, "input", 2.04)) == "rank 3 slows the others down: its input takes 2.0 times as long as theirs"

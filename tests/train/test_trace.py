@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import phalanx
-from phalanx.grad.travel import Journey
+from phalanx.grad.reducer import TransferTime
 from phalanx.train.config import RunConfig
 from phalanx.train.trace import Span, Tracer, place_on_lanes, to_chrome
 from phalanx.train.trainer import train
@@ -92,7 +92,7 @@ def test_all_ranks_are_in_one_file(tmp_path, ranks):
             tracer.begin_step(0, index, 2, number=index + 1, at=now)
             for place, phase in enumerate(PHASES, start=1):
                 tracer.mark(phase, now + 0.002 * place)
-            ways = [Journey(now + 0.001 * i, now + 0.004 + 0.001 * comm.rank, 8) for i in range(3)]
+            ways = [TransferTime(now + 0.001 * i, now + 0.004 + 0.001 * comm.rank, 8) for i in range(3)]
             tracer.end_step(reversed(ways))
 
     phalanx.run_local(ranks, play)

@@ -14,8 +14,8 @@ from tests.train.runs import weights as weights_of
 import phalanx
 from phalanx.data import Stage, epoch_order
 from phalanx.data.image import BadSample
+from phalanx.train.checkpoint import CheckpointError
 from phalanx.train.config import ConfigError
-from phalanx.train.manifest import CheckpointError
 from phalanx.train.samples import DataConfig
 from phalanx.train.trainer import train
 from phalanx.train.update import CommConfig, OptimizerConfig, RateConfig
@@ -264,7 +264,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
             "resnet9 does not take images of 1 x 4 x 4",
         ),
         ({"data": {"mean": (0.5, 0.5), "std": (1.0, 1.0)}}, "one for each channel"),
-        ({"rate": {"warmup": 2}}, "leave some to train"),
+        ({"rate": {"warmup": 2}}, "use a smaller rate.warmup"),
     ],
 )
 def test_parts_that_do_not_fit_together(changes, told):

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
-from phalanx.comm import choose, envelope, messages, operations, reductions, run
-from phalanx.comm.transports import shm
+from phalanx.comm import broadcast, choose, envelope, operations, run, runner
+from phalanx.native import core
 
 MIB = 1 << 20
 
@@ -47,32 +47,32 @@ class Cell:
 
 
 def native() -> bool:
-    return shm.is_native()
+    return core.is_native()
 
 
 # The sizes, in bytes on a rank, at which something changes in a world of n ranks; by the name of the constant they come from.
 THRESHOLDS: dict[str, Callable[[int], list[int]]] = {
     "phalanx.comm.run.LANE_BYTES": lambda n: [k * run.LANE_BYTES for k in range(1, run.LANES + 2)],
     "phalanx.comm.run.LANES": lambda n: [run.LANES * run.LANE_BYTES],
-    "phalanx.comm.choose.SMALL_ON_ONE_HOST": lambda n: [choose.SMALL_ON_ONE_HOST],
-    "phalanx.comm.choose.SMALL_BETWEEN_HOSTS": lambda n: [choose.SMALL_BETWEEN_HOSTS],
-    "phalanx.comm.choose.SMALL_BETWEEN_LEADERS": lambda n: [choose.SMALL_BETWEEN_LEADERS],
-    "phalanx.comm.choose.SHORT_IN_A_TORUS": lambda n: [choose.SHORT_IN_A_TORUS * n],
-    "phalanx.comm.messages.BCAST_TREE": lambda n: [messages.BCAST_TREE],
-    "phalanx._native.SMALL_BYTES": lambda n: [shm._native.SMALL_BYTES // n] if native() else [],
-    "phalanx._native.FEW_BYTES": lambda n: [shm._native.FEW_BYTES // n] if native() else [],
+    "phalanx.comm.choose.LAB.small_on_one_host": lambda n: [choose.LAB.small_on_one_host],
+    "phalanx.comm.choose.LAB.small_between_hosts": lambda n: [choose.LAB.small_between_hosts],
+    "phalanx.comm.choose.LAB.small_between_leaders": lambda n: [choose.LAB.small_between_leaders],
+    "phalanx.comm.choose.LAB.short_in_a_torus": lambda n: [choose.LAB.short_in_a_torus * n],
+    "phalanx.comm.broadcast.BCAST_TREE": lambda n: [broadcast.BCAST_TREE],
+    "phalanx._native.SMALL_BYTES": lambda n: [core._native.SMALL_BYTES // n] if native() else [],
+    "phalanx._native.FEW_BYTES": lambda n: [core._native.FEW_BYTES // n] if native() else [],
     # a large operation is cut into pieces of 1/(4 ranks), which are an eighth of this at least, and this at most
     "phalanx._native.CHUNK_BYTES": lambda n: (
-        [shm._native.CHUNK_BYTES // 8 * 4 * n, shm._native.CHUNK_BYTES * 4 * n] if native() else []
+        [core._native.CHUNK_BYTES // 8 * 4 * n, core._native.CHUNK_BYTES * 4 * n] if native() else []
     ),
-    "phalanx._native.third_bytes": lambda n: [k * shm._native.third_bytes(n) for k in (1, 2, 3)] if native() else [],
+    "phalanx._native.third_bytes": lambda n: [k * core._native.third_bytes(n) for k in (1, 2, 3)] if native() else [],
     "phalanx.comm.envelope.HEADER": lambda n: [8 * envelope.HEADER],
 }
 # Others are not sizes of a tensor: `special` cells of test_grid.py turn them.
 SPECIAL = {
     "phalanx.comm.operations.WINDOW": operations.WINDOW,  # a count of ranks
-    "phalanx.comm.transports.torch.PIECE": 256 * MIB,  # made small for the test
-    "phalanx.comm.reductions.KEEP": reductions.KEEP,  # made small for the test
+    "phalanx.comm.transports.torch.transport.PIECE": 256 * MIB,  # made small for the test
+    "phalanx.comm.runner.KEEP": runner.KEEP,  # made small for the test
 }
 # Numbers that no tensor's size is compared with, and why.
 EXEMPT = {
@@ -80,32 +80,29 @@ EXEMPT = {
     "phalanx.comm.envelope.MOST_DIMS": "torch's own limit",
     "phalanx.comm.launch.MOST_RANKS": "of a world",
     "phalanx.comm.launch.DEFAULT_PORT": "a port",
+    **{f"phalanx.comm.launch.ALONE.{name}": "of a world of one" for name in
+       ("rank", "world", "local_rank", "local_world", "port", "attempt", "listener")},
     "phalanx.comm.hotline.CALLERS": "of questions that wait for an answer",
     "phalanx.comm.hotline.HELD": "of questions",
     "phalanx.comm.hotline.LONGEST": "of a question",
     "phalanx.comm.launch.SHORTEST_SECRET": "of a text",
     "phalanx.comm.notes.LONGEST": "of a file",
-    "phalanx.comm.seats.LONGEST": "of a text",
+    "phalanx.comm.meeting.LONGEST": "of a text",
     "phalanx.comm.signed.SIGNATURE": "of a text",
     "phalanx.comm.signed.TRIES": "of attempts to write a key",
     "phalanx.comm.rendezvous._MAGIC": "of torch's store",
     "phalanx.comm.rendezvous._PING": "of torch's store",
     "phalanx.comm.rendezvous._VALIDATE": "of torch's store",
     "phalanx.comm.traffic.TAGS": "of records of messages that are kept",
-    "phalanx.comm.traffic.TOLD": "of links in a message to a person",
+    "phalanx.comm.traffic.REPORTED": "of links in a message to a person",
     "phalanx.comm.operations.DEBUG_TEXT": "bytes of a text",
     "phalanx.comm.planned.LARGEST": "no message is longer",
     "phalanx.comm.processes.EXITING": "a flag of the kernel",
     "phalanx.comm.start.PR_SET_PDEATHSIG": "a number of the kernel",
-    "phalanx.comm.transports.shm.ADAPTED": "a column of a table",
-    "phalanx.comm.transports.shm.SQUARES": "numbers per chunk of an update: tests/world/test_fused.py",
-    "phalanx.comm.transports.shm.TOPIC": "bytes of a text",
-    "phalanx.comm.transports.torch.CUT": "a tag",
+    "phalanx.comm.transports.torch.transport.CUT": "a tag",
     "phalanx._native.CHUNK": "elements per chunk of an update: tests/world/test_fused.py",
-    "phalanx._native.DEPTH": "operations begun: tests/world/test_shm.py",
+    "phalanx._native.SQUARES": "numbers per chunk of an update: tests/world/test_fused.py",
     "phalanx._native.MAX_RANKS": "ranks of a host",
-    **{f"phalanx.comm.transports.shm.{name}": "a status" for name in
-       ("OK", "DISAGREE", "DEAD", "LATE", "ABORTED", "INTERRUPTED", "REFUSED", "MISUSED")},
 }  # fmt: skip
 
 

@@ -1,15 +1,14 @@
 """Worker processes that stay between tests: `Pool(n).run(fn, *args)` calls `fn(comm, *args)` on n ranks of one world.
 
-To start a rank is to import torch, 2 to 3 s of CPU. So a fork server imports it once, while it has one thread and has run no
-parallel operation (a child forked later would hang in its first one), and all ranks of all worlds are forked from it.
+To start a rank is to import torch, 2 to 3 s of CPU. So all ranks of all worlds are forked from a process that has imported it:
+tests/warm/popen.py.
 
-    pytest                     fork server                      rank r of a pool
-    Pool.run(fn, *args) ------ imports torch, forks ----------> comm = create_communicator()
-      pickled (fn, args) -------------------------------------> fn(comm, *args)
-      results in rank order <---------------------------------- pickled result, or the traceback as text
+    pytest                                  rank r of a pool
+    Pool.run(fn, *args): starts ----------> comm = create_communicator()
+      pickled (fn, args) -----------------> fn(comm, *args)
+      results in rank order <-------------- pickled result, or the traceback as text
 
-A rank ends when its connection to pytest breaks, whatever pytest died of and whatever the rank was doing; the fork server ends
-with its last rank.
+A rank ends when its connection to pytest breaks, whatever pytest died of and whatever the rank was doing.
 """
 
 from __future__ import annotations
@@ -18,12 +17,13 @@ import contextlib
 import faulthandler
 import gc
 import itertools
-import multiprocessing
 import os
 import pickle
 import queue
 import signal
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -31,17 +31,16 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from multiprocessing.connection import Connection, Pipe, wait
 from typing import IO, Any
 
-DEADLINE = 30.0  # seconds of one `run`
-START_DEADLINE = 60.0  # seconds until all ranks of a new pool have met
-TIMEOUT = 20.0  # of the communicator: its own diagnosis of a hang comes before the deadline
+from tests.warm.popen import ROOT, Python, warm
+
+DEADLINE = 60.0  # seconds of one `run`, on a busy machine
+START_DEADLINE = 90.0  # seconds until all ranks of a new pool have met
+TIMEOUT = 40.0  # of the communicator: its own diagnosis of a hang comes before the deadline
 GRACE = 2.0  # seconds that the other ranks get after one has failed: they may be waiting for it
 SHOWN = 20_000  # characters of a rank's output in a failure
-
-PRELOAD = ["pytest", "torch", "torch.distributed", "phalanx.comm.create", "phalanx.comm.transports.torch", "phalanx.schedule"]
 
 
 class WorldError(AssertionError):
@@ -52,7 +51,7 @@ class WorldError(AssertionError):
 class Worker:
     """One rank as pytest sees it."""
 
-    process: BaseProcess
+    process: Python
     connection: Connection
     log: IO[bytes]
 
@@ -72,7 +71,7 @@ class Pool:
     @property
     def pids(self) -> list[int]:
         """The processes of the ranks, in rank order; empty before the first run and after a failed one."""
-        return [worker.process.pid for worker in self._workers if worker.process.pid]
+        return [worker.process.pid for worker in self._workers]
 
     def run(self, fn: Callable[..., Any], *args: Any, deadline: float = DEADLINE) -> list[Any]:
         """The results of `fn(comm, *args)`, a function of a module, in rank order."""
@@ -93,7 +92,7 @@ class Pool:
         for worker in self._workers:
             worker.process.kill()
         for worker in self._workers:
-            worker.process.join(10)
+            worker.process.wait(10)
             worker.connection.close()
             worker.log.close()
         self._workers = []
@@ -112,23 +111,22 @@ class Pool:
                 return
 
     def _fork(self) -> None:
-        os.environ.setdefault("OMP_NUM_THREADS", "1")  # the fork server inherits it
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOAD)
-        port = _free_port()
+        warm()
+        # without what a launcher leaves, under which pytest itself may run
+        env = {
+            name: value for name, value in os.environ.items() if not name.startswith(("TORCHELASTIC_", "SLURM_", "OMPI_", "PMI"))
+        }
+        env.setdefault("OMP_NUM_THREADS", "1")
+        # torch's store asks the DNS for the name of everyone who connects: a server that does not answer costs 5 s each time
+        env.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+        env |= {**self._env, "WORLD_SIZE": str(self.size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
         for rank in range(self.size):
-            mine, theirs = context.Pipe()
-            env = {
-                **self._env,
-                "RANK": str(rank),
-                "WORLD_SIZE": str(self.size),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-            }
+            mine, theirs = Pipe()
+            command = [sys.executable, "-m", "tests.world.pool", str(theirs.fileno())]
             log = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the rank; has no name: nothing to clean up
-            path = f"/proc/{os.getpid()}/fd/{log.fileno()}"
-            process = context.Process(target=_serve, args=(theirs, path, env), name=f"rank {rank} of {self.size}", daemon=True)
-            process.start()
+            with open(f"/proc/{os.getpid()}/fd/{log.fileno()}", "ab") as voice:  # has an offset of its own
+                streams = {"stdin": subprocess.DEVNULL, "stdout": voice, "stderr": voice}
+                process = Python(command, **streams, pass_fds=[theirs.fileno()], cwd=ROOT, env=env | {"RANK": str(rank)})
             theirs.close()
             self._workers.append(Worker(process, mine, log))
 
@@ -167,14 +165,14 @@ class Pool:
 
     def _obituary(self, rank: int) -> str:
         worker = self._workers[rank]
-        worker.process.join(5)
-        return f"its process ended with exit code {worker.process.exitcode}; its last words:\n{worker.output()}"
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            worker.process.wait(5)
+        return f"its process ended with exit code {worker.process.returncode}; its last words:\n{worker.output()}"
 
     def _stacks(self) -> Sequence[str]:
         """What every rank wrote, ending with the stacks of all its threads."""
         for worker in self._workers:
-            if worker.process.is_alive() and worker.process.pid:
-                os.kill(worker.process.pid, signal.SIGUSR1)
+            worker.process.send_signal(signal.SIGUSR1)  # which does nothing to one that has ended
         time.sleep(1.0)
         return [worker.output() for worker in self._workers]
 
@@ -188,19 +186,9 @@ def _free_port() -> int:
 # ---- in the rank ------------------------------------------------------------------------------------------------------------
 
 
-def _serve(connection: Connection, log: str, env: dict[str, str]) -> None:
+def _serve(connection: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is for pytest, which ends us
-    voice = os.open(log, os.O_WRONLY | os.O_APPEND)
-    os.dup2(voice, 1)
-    os.dup2(voice, 2)
-    faulthandler.register(signal.SIGUSR1, file=voice, all_threads=True)
-    faulthandler.enable(file=voice)
-    for name in list(os.environ):
-        if name.startswith(("TORCHELASTIC_", "SLURM_", "OMPI_", "PMI")):  # of a launcher under which pytest itself may run
-            del os.environ[name]
-    # torch's store asks the DNS for the name of everyone who connects, and a server that does not answer costs 5 s each time
-    os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
-    os.environ.update(env)
+    faulthandler.enable()
     warnings.simplefilter("error")  # torch announces removals with warnings
 
     def answer(work: Callable[[], Any]) -> None:
@@ -253,3 +241,7 @@ def _story(error: BaseException) -> str:
     """The traceback; with all local variables where an assertion failed, because the two sides of it are among them."""
     told = traceback.TracebackException.from_exception(error, capture_locals=isinstance(error, AssertionError))
     return "".join(told.format())
+
+
+if __name__ == "__main__":
+    _serve(Connection(int(sys.argv[1])))

@@ -1,17 +1,19 @@
 """Checkpoints of real processes: killed at random moments, resumed bit for bit, on other world sizes, on a disk that fails."""
 
-import multiprocessing
 import os
 import random
 import resource
 import signal
+import subprocess
+import sys
 import time
+from multiprocessing.connection import Connection, Pipe
 
 import numpy
 import pytest
 import torch
 from tests.world.conftest import ONLY
-from tests.world.pool import PRELOAD
+from tests.world.programs.herd import ROOT, clean_environment
 
 import phalanx
 from phalanx.train.checkpoint import CheckpointError, RandomState
@@ -35,10 +37,9 @@ def content(step, rank):
     return torch.arange(2000, dtype=torch.float64) * step + 0.25 * rank, {"step": step, "text": "x" * (step % 50), "rank": rank}
 
 
-def save_for_ever(directory, connection):
+def save_for_ever(directory, descriptor):
     """Goes on from what is there, with a save in every step, until somebody ends it."""
-    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        os.environ.pop(name, None)
+    connection = Connection(int(descriptor))
 
     def play(comm):
         x, data = content(0, comm.rank)
@@ -74,16 +75,15 @@ def load_and_compare(directory):
     return step
 
 
+@pytest.mark.usefixtures("warm_python")
 @pytest.mark.filterwarnings("error::RuntimeWarning")  # a damaged checkpoint would be told: there must be none
 def test_killed_at_any_moment(tmp_path):
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    saving = "import sys; from tests.world import test_checkpoint; test_checkpoint.save_for_ever(*sys.argv[1:])"
     rng, seen, leftovers = random.Random(7), [0], 0
     for _ in range(KILLS):
-        mine, theirs = context.Pipe()
-        process = context.Process(target=save_for_ever, args=(tmp_path, theirs), daemon=True)
-        process.start()
+        mine, theirs = Pipe()
+        command = [sys.executable, "-c", saving, str(tmp_path), str(theirs.fileno())]
+        process = subprocess.Popen(command, env=clean_environment(), cwd=ROOT, pass_fds=[theirs.fileno()])
         theirs.close()
         try:
             assert mine.poll(KILL_DEADLINE), "the saving process did not begin"
@@ -91,7 +91,7 @@ def test_killed_at_any_moment(tmp_path):
             time.sleep(rng.uniform(0.0, 0.12))
         finally:
             process.kill()
-            process.join(10)
+            process.wait(10)
             mine.close()
         seen.append(load_and_compare(tmp_path) or 0)
         assert seen[-1] >= seen[-2]

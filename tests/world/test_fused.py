@@ -9,12 +9,15 @@ from tests.optim.lars_oracle import Oracle
 from torch.nn.functional import cross_entropy
 
 import phalanx
-from phalanx.comm.transports import shm
+from phalanx.native import core
 from phalanx.optim.lars import MLPERF
 
-pytestmark = pytest.mark.skipif(bool(shm.UNAVAILABLE), reason=shm.UNAVAILABLE)
+pytestmark = pytest.mark.skipif(bool(core.UNAVAILABLE), reason=core.UNAVAILABLE)
 
 FUSED = phalanx.AllReduce(fused=True)
+ADAM = (torch.optim.Adam, torch.optim.AdamW)
+# a large eps: the gradient of a bias before batch norm is rounding alone, which Adam would magnify
+ADAM_OPTIONS = [{"lr": 0.01, "eps": 1e-2}, {"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-2, "weight_decay": 0.1}]
 OPTIONS = [
     {"lr": 0.1},
     {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-3},
@@ -65,11 +68,13 @@ def compare(comm, options, kind=torch.optim.SGD):
     usual, other = train(comm, options, phalanx.AllReduce(overlap=False), schedule=True, kind=kind)
     torch.testing.assert_close(flat(fused), flat(usual), rtol=1e-5, atol=1e-6)
     assert not torch.equal(flat(fused), flat(model()))
-    if options.get("momentum"):
+    if options.get("momentum") or kind in ADAM:
         mine, his = inner.state_dict()["state"], other.state_dict()["state"]
         assert mine.keys() == his.keys()
         for key, state in mine.items():
-            torch.testing.assert_close(state["momentum_buffer"], his[key]["momentum_buffer"], rtol=1e-4, atol=1e-5)
+            assert state.keys() == his[key].keys()
+            for name, value in state.items():
+                torch.testing.assert_close(value, his[key][name], rtol=1e-4, atol=1e-5)
     return flat(fused)
 
 
@@ -84,33 +89,45 @@ def test_so_it_does_with_all_options(pair, options):
     assert torch.equal(first, second)
 
 
-def resume(comm):
-    """A checkpoint of a fused run goes on in a fused run, in a usual one, and in plain torch."""
-    options = OPTIONS[1]
-    net, opt = train(comm, options, FUSED, steps=3)
+@pytest.mark.parametrize("options", ADAM_OPTIONS, ids=str)
+@pytest.mark.parametrize("kind", ADAM)
+def test_adam_and_adamw_are_fused(pair, kind, options):
+    first, second = pair.run(compare, options, kind)
+    assert torch.equal(first, second)
+
+
+def test_adamw_is_fused_in_every_world(world):
+    first, *others = world.run(compare, ADAM_OPTIONS[1], torch.optim.AdamW)
+    assert all(torch.equal(first, other) for other in others)
+
+
+def resume(comm, kind, options):
+    """A checkpoint of a fused run continues in a fused run, in a plain one, and in plain torch."""
+    net, opt = train(comm, options, FUSED, steps=3, kind=kind)
     saved = copy.deepcopy((net.state_dict(), opt.state_dict()))
     for step in range(3, 6):
         gradients(net, step, comm)
         opt.step()
     for sync in (FUSED, phalanx.AllReduce(overlap=False)):
         again = model()
-        made = phalanx.create_multi_node_optimizer(torch.optim.SGD(again.parameters(), **options), comm, sync=sync)
+        made = phalanx.create_multi_node_optimizer(kind(again.parameters(), **options), comm, sync=sync)
         if sync.fused:  # also into one that has its replica already
             gradients(again, 0, comm)
             made.step()
             comm.barrier()
         again.load_state_dict(saved[0])
-        made.load_state_dict(saved[1])
+        made.load_state_dict(copy.deepcopy(saved[1]))  # torch would share the step counters
         comm.barrier()
         for step in range(3, 6):
             gradients(again, step, comm)
             made.step()
         torch.testing.assert_close(flat(again), flat(net), rtol=1e-5, atol=1e-6)
-    torch.optim.SGD(model().parameters(), **options).load_state_dict(saved[1])
+    kind(model().parameters(), **options).load_state_dict(saved[1])
 
 
-def test_checkpoints_do_not_notice(pools):
-    pools.of(3).run(resume)
+@pytest.mark.parametrize(("kind", "options"), [(torch.optim.SGD, OPTIONS[1]), (torch.optim.AdamW, ADAM_OPTIONS[1])])
+def test_checkpoints_do_not_notice(pools, kind, options):
+    pools.of(3).run(resume, kind, options)
 
 
 def clipped(comm, sync):
@@ -156,10 +173,10 @@ def test_parameters_added_and_frozen(pools):
 
 def refused(comm, native):
     net = model()
-    adam = torch.optim.AdamW(net.parameters()) if native else torch.optim.SGD(net.parameters(), lr=0.1)
+    adam = torch.optim.AdamW(net.parameters(), amsgrad=True) if native else torch.optim.SGD(net.parameters(), lr=0.1)
     opt = phalanx.create_multi_node_optimizer(adam, comm, sync=FUSED)
     gradients(net, 0, comm)
-    with pytest.warns(UserWarning, match="AdamW" if native else "share memory"):
+    with pytest.warns(UserWarning, match="amsgrad" if native else "share memory"):
         opt.step()
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # told once

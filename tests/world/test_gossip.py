@@ -180,6 +180,7 @@ def finish(ranks, deadline=150.0):
                 rank.wait()
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_survivors_of_a_killed_rank_go_on_and_name_it():
     victim = 0  # the one that holds the job's store: who can do without it can do without any
     ranks = start(3, "dies", victim)
@@ -191,13 +192,14 @@ def test_survivors_of_a_killed_rank_go_on_and_name_it():
         assert ranks[r].returncode == 0, err
         assert f"missing ({victim},), then ({victim},); 2 left, 1 version(s)" in out, out + err
         assert f"rank {victim} cannot be reached any more" in err
-        assert float(out.split()[-1]) < 2.0, out
+        assert float(out.split()[-1]) < 10, out  # half of the timeout
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_a_late_rank_is_waited_for_a_while_and_finds_the_others_again():
     ranks = start(3, "sleeps", 1)
     for r, (out, err) in enumerate(finish(ranks)):
         assert ranks[r].returncode == 0, err
         assert "missing (), then (); 3 left, 1 version(s)" in out, out + err
         if r != 1:
-            assert float(out.split()[-1]) < 2.0, out
+            assert float(out.split()[-1]) < 3.5, out  # they do not sleep along

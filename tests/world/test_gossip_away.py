@@ -17,6 +17,7 @@ from tests.world.programs.gossip import DEFAULTS, STARTED, train
 import phalanx
 
 PROGRAM = Path(__file__).parent / "programs" / "gossip.py"
+pytestmark = pytest.mark.usefixtures("warm_python")
 DEADLINE = 150.0
 needs_lab = pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("tc") is None,

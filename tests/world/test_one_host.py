@@ -14,9 +14,9 @@ def host(request, pools):
 
 
 def native():
-    from phalanx.comm.transports import shm
+    from phalanx.native import core
 
-    return not shm.UNAVAILABLE
+    return not core.UNAVAILABLE
 
 
 def sums(comm):

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.warm.popen import Python, warm
 from tests.world.conftest import ONLY
 from tests.world.pool import Pool, WorldError
 
@@ -100,6 +101,12 @@ def test_a_deadline_prints_all_stacks_of_all_ranks_and_kills_them(own):
     assert own.run(place)
 
 
+class Asking(Python):
+    """Starts other programs, as pytest does."""
+
+    launches = True
+
+
 def test_nothing_outlives_a_pytest_that_is_killed_or_interrupted():
     program = (
         "from tests.world.pool import Pool\n"
@@ -110,11 +117,10 @@ def test_nothing_outlives_a_pytest_that_is_killed_or_interrupted():
         "pool.run(sleep_on_last)\n"
     )
     root = Path(__file__).parents[2]
+    warm()
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(root / "src")])}
     started = [
-        subprocess.Popen(
-            [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env, cwd=root
-        )
+        Asking([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env, cwd=root)
         for _ in range(2)
     ]
     try:

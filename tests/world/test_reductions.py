@@ -7,11 +7,12 @@ import time
 import pytest
 import torch
 
-from phalanx.comm.choose import SMALL_ON_ONE_HOST as SMALL
+from phalanx.comm.choose import LAB
 
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 COMPLEX = [torch.complex64, torch.complex128]
+SMALL = LAB.small_on_one_host
 LARGE = SMALL // 4 + 101  # float32s: more than what takes the way with the fewest steps
 
 

@@ -14,10 +14,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from phalanx.comm.transports import shm
-from phalanx.comm.transports.shm import Aborted, Disagreement, HostTeam, RankDied, RankLate, Rule, update_rules
+from phalanx.native import core, errors, meeting
+from phalanx.native.errors import Aborted, Disagreement, RankDied, RankLate
+from phalanx.native.team import HostTeam
+from phalanx.native.updates import SgdRow, table_of, update_sgd
 
-pytestmark = pytest.mark.skipif(bool(shm.UNAVAILABLE), reason=shm.UNAVAILABLE or "available")
+pytestmark = pytest.mark.skipif(bool(core.UNAVAILABLE), reason=core.UNAVAILABLE or "available")
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 INTS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
@@ -101,7 +103,7 @@ def test_all_reduce_is_exact_for_all_dtypes_ops_and_sizes(world):
 
 def sums_are_in_rank_order(comm, kernels: str) -> list[bytes]:
     team = join(comm)
-    if not shm._native.choose_kernels(kernels):
+    if not core._native.choose_kernels(kernels):
         return []
     try:
         flat = team.allocate(300_000 * 8)
@@ -125,7 +127,7 @@ def sums_are_in_rank_order(comm, kernels: str) -> list[bytes]:
             torch.testing.assert_close(x, wanted.to(dtype), rtol=0, atol=0, equal_nan=True)
         return digest
     finally:
-        shm._native.choose_kernels("avx512") or shm._native.choose_kernels("avx2")
+        core._native.choose_kernels("avx512") or core._native.choose_kernels("avx2")
         team.close()
 
 
@@ -140,7 +142,7 @@ def test_float_sums_have_the_bits_of_the_sum_in_rank_order(world, kernels):
 def halves_round_as_torch_rounds(comm, kernels: str) -> None:
     """Every float16 and bfloat16 there is, through the kernels and back."""
     team = join(comm)
-    if shm._native.choose_kernels(kernels):
+    if core._native.choose_kernels(kernels):
         every = torch.arange(-32768, 32768, dtype=torch.int32).to(torch.int16)
         for dtype in (torch.float16, torch.bfloat16):
             for scale in (1.0, 0.3, 1e-3, 300.0):
@@ -150,7 +152,7 @@ def halves_round_as_torch_rounds(comm, kernels: str) -> None:
                 team.all_reduce(x, scale=scale)
                 wanted = ((every.view(dtype).float() + 0.0) * torch.tensor(scale)).to(dtype)
                 torch.testing.assert_close(x, wanted, rtol=0, atol=0, equal_nan=True)
-        shm._native.choose_kernels("avx512") or shm._native.choose_kernels("avx2")
+        core._native.choose_kernels("avx512") or core._native.choose_kernels("avx2")
     team.close()
 
 
@@ -211,31 +213,6 @@ def test_tensors_of_any_size_pass_through_the_stage(world):
     world.run(larger_than_the_stage)
 
 
-def tickets(comm) -> None:
-    team = join(comm)
-    flat = team.allocate(16 * 400_000).view(torch.float32)
-    parts = flat.split(100_000)
-    for round_ in range(3):
-        for k, x in enumerate(parts):
-            x.fill_(comm.rank + k + round_)
-        begun = [team.begin_all_reduce(x) for x in parts]
-        assert len(begun) == shm._native.DEPTH
-        if comm.size > 1:
-            with pytest.raises(RuntimeError, match="begun"):
-                team.begin_all_reduce(parts[0])
-        for ticket in begun[::-1] if comm.rank % 2 else begun:  # any order, and not the same on all ranks
-            team.finish(ticket)
-        for k, x in enumerate(parts):
-            assert bool((x == sum(rank + k + round_ for rank in range(comm.size))).all())
-        with pytest.raises(RuntimeError, match="ticket"):
-            team.finish(begun[0])
-    team.close()
-
-
-def test_all_reduces_begin_together_and_finish_in_any_order(world):
-    world.run(tickets)
-
-
 def random_operations(comm, operations: int) -> None:
     team = join(comm, timeout=30)
     flat = team.allocate(1 << 20)
@@ -279,7 +256,7 @@ SHAPES = ((64, 3, 7, 7), (64,), (1,), (300, 211), (5,), (70_003,))
 def fused_update_of(comm, lars: bool, nesterov: bool, kernels: str) -> None:
     """Five steps of one shared replica against one process with the mean gradient."""
     team = join(comm)
-    if not shm._native.choose_kernels(kernels):
+    if not core._native.choose_kernels(kernels):
         return
     sizes = [math.prod(shape) for shape in SHAPES]
     offsets = [sum(-(-size // 16) * 16 for size in sizes[:k]) for k in range(len(sizes) + 1)]
@@ -287,12 +264,12 @@ def fused_update_of(comm, lars: bool, nesterov: bool, kernels: str) -> None:
     parameters = team.allocate_one_for_all(offsets[-1] * 4).view(torch.float32)
     velocities = team.allocate_one_for_all(offsets[-1] * 4).view(torch.float32)
     table = [
-        Rule(offset, size, 0.1, 0.9, 0.01, nesterov, lr_in_momentum=lars, adapted=lars, trust=0.02, eps=1e-9)
+        SgdRow(offset, size, 0.1, 0.9, 0.01, nesterov, lr_in_momentum=lars, adapted=lars, trust=0.02, eps=1e-9)
         if size > 100  # as LARS skips biases
-        else Rule(offset, size, 0.1, 0.9, 0.0, nesterov, lr_in_momentum=lars)
+        else SgdRow(offset, size, 0.1, 0.9, 0.0, nesterov, lr_in_momentum=lars)
         for offset, size in zip(offsets, sizes)
     ]
-    rules = update_rules(table)
+    rules = table_of(table)
     squares = team.allocate_one_for_all(8 * sum(rule.squares for rule in table)).view(torch.float64)
 
     def view(flat: torch.Tensor, k: int) -> torch.Tensor:
@@ -334,14 +311,14 @@ def fused_update_of(comm, lars: bool, nesterov: bool, kernels: str) -> None:
         if not lars:
             sgd.step()
         before = gradients.clone()
-        team.update(gradients, parameters, velocities, rules, scale=1 / comm.size, squares=squares, carry=number > 0)
+        update_sgd(team, gradients, parameters, velocities, rules, scale=1 / comm.size, squares=squares, carry=number > 0)
         assert torch.equal(gradients, before), "gradients are only read"
         for k, w in enumerate(oracle):
             torch.testing.assert_close(view(parameters, k).double(), w.detach(), rtol=1e-5, atol=2e-6)
         team.barrier()
-    with pytest.raises(shm.Refused, match="one for all"):
-        team.update(gradients, gradients.clone(), velocities, rules, scale=1.0, squares=squares)
-    shm._native.choose_kernels("avx512") or shm._native.choose_kernels("avx2")
+    with pytest.raises(errors.Refused, match="one for all"):
+        update_sgd(team, gradients, gradients.clone(), velocities, rules, scale=1.0, squares=squares)
+    core._native.choose_kernels("avx512") or core._native.choose_kernels("avx2")
     team.close()
 
 
@@ -355,9 +332,9 @@ def update_disagrees(comm) -> None:
     team = join(comm)
     gradients = team.allocate(4000).view(torch.float32)
     parameters, velocities = (team.allocate_one_for_all(4000).view(torch.float32) for _ in range(2))
-    rules = update_rules([Rule(0, 1000, lr=0.1 if comm.rank else 0.2)])
+    rules = table_of([SgdRow(0, 1000, lr=0.1 if comm.rank else 0.2)])
     with pytest.raises(Disagreement):
-        team.update(gradients, parameters, velocities, rules, scale=1.0)
+        update_sgd(team, gradients, parameters, velocities, rules, scale=1.0)
     assert not parameters.any()
     team.close()
 
@@ -417,7 +394,7 @@ def test_memory_comes_and_goes_without_a_trace(world):
 
 
 def named_segments(comm) -> None:
-    shm.METHODS = (1,)
+    meeting.METHODS = (1,)
     try:
         team = join(comm)
         x = team.allocate(4096)
@@ -428,7 +405,7 @@ def named_segments(comm) -> None:
         assert not [name for name in os.listdir("/dev/shm") if name.startswith(ours)]
         team.close()
     finally:
-        shm.METHODS = (0, 1)
+        meeting.METHODS = (0, 1)
 
 
 def test_names_in_dev_shm_are_gone_when_all_have_mapped_them(world):
@@ -436,17 +413,17 @@ def test_names_in_dev_shm_are_gone_when_all_have_mapped_them(world):
 
 
 def unavailable_on_one(comm, reason: str) -> str:
-    original, enter = shm.UNAVAILABLE, shm._enter
+    original, enter = core.UNAVAILABLE, meeting._enter
     try:
         if comm.rank == comm.size - 1 and reason == "native":
-            shm.UNAVAILABLE = "no native core (test)"
+            core.UNAVAILABLE = "no native core (test)"
         if comm.rank == comm.size - 1 and reason == "map":
-            shm._enter = lambda *_: (None, "Permission denied (test)")
+            meeting._enter = lambda *_: (None, "Permission denied (test)")
         store = store_of(comm)
         assert HostTeam.join(store, comm.rank, comm.size, timeout=10, name=f"none/{next(_names)}") is None
-        return shm._meet(store, comm.rank, comm.size, 10.0, f"none/{next(_names)}")[1]
+        return meeting._meet(store, comm.rank, comm.size, 10.0, f"none/{next(_names)}").reason
     finally:
-        shm.UNAVAILABLE, shm._enter = original, enter
+        core.UNAVAILABLE, meeting._enter = original, enter
 
 
 @pytest.mark.parametrize(("reason", "words"), [("native", "no native core"), ("map", "Permission denied")])

@@ -81,5 +81,5 @@ def test_a_neighbour_that_dies_or_stops_is_an_error_and_no_hang(herd, tmp_path, 
     for rank in (0, 2):
         error = outcome.word(rank, "error")
         assert error["missing"] == [1], error
-        assert error["at"] - outcome.struck < timeout + 0.5
+        assert error["at"] - outcome.struck < timeout + 5
         assert outcome.codes[rank] == 0, outcome.stderr

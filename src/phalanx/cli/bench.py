@@ -1,4 +1,4 @@
-"""`phalanx bench`: contenders side by side in one run: an all-reduce in the columns of nccl-tests, or steps of training."""
+"""`phalanx bench`: the parser of the verb, and what it prints. The benchmarks are in `phalanx.bench`."""
 
 from __future__ import annotations
 
@@ -10,26 +10,29 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from phalanx.cli.bench_config import MODELS, AllReduceBench, Bench, GossipBench, TrainBench, parse_size
-from phalanx.cli.bench_ranks import RankError, measure, run_ranks
-from phalanx.cli.bench_table import Record, print_table, write_lines
-from phalanx.cli.names import FORMS, UsageError, check_environment
-from phalanx.cli.numbers import at_least_one, whole
+from phalanx.bench.config import MODELS, OPTIMIZERS, AllReduceBench, Bench, GossipBench, TrainBench
+from phalanx.bench.rank import measure
+from phalanx.bench.ranks import RankError, run_ranks
+from phalanx.bench.record import Record
+from phalanx.bench.table import print_table, write_lines
+from phalanx.cli.numbers import at_least_one, size, whole
 from phalanx.cli.terminal import tell
+from phalanx.cli.usage import UsageError, check_environment
 from phalanx.comm.launch import LaunchError, discover
 from phalanx.comm.verdict import CommunicationError
 from phalanx.schedule import ScheduleError
+from phalanx.schedule.names import FORMS, InputError
 
 DEADLINE = 1800  # seconds
-MAX_RANKS = 256  # processes started on one machine: a slip of the finger should not end it
+MAX_RANKS = 256  # processes started on one machine: a typo should not bring it down
 
 EXAMPLES = """examples:
   phalanx bench allreduce                                   as many ranks as cores, at least 2
   phalanx bench allreduce --ranks 4 --algorithm ring:4 torus:2x2
-  mpirun -n 2 phalanx bench allreduce --max 4M              against the MPI that started it, too
+  mpirun -n 2 phalanx bench allreduce --max 4M              also against the MPI that started it
   phalanx bench train --ranks 2 --json train.jsonl          ResNet-50 at 64 pixels, against DDP
   torchrun --nproc-per-node 2 -m -- phalanx bench train --model resnet_cifar20 --pixels 32
-  phalanx bench gossip --ranks 8 --size 16M --compute 200   GossipGraD against all-reduce, computation emulated
+  phalanx bench gossip --ranks 8 --size 16M --compute 200   GossipGraD against all-reduce, with emulated computation
 """
 
 
@@ -39,7 +42,7 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = verbs.add_parser(
         "bench",
         help="measure side by side with gloo, MPI and DDP",
-        description="Measure contenders side by side, in turns in one run. docs/bench.md explains how to read the tables.",
+        description="Measure contenders side by side: they take turns in one run. docs/bench.md explains the tables.",
         **style,
     )
     benches = parser.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
@@ -50,12 +53,16 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         description="All-reduce of float32 sums: Phalanx on its own memory and on any tensor, gloo, and MPI under mpirun.",
         **style,
     )
-    allreduce.add_argument("--min", metavar="SIZE", type=_size, default=4 << 10, help="the smallest, in bytes (default 4K)")
+    allreduce.add_argument("--min", metavar="SIZE", type=size, default=4 << 10, help="smallest size in bytes (default 4K)")
     allreduce.add_argument(
-        "--max", metavar="SIZE", type=_size, default=64 << 20, help="the largest (default 64M); four-fold steps"
+        "--max",
+        metavar="SIZE",
+        type=size,
+        default=64 << 20,
+        help="largest size (default 64M); each size is four times the one before",
     )
     allreduce.add_argument(
-        "--algorithm", metavar="NAME", nargs="+", action="extend", default=[], help=f"also with these: {FORMS}"
+        "--algorithm", metavar="NAME", nargs="+", action="extend", default=[], help=f"also measure these: {FORMS}"
     )
     _add_running(allreduce, repeat=11, unit="rounds")
     allreduce.set_defaults(
@@ -65,12 +72,18 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     gossip = benches.add_parser(
         "gossip",
         help="steps of GossipGraD beside all-reduce",
-        description="Steps whose computation is a wait: without communication, DDP, all-reduce, and GossipGraD in several forms.",
+        description="Training steps that wait instead of computing: no communication, DDP, all-reduce, and GossipGraD.",
         **style,
     )
-    gossip.add_argument("--size", metavar="SIZE", type=_size, default=4 << 20, help="of the parameters, in bytes (default 4M)")
-    gossip.add_argument("--compute", metavar="MS", type=at_least_one, default=50, help="milliseconds to wait (default 50)")
-    gossip.add_argument("--steps", metavar="N", type=at_least_one, default=8, help="steps in one piece (default 8)")
+    gossip.add_argument("--size", metavar="SIZE", type=size, default=4 << 20, help="bytes of the parameters (default 4M)")
+    gossip.add_argument(
+        "--compute",
+        metavar="MS",
+        type=at_least_one,
+        default=50,
+        help="milliseconds that a step waits instead of computing (default 50)",
+    )
+    gossip.add_argument("--steps", metavar="N", type=at_least_one, default=8, help="steps in a row per contender (default 8)")
     _add_only(gossip, beside="no communication")
     _add_running(gossip, repeat=5, unit="blocks")
     gossip.set_defaults(
@@ -79,19 +92,21 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
     train = benches.add_parser(
         "train",
-        help="steps of training",
-        description="Steps of SGD with momentum: without communication, DDP, DDP with 16-bit compression, and Phalanx.",
+        help="training steps beside DDP",
+        description="Training steps: without communication, DDP, DDP with 16-bit compression, and Phalanx.",
         **style,
     )
     train.add_argument("--model", choices=MODELS, default=MODELS[0], help=f"default {MODELS[0]}")
     train.add_argument("--pixels", metavar="N", type=at_least_one, default=64, help="height and width of an image (default 64)")
     train.add_argument("--batch", metavar="N", type=at_least_one, default=2, help="images per rank (default 2)")
+    train.add_argument("--optimizer", choices=OPTIMIZERS, default=OPTIMIZERS[0], help="sgd with momentum, or adamw (default sgd)")
     _add_only(train, beside="no communication and DDP")
-    train.add_argument("--all", action="store_true", help="also say which known contenders are not installed")
+    train.add_argument("--all", action="store_true", help="also list known contenders that are not installed")
     _add_running(train, repeat=9, unit="steps")
     train.set_defaults(
         run=lambda args: run(
-            TrainBench(args.model, args.pixels, args.batch, args.repeat, args.all, args.pin, tuple(args.only)), args
+            TrainBench(args.model, args.pixels, args.batch, args.repeat, args.all, args.pin, tuple(args.only), args.optimizer),
+            args,
         )
     )
 
@@ -102,12 +117,12 @@ def _add_only(parser: argparse.ArgumentParser, *, beside: str) -> None:
 
 
 def _add_running(parser: argparse.ArgumentParser, *, repeat: int, unit: str) -> None:
-    parser.add_argument("--ranks", metavar="N", type=at_least_one, help="processes to start here, where no launcher did")
+    parser.add_argument("--ranks", metavar="N", type=at_least_one, help="processes to start here if no launcher did")
     parser.add_argument(
         "--repeat", metavar="N", type=at_least_one, default=repeat, help=f"{unit} per contender (default {repeat})"
     )
-    parser.add_argument("--pin", action="store_true", help="keep every rank, with its threads, on a core of its own")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the records there, one per line")
+    parser.add_argument("--pin", action="store_true", help="keep every rank, with its threads, on its own core")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the records to FILE, one per line")
     parser.add_argument(
         "--deadline",
         metavar="S",
@@ -115,13 +130,6 @@ def _add_running(parser: argparse.ArgumentParser, *, repeat: int, unit: str) -> 
         default=DEADLINE,
         help=f"seconds for ranks started here (default {DEADLINE})",
     )
-
-
-def _size(text: str) -> int:
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def run(bench: Bench, args: argparse.Namespace) -> int:
@@ -141,8 +149,8 @@ def run(bench: Bench, args: argparse.Namespace) -> int:
         if ranks < 2:
             raise UsageError(f"{launch.how} started one rank: a comparison needs at least 2")
         bench.check(ranks)
-    except (UsageError, ScheduleError):
-        if launch.rank != 0:  # one line for all of them
+    except (InputError, ScheduleError):
+        if launch.rank != 0:  # rank 0 prints it for all ranks
             return 2
         raise
     with contextlib.ExitStack() as files:

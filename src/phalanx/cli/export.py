@@ -7,19 +7,19 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phalanx.cli.names import UsageError
 from phalanx.cli.numbers import whole
 from phalanx.cli.terminal import tell
+from phalanx.cli.usage import UsageError
 
 if TYPE_CHECKING:
-    from phalanx.train.manifest import Place
+    from phalanx.train.checkpoint.places import CheckpointPlace
 
 ENTRY = "model"
 
 EXAMPLES = """examples:
   phalanx export run model.pt                        the newest intact checkpoint of a run
   phalanx export run/checkpoints/step-000000120 model.pt
-  phalanx export run model.pt --rank 3               the replica of rank 3, where gossip has several
+  phalanx export run model.pt --rank 3               the replica of rank 3, of a run with gossip
 
 then, without Phalanx:
   model.load_state_dict(torch.load("model.pt", weights_only=True))
@@ -30,26 +30,26 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Make `export` known to the command line."""
     parser = verbs.add_parser(
         "export",
-        help="make a plain PyTorch file of a checkpoint",
+        help="write the model of a checkpoint as a plain PyTorch file",
         description="Write the `model` entry of a checkpoint as a state dict that torch.load(weights_only=True) reads.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("directory", metavar="RUN", type=Path, help="a run, its directory of checkpoints, or one checkpoint")
-    parser.add_argument("file", metavar="FILE", type=Path, help="what to write")
-    parser.add_argument("--rank", metavar="N", type=whole(0), default=0, help="whose replica (default: 0)")
+    parser.add_argument("file", metavar="FILE", type=Path, help="file to write")
+    parser.add_argument("--rank", metavar="N", type=whole(0), default=0, help="the rank whose replica to write (default: 0)")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read the newest intact checkpoint, and write its model in one piece or not at all."""
+    """Read the newest intact checkpoint, and write its model whole or not at all."""
     import torch  # here: other verbs do without it
 
-    from phalanx.train.manifest import DamagedError
-    from phalanx.train.restore import read
+    from phalanx.train.checkpoint.errors import DamagedError
+    from phalanx.train.checkpoint.read import read
 
-    if args.file.exists() and not args.file.is_file():  # root would replace /dev/null by a model
-        raise UsageError(f"{args.file} is there and is no file: name another one")
+    if args.file.exists() and not args.file.is_file():  # root would replace /dev/null
+        raise UsageError(f"{args.file} exists and is not a regular file: name another one")
     directory, places = _find(args.directory)
     for place in places:
         try:
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         try:
             torch.save(reading.saved[ENTRY].value, fresh)
             os.replace(fresh, args.file)
-        except (OSError, RuntimeError) as error:  # torch wraps what the system says
+        except (OSError, RuntimeError) as error:  # torch wraps errors of the system
             fresh.unlink(missing_ok=True)
             tell(f"cannot write {args.file}: {error}")
             return 1
@@ -76,11 +76,11 @@ def run(args: argparse.Namespace) -> int:
     return 1
 
 
-def _find(path: Path) -> tuple[Path, list[Place]]:
-    """The directory of checkpoints that `path` means, and those to try, newest first."""
-    from phalanx.train.manifest import Place, find_places
+def _find(path: Path) -> tuple[Path, list[CheckpointPlace]]:
+    """The directory of checkpoints at or below `path`, and the checkpoints to try, newest first."""
+    from phalanx.train.checkpoint.places import CheckpointPlace, find_places
 
-    place = Place.parse(path.absolute().name)
+    place = CheckpointPlace.parse(path.absolute().name)
     if place is not None and path.is_dir():
         return path.absolute().parent, [place]
     directory = path / "checkpoints" if (path / "checkpoints").is_dir() else path

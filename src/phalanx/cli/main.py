@@ -10,15 +10,16 @@ from typing import NoReturn
 
 import phalanx
 from phalanx.cli import bench, export, pack, plan, report, show, show_lr, train, verify
-from phalanx.cli.names import UsageError
 from phalanx.cli.terminal import OutputError, give_up_output, guarded, tell
+from phalanx.cli.usage import UsageError
 from phalanx.schedule import ScheduleError
+from phalanx.schedule.names import InputError
 
 VERBS = (train, report, show_lr, plan, bench, show, verify, pack, export)
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Says what is wrong in one line, and where to read on, instead of a page of usage."""
+    """Prints what is wrong in one line, and where to read more, instead of a page of usage."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (usage: {self.prog} --help)")
@@ -29,9 +30,9 @@ def build_parser() -> argparse.ArgumentParser:
     """The whole command line, with all its verbs."""
     parser = OneLineParser(
         prog="phalanx",
-        description="Massively distributed data-parallel training, on collective algorithms that are values.",
+        description="Data-parallel training on many hosts. Every collective algorithm is a value that you can print and prove.",
         epilog="`phalanx VERB --help` explains a verb, with examples. "
-        "Exit codes: 0 success, 1 failed, 2 wrong usage, 128 + N ended by signal N.",
+        "Exit codes: 0 success, 1 failed, 2 wrong usage or input, 128 + N ended by signal N.",
     )
     parser.add_argument("--version", action="version", version=f"phalanx {phalanx.__version__}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
@@ -58,20 +59,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: list[str]) -> int:
     try:
-        if any("\0" in word for word in argv):  # no shell passes it; Python's own calls would each say so differently
+        if any("\0" in word for word in argv):  # no shell passes one, and Python's calls have a different error each
             raise UsageError("an argument holds a NUL character, which no file or setting has")
+        if not argv:  # nothing was asked for, which is wrong usage; the help says what you can ask for
+            build_parser().print_help(sys.stderr)
+            return 2
         try:
             args = build_parser().parse_args(argv)
         except SystemExit as leaving:  # argparse has printed the help or the version
             return leaving.code if isinstance(leaving.code, int) else 2
         return int(args.run(args))
-    except UsageError as error:
+    except (InputError, ScheduleError) as error:  # a schedule that is wrong is wrong input
         tell(error)
         return 2
-    except ScheduleError as error:
-        tell(error)
-        return 1
-    except OSError as error:  # what a verb says nothing better about: a disk that is full, a file that has gone
+    except OSError as error:  # no verb has a better message for these: a full disk, a file that is gone
         tell(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else error)
         return 1
     except MemoryError:

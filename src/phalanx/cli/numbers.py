@@ -1,23 +1,25 @@
-"""Numbers that make sense, as readers for argparse: plain digits within limits, and an error that says what is wanted."""
+"""Readers of numbers for argparse: plain digits within limits, and an error that says what is wanted."""
 
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 from math import nan
 
-MOST = 10**15  # of anything that is counted; floats count that far, too
+MOST = 10**15  # of anything that is counted; a float is exact that far
+UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def whole(least: int, most: int = MOST) -> Callable[[str], int]:
-    """A reader of whole numbers within limits; 1e6 is one, too."""
+    """A reader of whole numbers within limits; 1e6 is one."""
     wanted = f"a whole number, at least {least}" if most == MOST else f"a whole number from {least} to {most}"
     read = number(wanted, lambda x: least <= x <= most and x % 1 == 0)
     return lambda text: int(read(text))
 
 
 def number(what: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
-    """A reader of numbers that make sense. Python's own also take 1_000 and the digits of every script."""
+    """A reader of numbers for which `fits` holds. Python's own float() also takes 1_000 and the digits of every script."""
 
     def read(text: str) -> float:
         try:
@@ -35,3 +37,19 @@ not_negative = number("a number, 0 or more", lambda x: 0 <= x <= MOST)
 positive = number("a number, more than 0", lambda x: 1 / MOST <= x <= MOST)
 at_least_one = whole(1)
 part = number("a part, from 0 to 1", lambda x: 0 <= x <= 1)
+
+
+def parse_size(text: str) -> int:
+    """`4K`, `64M`, `1G` or a plain number, in bytes."""
+    found = re.fullmatch(r"(\d{1,12})([KMG]?)", text.upper(), re.ASCII)
+    if not found:
+        raise ValueError(f"{text!r} is not a number of bytes such as 4096, 4K, 64M or 1G")
+    return int(found[1]) * UNITS[found[2]]
+
+
+def size(text: str) -> int:
+    """A reader of bytes for argparse."""
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

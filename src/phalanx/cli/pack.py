@@ -1,4 +1,4 @@
-"""`phalanx pack`: tar shards from a folder of images."""
+"""`phalanx pack`: make tar shards from a folder of images."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import time
 import warnings
 from typing import Any
 
-from phalanx.cli.bench_config import parse_size
-from phalanx.cli.names import UsageError
-from phalanx.cli.numbers import at_least_one, whole
+from phalanx.cli.numbers import at_least_one, parse_size, size, whole
 from phalanx.cli.terminal import tell
+from phalanx.cli.usage import UsageError
 
 SIZE = "256M"
 
@@ -27,32 +26,29 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Make `pack` known to the command line."""
     parser = verbs.add_parser(
         "pack",
-        help="make tar shards of a folder of images",
-        description="Make tar shards, in WebDataset's layout, of a folder of images. The bytes of the images do not change.",
+        help="make tar shards from a folder of images",
+        description="Make tar shards in WebDataset's layout from a folder of images. The bytes of the images do not change.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("source", metavar="imagefolder:DIR", help="one folder of images per class, or train/ and val/ with these")
+    parser.add_argument(
+        "source",
+        metavar="imagefolder:DIR",
+        help="a folder with one folder of images per class, or with train/ and val/ that have these",
+    )
     parser.add_argument("pattern", metavar="OUT", help="names of the shards, with one %%d or %%06d for their number")
     parser.add_argument("--split", default="train", help="train, val, validation or test (default train)")
     full = parser.add_mutually_exclusive_group()
-    full.add_argument("--size", metavar="SIZE", type=_size, help=f"bytes of a shard at most, such as 64M or 1G (default {SIZE})")
-    full.add_argument("--count", metavar="N", type=at_least_one, help="samples of a shard, instead")
-    parser.add_argument("--shuffle", metavar="SEED", type=whole(0), help="in a random order; default: class by class")
-    parser.add_argument("--skip-bad", action="store_true", help="leave unreadable and empty files out, and name them")
+    full.add_argument("--size", metavar="SIZE", type=size, help=f"bytes of a shard at most, such as 64M or 1G (default {SIZE})")
+    full.add_argument("--count", metavar="N", type=at_least_one, help="samples per shard, instead of bytes")
+    parser.add_argument("--shuffle", metavar="SEED", type=whole(0), help="shuffle with this seed (default: class by class)")
+    parser.add_argument("--skip-bad", action="store_true", help="skip unreadable and empty files, and list them")
     parser.set_defaults(run=run)
 
 
-def _size(text: str) -> int:
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
 def run(args: argparse.Namespace) -> int:
-    """Pack, and print the spec that opens the shards; 1 if a file cannot be read or written."""
-    from phalanx.data.image import BadSample  # torch comes with it: the other verbs start without
+    """Pack, and print the spec that opens the shards; return 1 if a file cannot be read or written."""
+    from phalanx.data.image import BadSample  # here, because it imports torch, which other verbs do not need
     from phalanx.data.order import epoch_order
     from phalanx.data.source import SourceError
     from phalanx.data.sources.pack import Limit, ShardNames, pack
@@ -61,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     n = len(source)
     try:
         names = ShardNames.parse(args.pattern)
-        progress = Progress(n)
+        progress = PackProgress(n)
         done = pack(
             source,
             names,
@@ -73,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     except SourceError as error:
         raise UsageError(str(error)) from None
     except BadSample as error:
-        return _failed(f"{error}; --skip-bad leaves such files out")
+        return _failed(f"{error}; --skip-bad skips such files")
     except OSError as error:
         return _failed(f"cannot write the shards: {error}")
     progress.finish()
@@ -81,14 +77,14 @@ def run(args: argparse.Namespace) -> int:
         tell(f"left out: {reason if name in reason else f'{name}: {reason}'}")
     if more := done.skipped.count - len(done.skipped.examples):
         tell(f"and {more} more")
-    told = f"{done.samples} images of {len(source.classes)} classes in {len(done.paths)} shards"
-    tell(f"{told}{f', {done.skipped.count} left out' if done.skipped.count else ''}")
+    done_text = f"{done.samples} images of {len(source.classes)} classes in {len(done.paths)} shards"
+    tell(f"{done_text}{f', {done.skipped.count} left out' if done.skipped.count else ''}")
     print(names.spec(len(done.paths)))
     return 0
 
 
 def _opened(spec: str, split: str) -> Any:
-    """The folder of images; what it has to say is said in lines of ours."""
+    """The folder of images; its warnings become lines on standard error."""
     from phalanx.data.source import SourceError
     from phalanx.data.source import open as open_source
 
@@ -110,8 +106,8 @@ def _failed(message: str) -> int:
     return 1
 
 
-class Progress:
-    """A line on stderr that counts, on a terminal by writing over itself, elsewhere now and then."""
+class PackProgress:
+    """A counter on standard error: redrawn in place on a terminal, a line now and then elsewhere."""
 
     def __init__(self, total: int) -> None:
         self.total, self.terminal = total, sys.stderr.isatty()

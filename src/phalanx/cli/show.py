@@ -8,15 +8,16 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from phalanx.cli.names import FORMS, UsageError, find_schedule
+from phalanx.cli.usage import UsageError
 from phalanx.schedule import lower, lowered_ops, show, to_json, to_text, trace
 from phalanx.schedule.limits import MAX_LOWERED
+from phalanx.schedule.names import FORMS, find_schedule
 from phalanx.schedule.printable import one_line
 
 EXAMPLES = """examples:
   phalanx show torus:2x3                     ranks down, steps across
-  phalanx show torus:2x3 --lower             the same as single messages
-  phalanx show tree:16 --trace tree.json     and a file for chrome://tracing or ui.perfetto.dev
+  phalanx show torus:2x3 --lower             as single messages
+  phalanx show tree:16 --trace tree.json     also write a file for chrome://tracing or ui.perfetto.dev
   phalanx show ring:4 --lower --text > mine.txt    a file to edit, then: phalanx verify mine.txt
 """
 
@@ -31,21 +32,21 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("schedule", metavar="SCHEDULE", help=f"{FORMS}; or a file, text or JSON")
-    parser.add_argument("--lower", action="store_true", help="every collective as the messages it consists of")
-    parser.add_argument("--all", action="store_true", help="all ranks and steps, however many")
-    parser.add_argument("--trace", metavar="FILE", type=Path, help="write a Chrome trace, too")
+    parser.add_argument("--lower", action="store_true", help="show every collective as single messages")
+    parser.add_argument("--all", action="store_true", help="show all ranks and steps, however many")
+    parser.add_argument("--trace", metavar="FILE", type=Path, help="also write a Chrome trace")
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--text", action="store_true", help="one line per op, readable by `phalanx verify`")
-    form.add_argument("--json", action="store_true", help="the same as JSON")
+    form.add_argument("--text", action="store_true", help="print one line per op, which `phalanx verify` reads")
+    form.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the schedule in the form asked for."""
+    """Print the schedule in the chosen form."""
     s = find_schedule(args.schedule)
     if args.lower:
         if (count := lowered_ops(s)) > MAX_LOWERED:
-            raise UsageError(f"{args.schedule}: {count:,} messages; --lower makes at most {MAX_LOWERED:,}: take fewer ranks")
+            raise UsageError(f"{args.schedule}: {count:,} messages, but --lower makes at most {MAX_LOWERED:,}: use fewer ranks")
         s = lower(s)
     if args.text or args.json:
         sys.stdout.write(to_text(s) if args.text else to_json(s))

@@ -1,4 +1,4 @@
-"""`phalanx show-lr`: learning rate, batch and momentum of a recipe over its steps: a plot of characters, a table, SVG, JSON."""
+"""`phalanx show-lr`: learning rate, batch and momentum of a recipe over its steps, as text, SVG or JSON."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import json
 import shutil
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from phalanx.cli.names import UsageError
 from phalanx.cli.numbers import at_least_one
 from phalanx.cli.train import recipe_names, resolve
-from phalanx.schedule.markup import Markup, tag
+from phalanx.cli.usage import UsageError
 
 if TYPE_CHECKING:  # torch takes seconds to import, and `phalanx --help` has no use for it
     from phalanx.train.config import RunConfig
@@ -20,21 +19,14 @@ if TYPE_CHECKING:  # torch takes seconds to import, and `phalanx --help` has no 
 
 EXAMPLES = """examples:
   phalanx show-lr digits                                              a plot and a table
-  phalanx show-lr imagenet-fujitsu-74s --samples 1281167              with steps, where the data are not here
+  phalanx show-lr imagenet-fujitsu-74s --samples 1281167              count steps although the data are not here
   phalanx show-lr cifar10 --set rate.decay=cosine --svg rate.svg
   phalanx show-lr imagenet-sony-flash --samples 1281167 --json
 """
-HEIGHT = 10  # lines of the plot
+HEIGHT = 10  # lines of the plot of characters
 POINTS = 400  # of SVG and JSON
 ROWS = 10  # of the table, besides the steps at which something changes
 BLOCKS = " ▁▂▃▄▅▆▇█"
-STYLE = Markup("""<style>
-  .plot { --card: #ffffff; --quiet: #5b6573; --grid: #e3e6eb; --c: #2f6fde; background: var(--card) }
-  .plot text { fill: var(--quiet); font: 11.5px system-ui, sans-serif }
-  .plot .end { text-anchor: end } .plot .middle { text-anchor: middle }
-  .plot .grid { stroke: var(--grid) } .plot path { fill: none; stroke: var(--c); stroke-width: 2; stroke-linejoin: round }
-  @media (prefers-color-scheme: dark) { .plot { --card: #181c23; --quiet: #a3acb9; --grid: #2a303a; --c: #6ea2ff } }
-</style>""")
 
 
 def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -42,24 +34,29 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = verbs.add_parser(
         "show-lr",
         help="plot the learning rate of a recipe",
-        description="Show learning rate, batch and momentum of a recipe over its steps; nothing is trained.",
+        description="Show learning rate, batch and momentum of a recipe over its steps, without training.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("recipe", metavar="RECIPE", help=f"a file, or {', '.join(recipe_names())}")
     parser.add_argument(
-        "--set", metavar="PATH=VALUE", action="append", default=[], dest="settings", help="change the recipe; may be repeated"
+        "--set",
+        metavar="PATH=VALUE",
+        action="append",
+        default=[],
+        dest="settings",
+        help="change a setting of the recipe; may be repeated",
     )
     parser.add_argument(
-        "--samples", metavar="N", type=at_least_one, help="to train with (default: those of the data, if they are here)"
+        "--samples", metavar="N", type=at_least_one, help="training samples (default: those of the data, if they are here)"
     )
-    parser.add_argument("--svg", metavar="FILE", type=Path, help="write a picture, too; it knows light and dark")
-    parser.add_argument("--json", action="store_true", help=f"the values instead, at most about {POINTS} of them")
+    parser.add_argument("--svg", metavar="FILE", type=Path, help="also write a picture, for light and dark")
+    parser.add_argument("--json", action="store_true", help=f"print the values instead, about {POINTS} at most")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what was asked for."""
+    """Print the chosen form."""
     from phalanx.train.config import ConfigError
 
     try:
@@ -84,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def count_samples(config: RunConfig) -> int | None:
-    """Those of the data to train with; None if they are not here."""
+    """Samples to train with; None if the data are not here."""
     from phalanx.data.source import SourceError
 
     try:
@@ -94,9 +91,9 @@ def count_samples(config: RunConfig) -> int | None:
 
 
 def moments(config: RunConfig, samples: int | None, points: int) -> list[Moment]:
-    """About so many, evenly spread, and the steps where something changes: first and last of a stage, the end of the warm-up.
+    """About `points` steps, evenly spread, and those where something changes: ends of stages and of the warm-up.
 
-    Without a number of samples steps are infinitely short: a moment has no number, and an epoch begins at its beginning.
+    Without a number of samples, steps have no number, and the values are those of the epochs' beginnings and ends.
     """
     course, epochs = config.course, config.epochs
     borders = [sum(stage.epochs for stage in course.plan.stages[:i]) for i in range(len(course.plan.stages) + 1)]
@@ -128,13 +125,13 @@ def headline(config: RunConfig, samples: int | None) -> str:
     """The run in a line."""
     batches = " then ".join(f"{stage.epochs} epochs of batch {stage.batch:,}" for stage in config.plan.stages)
     if samples is None:
-        return f"{config.name}: {batches}; the data are not here: --samples N counts steps"
+        return f"{config.name}: {batches}; the data are not here: use --samples N to count steps"
     steps = config.plan.steps_before(config.epochs, samples, config.data.last)
     return f"{config.name}: {batches}; {steps:,} steps on {samples:,} samples"
 
 
 def draw(points: list[Moment], width: int) -> str:
-    """The rate over the epochs, as columns of characters; the width is that of the terminal."""
+    """The rate over the epochs, drawn with characters, `width` of them at most."""
     peak, end = max(point.rate for point in points), points[-1].progress
     name = max(len(f"{peak:.4g}"), len(f"{peak / 2:.4g}"))
     columns = max(20, min(width - name - 3, 100))
@@ -151,7 +148,7 @@ def draw(points: list[Moment], width: int) -> str:
 
 
 def tabulate(points: list[Moment]) -> list[str]:
-    """One line for each moment, under the names of its parts."""
+    """One line per moment, below a heading."""
     rows = [("step", "epoch", "batch", "rate", "momentum")]
     for point in points:
         step = "" if point.number is None else f"{point.number:,}"
@@ -162,10 +159,8 @@ def tabulate(points: list[Moment]) -> list[str]:
 
 
 def picture(points: list[Moment], name: str) -> str:
-    """The rate over the epochs as an SVG of its own."""
-    from phalanx.train.report.plots import HEIGHT, WIDTH, Series, plot_lines
+    """The rate over the epochs as an SVG file."""
+    from phalanx.train.report.plots import Series, plot_lines, stand_alone
 
-    line: Any = Series("learning rate", tuple(p.progress for p in points), tuple(p.rate for p in points))
-    drawn = plot_lines([line], title=f"learning rate of {name}", x="epochs", zero=True)
-    size = f"0 0 {WIDTH} {HEIGHT}"
-    return f"{tag('svg', STYLE, drawn, xmlns='http://www.w3.org/2000/svg', class_='plot', viewBox=size)}\n"
+    line = Series("learning rate", tuple(p.progress for p in points), tuple(p.rate for p in points))
+    return stand_alone(plot_lines([line], title=f"learning rate of {name}", x="epochs", zero=True))

@@ -1,8 +1,8 @@
-"""What the command line prints, whatever is in it and wherever it goes: the one way to standard output and standard error.
+"""Everything that the command line prints goes through here, whatever it contains and wherever it goes.
 
-Names from schedule, cluster and shard files may hold control sequences, and standard output may be full, closed or ASCII. While
-a verb runs, `guarded` puts an `Output` in the place of both streams: a terminal can only show what passes it, what an encoding
-lacks is written out, and a stream that takes no more raises `OutputError`.
+Names in schedule, cluster and shard files may contain control sequences, and standard output may be full, closed or ASCII. While
+a verb runs, `guarded` replaces both streams by an `Output`. It escapes control sequences and characters that the encoding lacks.
+It raises `OutputError` if standard output is full or closed.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from typing import Any, TextIO
 
 from phalanx.schedule.printable import one_line, printable
 
-LONGEST = 2000  # characters of a line on standard error: if you typed 5000 digits, you know the rest
+LONGEST = 2000  # characters of a line on standard error; after 2000 digits of your own you know the rest
 
 
 class OutputError(Exception):
-    """Standard output takes no more. No OSError: a verb that cannot write its files catches those."""
+    """Standard output is full or closed. Not an OSError: verbs catch those for their own files."""
 
     def __init__(self, error: BaseException) -> None:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         super().__init__(f"cannot write to standard output: {reason}")
-        self.reader_left = isinstance(error, BrokenPipeError)  # `head` for one: it has seen enough
+        self.reader_left = isinstance(error, BrokenPipeError)  # `head`, for example, has seen enough
 
 
 class Output:
-    """A stream for text of any origin. `own` is the stream below, for control sequences of our own (a progress line)."""
+    """A stream for text of any origin. `own` is the stream below, for our own control sequences (a progress line)."""
 
     def __init__(self, stream: TextIO | None, *, raises: bool) -> None:
         self.own: TextIO | None = stream
@@ -61,14 +61,14 @@ class Output:
     def _failing(self) -> Iterator[None]:
         try:
             yield
-        except (OSError, ValueError) as error:  # ValueError: it was closed since
+        except (OSError, ValueError) as error:  # ValueError: it was closed meanwhile
             if self._raises:
                 raise OutputError(error) from None
 
 
 @contextlib.contextmanager
 def guarded() -> Iterator[None]:
-    """Let everything printed inside pass an `Output`. If standard error takes no more, nobody is left to be told."""
+    """Send everything printed inside through an `Output`. Errors of standard error itself are ignored."""
     before = sys.stdout, sys.stderr
     if None in before:
         _occupy_descriptors()
@@ -80,20 +80,20 @@ def guarded() -> Iterator[None]:
 
 
 def _occupy_descriptors() -> None:
-    """Where 0, 1 or 2 was closed, the next file to be opened would get it, and with it what a library prints there."""
+    """Open /dev/null as 0, 1 or 2 if one was closed: else the next file gets that number, and what libraries print there."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)
 
 
 def tell(message: object) -> None:
-    """Say what went wrong, or what was done, in one line on standard error."""
+    """Print one line on standard error: what went wrong, or what was done."""
     text = one_line(str(message).strip())
     print(f"phalanx: {text if len(text) <= LONGEST else f'{text[:LONGEST]} ...'}", file=sys.stderr)
 
 
 def forgive_output() -> None:
-    """For a verb whose work is in files: it has not failed because the screen takes no more."""
+    """Ignore errors of standard output, for a verb whose result is in files."""
     try:
         sys.stdout.flush()
     except OutputError:
@@ -101,7 +101,7 @@ def forgive_output() -> None:
 
 
 def give_up_output() -> None:
-    """Let Python find nothing wrong when it flushes standard output at its end."""
+    """Send standard output to /dev/null, so that Python's last flush succeeds."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         descriptor = sys.stdout.fileno()
         sink = os.open(os.devnull, os.O_WRONLY)

@@ -1,4 +1,4 @@
-"""`phalanx train`: a recipe, on ranks that a launcher started or, without one, on local ranks started through torch's."""
+"""`phalanx train`: train a recipe on the ranks that a launcher started or, without one, on local ranks started here."""
 
 from __future__ import annotations
 
@@ -10,21 +10,29 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phalanx.cli.names import UsageError, check_environment, find_all_reduce, is_file
 from phalanx.cli.numbers import at_least_one
 from phalanx.cli.terminal import forgive_output, tell
 from phalanx.cli.train_directory import RUNS, agree_on_directory, prepare_directory
+from phalanx.cli.usage import UsageError, check_environment
 from phalanx.comm.launch import LaunchError, discover
 from phalanx.comm.settings import AGENT
 from phalanx.comm.start import end_with_agent, start_ranks
-from phalanx.schedule import Schedule, ScheduleError
+from phalanx.schedule import ScheduleError
+from phalanx.schedule.names import InputError, is_file
 from phalanx.train.rows import write_json
 
-if TYPE_CHECKING:  # torch takes seconds to import, and `phalanx --help` has no use for it
+if TYPE_CHECKING:  # torch takes seconds to import, and `phalanx --help` does not need it
     from phalanx.train.config import RunConfig
     from phalanx.train.planned import PlannedRun
 
 RECIPES = Path(__file__).parents[1] / "recipes"
+
+EXAMPLES = """examples:
+  phalanx train                                          digits, on as many ranks as cores
+  phalanx train cifar10 --set data.source=cifar10:DIR --set epochs=5
+  phalanx train --settings                               every name that --set takes, and what it means
+  torchrun --nproc-per-node 8 -m phalanx train imagenet-resnet50
+"""
 
 
 def add_to(verbs: Any) -> None:
@@ -32,30 +40,40 @@ def add_to(verbs: Any) -> None:
     parser = verbs.add_parser(
         "train",
         help="train a recipe",
-        description="Train a recipe, on ranks that it starts on this host or, under torchrun, mpirun or srun, on theirs.",
-        epilog="examples:  phalanx train   phalanx train cifar10 --set data.source=cifar10:DIR --set epochs=5   "
-        "torchrun --nproc-per-node 8 -m phalanx train imagenet-resnet50",
+        description="Train a recipe. Starts the ranks on this host, or uses those that torchrun, mpirun or srun started.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("recipe", metavar="RECIPE", nargs="?", default="digits", help=f"a file, or {', '.join(recipe_names())}")
     parser.add_argument(
         "--ranks",
         metavar="N",
         type=at_least_one,
-        help="processes to start here (default: as many as cores, if the batch can be divided so)",
+        help="processes to start here (default: as many as cores, or the most below that which divide the batch)",
     )
     parser.add_argument(
-        "--set", metavar="PATH=VALUE", action="append", default=[], dest="settings", help="change the recipe; may be repeated"
+        "--set",
+        metavar="PATH=VALUE",
+        action="append",
+        default=[],
+        dest="settings",
+        help="change a setting of the recipe; may be repeated",
     )
     parser.add_argument(
-        "--plan", metavar="FILE", type=Path, help="communicate as `phalanx plan --json FILE` found best; --set has the last word"
+        "--plan", metavar="FILE", type=Path, help="communicate as `phalanx plan --json FILE` found best; --set overrides it"
     )
-    parser.add_argument("--out", metavar="DIR", type=Path, help=f"for records and checkpoints (default: a new one in {RUNS}/)")
+    parser.add_argument(
+        "--out", metavar="DIR", type=Path, help=f"directory for records and checkpoints (default: a new one in {RUNS}/)"
+    )
     parser.add_argument(
         "--resume",
         action="store_true",
-        help="continue the run in --out, or begin one if there is none (default: the newest of this recipe)",
+        help="continue the run in --out, or start one if there is none (without --out: the newest run of this recipe)",
     )
-    parser.add_argument("--show", action="store_true", help="print the resolved recipe and train nothing")
+    parser.add_argument("--show", action="store_true", help="print the recipe with all its settings, and train nothing")
+    parser.add_argument(
+        "--settings", action="store_true", dest="list_settings", help="print what every setting means, and train nothing"
+    )
     parser.set_defaults(run=run)
 
 
@@ -65,9 +83,11 @@ def recipe_names() -> list[str]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train on the ranks of a launcher; without one, check what can be checked and start some."""
+    """Train on the ranks of a launcher; without one, check the configuration and start local ranks."""
+    if args.list_settings:
+        return list_settings()
+    from phalanx.train.checkpoint import DirectoryInUseError
     from phalanx.train.config import ConfigError
-    from phalanx.train.lock import DirectoryInUseError
     from phalanx.train.planned import read_plan
 
     try:
@@ -96,19 +116,19 @@ def run(args: argparse.Namespace) -> int:
     except DirectoryInUseError as error:
         tell(error)
         return 1
-    except (ConfigError, UsageError, ScheduleError) as error:
-        if launch.rank != 0:  # one line for all of them
+    except (ConfigError, InputError, ScheduleError) as error:
+        if launch.rank != 0:  # rank 0 prints it for all ranks
             return 2
         raise UsageError(str(error)) from None
     resume = ["--resume"] if args.resume else []
     planned = ["--plan", str(args.plan)] if args.plan else []
     settings = [word for setting in args.settings for word in ("--set", setting)]
     command = ["train", args.recipe, "--ranks", str(ranks), "--out", str(out), *resume, *planned, *settings]
-    return start_ranks(ranks, ["-m", "phalanx", *command])  # the report shows it: it has to work when typed
+    return start_ranks(ranks, ["-m", "phalanx", *command])  # the report shows this command, so it must work when typed
 
 
 def resolve(recipe: str, settings: list[str], planned: dict[str, str] | None = None) -> RunConfig:
-    """The configuration of a recipe, with what a plan and then `--set` change."""
+    """The configuration of a recipe, changed by a plan and then by `--set`."""
     from phalanx.train.config import override
 
     texts = dict(planned or {})
@@ -119,10 +139,14 @@ def resolve(recipe: str, settings: list[str], planned: dict[str, str] | None = N
         texts[path.strip()] = text.strip()
     found = load(recipe)
     config = override(found, texts)
-    if "rate.warmup" not in texts and 0 < config.epochs <= config.rate.warmup:  # a shorter run warms up for the same share of it
+    if (
+        "rate.warmup" not in texts and 0 < config.epochs <= config.rate.warmup
+    ):  # a shorter run warms up for the same share of its epochs
         config = replace(config, rate=replace(config.rate, warmup=config.rate.warmup * config.epochs / found.epochs))
     if "batch" in texts and config.stages and config.batch != config.stages[-1].batch:
-        raise UsageError(f"batch={config.batch} has no effect where there are stages: set stages, or --set stages= for none")
+        raise UsageError(
+            f"batch={config.batch} has no effect because the recipe has stages: set stages, or remove them with --set stages="
+        )
     return config
 
 
@@ -140,30 +164,31 @@ def load(recipe: str) -> RunConfig:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # noqa: BLE001  whatever the user's file does wrong
+    except (Exception, SystemExit) as error:  # noqa: BLE001  a user's file may do anything
         raise UsageError(f"{path}: {type(error).__name__}: {error}") from None
     config = getattr(module, "config", None)
     if not isinstance(config, RunConfig):
-        raise UsageError(f"{path}: a recipe has one `config = RunConfig(...)`, this one has {type(config).__name__}")
+        raise UsageError(f"{path}: a recipe has one `config = RunConfig(...)`, but this one has {type(config).__name__}")
     return config
 
 
 def check_everything(config: RunConfig, ranks: int) -> None:
-    """Raise for what would fail on the ranks: better one line here than one from each of them."""
-    from phalanx.grad.partners import check_topology
+    """Raise for what would fail on the ranks: one line here is better than one from each rank."""
+    from phalanx.grad.gossip.partners import check_topology
     from phalanx.train.check import check, open_sources
+    from phalanx.train.communicator import find_algorithm
 
-    find_algorithm(config, ranks)
+    find_algorithm(config.comm, ranks)
     if config.comm.sync == "gossip" and config.comm.gossip.level != "host":
         try:
-            check_topology(config.comm.gossip, ranks, "ranks")  # of this host, the only one
+            check_topology(config.comm.gossip, ranks, "ranks")  # all on this host
         except ValueError as error:
             raise UsageError(str(error)) from None
     check(config, ranks, *open_sources(config))
 
 
 def default_ranks(config: RunConfig, cores: int) -> int:
-    """As many as cores, or the most below that among which the batches can be divided."""
+    """As many as cores, or the most below that which divide the batches."""
 
     def fits(ranks: int) -> bool:
         try:
@@ -172,13 +197,6 @@ def default_ranks(config: RunConfig, cores: int) -> int:
             return False
 
     return next((ranks for ranks in range(cores, 0, -1) if fits(ranks)), 1)
-
-
-def find_algorithm(config: RunConfig, ranks: int) -> Schedule | None:
-    """The schedule that the configuration names."""
-    if config.comm.algorithm is None:
-        return None
-    return find_all_reduce(config.comm.algorithm, ranks, f"comm.algorithm={config.comm.algorithm}")
 
 
 def show(config: RunConfig) -> int:
@@ -191,44 +209,55 @@ def show(config: RunConfig) -> int:
     return 0
 
 
+def list_settings() -> int:
+    """Print the reference: every setting, its type, its default, and what it means."""
+    from phalanx.train.config import describe_settings
+
+    for setting in describe_settings():
+        default = f", default {setting.default or 'empty'}" if setting.default is not None else ""
+        print(f"{setting.name} ({setting.type}{default})\n    {setting.sentence}")
+    return 0
+
+
 def train_here(args: argparse.Namespace, config: RunConfig, out: Path | None, plan: PlannedRun | None) -> int:
-    """Be one rank, or all of them; 1 if the run failed for a reason that has a name."""
+    """Run one rank, or the only one; return 1 if the run failed with an error that explains itself."""
     import torch
 
-    from phalanx.comm.create import create_communicator
     from phalanx.comm.verdict import CommunicationError
     from phalanx.data import BadSample, SampleError, SourceError
+    from phalanx.train.checkpoint import CheckpointError, DirectoryInUseError
+    from phalanx.train.checkpoint.lock import one_job
+    from phalanx.train.communicator import create_communicator_for, find_algorithm
     from phalanx.train.config import ConfigError
-    from phalanx.train.lock import DirectoryInUseError, one_job
-    from phalanx.train.manifest import CheckpointError
     from phalanx.train.planned import FILE
     from phalanx.train.trainer import train
 
     launch = discover()
-    if launch.how != "alone":  # alone it was started by somebody else, whatever the environment says
+    if launch.how != "alone":  # a rank that is alone has no agent, whatever the environment says
         end_with_agent()
     if plan:
         plan.check(config, launch.world)
     if "OMP_NUM_THREADS" not in os.environ and launch.world > 1:
         torch.set_num_threads(1)
+    find_algorithm(config.comm, launch.world)
     try:
-        comm = create_communicator(find_algorithm(config, launch.world), timeout=config.comm.timeout)
-    except (CommunicationError, LaunchError) as error:  # of the meeting: the peers did not come, or the port is another's
+        comm = create_communicator_for(config.comm)
+    except (CommunicationError, LaunchError) as error:  # other ranks did not come, or another process has the port
         tell(error)
         return 1
     try:
         with comm:
             out = agree_on_directory(out, config, comm, resume=args.resume)
-            with one_job(out, comm):  # as train() does: the plan is a record of the run, too
+            with one_job(out, comm):  # as train() does, because the plan is one of the records
                 if plan and comm.rank == 0:
                     write_json(out / FILE, plan.content)
-                result = train(config, comm, out=out, resume=args.resume, goes_on_with=resuming_command(args, out, comm.size))
+                result = train(config, comm, out=out, resume=args.resume, resume_command=resuming_command(args, out, comm.size))
         forgive_output()
         return 128 + result.signal if result.why == "stopped" else 0
     except ConfigError:
         raise
     except DirectoryInUseError as error:
-        if launch.rank == 0:  # all ranks have it
+        if launch.rank == 0:  # raised on all ranks
             tell(error)
         return 1
     except (SourceError, SampleError, BadSample, CheckpointError) as error:
@@ -237,7 +266,7 @@ def train_here(args: argparse.Namespace, config: RunConfig, out: Path | None, pl
 
 
 def resuming_command(args: argparse.Namespace, out: Path, ranks: int) -> str:
-    """The command line that continues this run; under a launcher what comes behind the launcher's own words."""
+    """The command line that continues this run, without the launcher's own part."""
     started_here = AGENT in os.environ or discover().how == "alone"
     words = ["phalanx", "train", args.recipe, *(["--ranks", str(ranks)] if started_here else []), "--resume", "--out", str(out)]
     words += ["--plan", str(args.plan)] if args.plan else []

@@ -1,4 +1,4 @@
-"""Where a run of `phalanx train` keeps its records: a new directory, or that of an earlier start of the same run."""
+"""The directory of a run of `phalanx train`: a new one, or that of an earlier start of the same run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phalanx.cli.names import UsageError
+from phalanx.cli.usage import UsageError
 from phalanx.schedule.plain_json import loads
 from phalanx.train.rows import write_json
 
@@ -22,12 +22,12 @@ RUNS = Path("runs")
 def prepare_directory(out: Path | None, config: RunConfig, *, resume: bool) -> Path:
     """Make the directory of a run, a new one by default; to resume, find the one that holds an earlier start of the same run.
 
-    An `out` that holds no run yet gets one in either case: a job that is requeued has one command line for all its starts.
-    DirectoryInUseError if another job has it.
+    With `resume`, an `out` without a run gets a new one: a job that is requeued has one command line for all its starts.
+    DirectoryInUseError if another job uses it.
     """
+    from phalanx.train.checkpoint.lock import DirectoryLock
+    from phalanx.train.checkpoint.places import find_places
     from phalanx.train.config import plain
-    from phalanx.train.lock import DirectoryLock
-    from phalanx.train.manifest import find_places
 
     try:
         if out is None:
@@ -39,22 +39,22 @@ def prepare_directory(out: Path | None, config: RunConfig, *, resume: bool) -> P
                 return out
             if (out / "checkpoints").is_dir() and find_places(out / "checkpoints"):
                 raise UsageError(
-                    f"{out} has checkpoints, but no config.json that says of which run: --out names another directory"
+                    f"{out} has checkpoints, but no config.json that says of which run: use another directory with --out"
                     if resume
-                    else f"{out} has checkpoints of an earlier run: --resume continues it, --out names another directory"
+                    else f"{out} has checkpoints of an earlier run: continue it with --resume, or name another directory"
                 )
             write_json(out / "config.json", plain(config))
     except UsageError:
         raise
-    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+    except (OSError, ValueError) as error:  # ValueError: no file can have such a name
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise UsageError(f"--out {out or RUNS / config.name}: {reason}") from None
     return out
 
 
 def agree_on_directory(out: Path | None, config: RunConfig, comm: Communicator, *, resume: bool) -> Path:
-    """Rank 0 prepares it: a second one would find it there already."""
-    from phalanx.train.lock import DirectoryInUseError
+    """Prepare the directory on rank 0 and tell all ranks: a second rank would find it there already."""
+    from phalanx.train.checkpoint import DirectoryInUseError
 
     path, problem, in_use = "", "", ""
     if comm.rank == 0:
@@ -73,7 +73,7 @@ def agree_on_directory(out: Path | None, config: RunConfig, comm: Communicator, 
 
 
 def new_run(name: str) -> Path:
-    """Make the first directory of this name that does not exist yet: two jobs that start at the same time get one each."""
+    """Make the first directory of this name that does not exist yet. Two jobs that start at the same time get one each."""
     RUNS.mkdir(parents=True, exist_ok=True)
     for path in numbered(name):
         try:
@@ -88,7 +88,7 @@ def newest_run(name: str) -> Path:
     """The directory of this name that changed last."""
     taken = list(itertools.takewhile(Path.exists, numbered(name)))
     if not taken:
-        raise UsageError(f"nothing to resume: there is no {RUNS / name}; with --out DIR a run begins where there is none")
+        raise UsageError(f"nothing to resume: there is no {RUNS / name}; with --out DIR, --resume starts a run if there is none")
     return max(taken, key=lambda path: path.stat().st_mtime)
 
 
@@ -99,15 +99,15 @@ def numbered(name: str) -> Iterator[Path]:
 
 def check_same_run(out: Path, config: RunConfig) -> None:
     """Raise unless the run in `out` is one of this configuration."""
+    from phalanx.train.checkpoint.differences import compare_plain
     from phalanx.train.config import identity, plain
-    from phalanx.train.entries import compare_plain
 
     try:
         before = loads((out / "config.json").read_text(encoding="utf-8"))
         odd = compare_plain("config", identity(json.loads(json.dumps(plain(config)))), identity(before))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise UsageError(
-            f"nothing to resume in {out}: its config.json is not that of a run; --out names another directory"
+            f"nothing to resume in {out}: its config.json is not that of a run; use another directory with --out"
         ) from None
     if odd:
-        raise UsageError(f"{out} is another run, not to be resumed with other settings: {'; '.join(odd)}")
+        raise UsageError(f"{out} is a run with other settings, which cannot be resumed with these: {'; '.join(odd)}")

@@ -8,9 +8,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from phalanx.cli.names import FORMS, UsageError, find_schedule
-from phalanx.schedule import Schedule, lower, lowered_ops, verify
+from phalanx.cli.terminal import tell
+from phalanx.cli.usage import UsageError
+from phalanx.schedule import Schedule, ScheduleError, lower, lowered_ops, verify
 from phalanx.schedule.limits import MAX_LOWERED, MAX_WORK, work
+from phalanx.schedule.names import FORMS, find_schedule
 from phalanx.schedule.printable import one_line
 
 EXAMPLES = """examples:
@@ -29,28 +31,38 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("schedule", metavar="SCHEDULE", help=f"{FORMS}; or a file, text or JSON")
-    parser.add_argument("--all", action="store_true", help=f"however long it takes: also more than {MAX_LOWERED:,} messages")
+    parser.add_argument("--all", action="store_true", help=f"check more than {MAX_LOWERED:,} messages, however long it takes")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Verify both levels and say so in one line; a schedule that fails raises `ScheduleError`."""
+    """Verify both levels and print the result in one line; 1 if the schedule is wrong."""
+    try:
+        print(_proof(args))
+    except ScheduleError as error:
+        tell(error)
+        return 1
+    return 0
+
+
+def _proof(args: argparse.Namespace) -> str:
     start = time.perf_counter()
     s = find_schedule(args.schedule)
     if not args.all and work(s) > MAX_WORK:
-        raise UsageError(f"{args.schedule}: to check it takes {work(s):,} additions, more than {MAX_WORK:,}; --all does it")
+        raise UsageError(
+            f"{args.schedule}: checking it takes {work(s):,} additions, more than {MAX_WORK:,}; --all checks it anyway"
+        )
     facts = [f"{s.name}: {_count(s.world, 'rank')}, goal {s.goal}"]
     with _no_cycles():
         verify(s)
         facts.append(_size(s))
         if lowered_ops(s) > MAX_LOWERED and not args.all:
-            facts.append(f"lowered {lowered_ops(s):,} ops not checked (--all does)")
+            facts.append(f"lowered {lowered_ops(s):,} ops not checked (--all checks them)")
         elif not s.lowered:
             lowered = lower(s)
             verify(lowered)
             facts.append(f"lowered {_size(lowered)}")
-    print(one_line(f"ok  {'; '.join(facts)}; {time.perf_counter() - start:.2f} s"))
-    return 0
+    return one_line(f"ok  {'; '.join(facts)}; {time.perf_counter() - start:.2f} s")
 
 
 def _size(s: Schedule) -> str:

@@ -1,1 +1,1 @@
-"""The running side: who the ranks are, what they say to each other, and what happens when one of them falls."""
+"""The running side: how ranks find each other, what they send, and what happens when one of them fails."""

@@ -1,4 +1,4 @@
-"""Where to listen: on the address that the job uses, and on no other.
+"""Where to listen: only on the address that the job uses.
 
 A job on one host listens on the loopback device. A job on several listens on the interface that its meeting point belongs to.
 """
@@ -32,7 +32,7 @@ def listen(host: str, port: int, backlog: int) -> socket.socket:
             return listener
     # a service of Kubernetes, a port that a container engine forwards, a name that /etc/hosts gives to 127.0.1.1
     log.warning(
-        "phalanx: %s is not an address of this host, so rank 0 listens on all of them at port %d: "
+        "phalanx: %s is not an address of this host, so rank 0 listens on all its addresses at port %d: "
         "set MASTER_ADDR to its address in the job's network",
         host,
         port,
@@ -53,7 +53,7 @@ def _listen_at(family: socket.AddressFamily, address: Any, backlog: int) -> sock
 
 
 def _resolved(host: str, port: int) -> list[tuple[socket.AddressFamily, Any]]:
-    """The addresses that others may mean by this name, IPv4 first: whoever connects tries all of them."""
+    """The addresses that other hosts may resolve this name to, IPv4 first: a client tries all of them."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except socket.gaierror:
@@ -66,7 +66,7 @@ def _resolved(host: str, port: int) -> list[tuple[socket.AddressFamily, Any]]:
 
 
 def interface_towards(address: str, port: int) -> str | None:
-    """The interface whose address this host would use to talk to `address`; None where that cannot be told."""
+    """The interface whose address this host would use to talk to `address`; None if that is unknown."""
     try:
         import fcntl
 

@@ -1,4 +1,4 @@
-"""What a verb accepts: checked in the calling thread, before anything is sent, with an error that names the remedy."""
+"""Checks of a verb's arguments, in the calling thread, before anything is sent. Errors name the remedy."""
 
 from __future__ import annotations
 
@@ -13,24 +13,22 @@ from phalanx.comm.envelope import DTYPES, MOST_DIMS
 def check_tensor(x: Any) -> None:
     """A dense tensor of a dtype and on a device that travel."""
     if not isinstance(x, torch.Tensor):
-        raise TypeError(
-            f"a torch.Tensor is wanted, got {type(x).__name__}: plain objects travel with the methods that end in _obj"
-        )
+        raise TypeError(f"expected a torch.Tensor, got {type(x).__name__}: send plain objects with the methods that end in _obj")
     if x.dim() > MOST_DIMS:
-        raise TypeError(f"a tensor of {x.dim()} dimensions cannot travel, at most {MOST_DIMS}: call .flatten() first")
+        raise TypeError(f"cannot send a tensor of {x.dim()} dimensions, at most {MOST_DIMS}: call .flatten() first")
     if x.layout is not torch.strided:
-        raise TypeError(f"a {x.layout} tensor cannot travel: call .to_dense() first")
+        raise TypeError(f"cannot send a {x.layout} tensor: call .to_dense() first")
     if x.device.type not in ("cpu", "cuda"):
-        raise TypeError(f"a tensor on {x.device} cannot travel: it goes from cpu to cpu and from cuda to cuda")
+        raise TypeError(f"cannot send a tensor on {x.device}: move it to cpu or cuda first")
     if x.dtype not in DTYPES:
-        raise TypeError(f"{x.dtype} cannot travel: use one of {', '.join(str(d).removeprefix('torch.') for d in DTYPES)}")
+        raise TypeError(f"cannot send {x.dtype}: use one of {', '.join(str(d).removeprefix('torch.') for d in DTYPES)}")
 
 
 def check_in_place(x: torch.Tensor) -> None:
-    """A tensor each of whose elements has its own memory: not one that was expanded."""
+    """A tensor whose elements all have their own memory; an expanded one has not."""
     if any(stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape)):
         raise ValueError(
-            f"{text_of(x)} was expanded, several elements share one memory: it cannot be written to, call .clone() first"
+            f"{text_of(x)} was expanded: several elements share memory, so it cannot be written to; call .clone() first"
         )
 
 
@@ -45,7 +43,7 @@ def check_reduction(x: torch.Tensor, op: str) -> None:
     check_tensor(x)
     check_op(op)
     if op == "mean" and not (x.is_floating_point() or x.is_complex()):
-        raise TypeError(f"the mean of {x.dtype} is not a {x.dtype}: reduce with sum, or x.float() first")
+        raise TypeError(f"the mean of {x.dtype} is not a {x.dtype}: reduce with sum, or call x.float() first")
     if op in ("max", "min") and x.is_complex():
         raise TypeError(f"complex numbers have no {op}")
 
@@ -56,7 +54,7 @@ def text_of(x: torch.Tensor) -> str:
 
 
 def kind_of(dtype: torch.dtype, shape: Sequence[int]) -> str:
-    """The same, of a tensor that need not exist any more."""
+    """The same for a tensor that may no longer exist."""
     return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
 
 
@@ -70,13 +68,13 @@ def check_peer(rank: int, name: str, size: int, me: int) -> None:
     """A rank other than `me`."""
     check_rank(rank, name, size)
     if rank == me:
-        raise ValueError(f"{name}={rank} is this rank itself: a send waits for its receiver, so it would wait for ever")
+        raise ValueError(f"{name}={rank} is this rank itself: sending to yourself would deadlock")
 
 
 def check_tag(tag: int) -> None:
-    """A whole number. True is none: it would never meet the 1 of another rank."""
+    """A whole number, not True: it would never match the 1 of another rank."""
     if isinstance(tag, bool) or not isinstance(tag, int):
-        raise TypeError(f"tag={tag!r}: a whole number, the same on both ranks")
+        raise TypeError(f"tag={tag!r}: use a whole number, the same on both ranks")
 
 
 def check_list(xs: Sequence[torch.Tensor] | None, verb: str, who: str, size: int) -> None:

@@ -1,4 +1,4 @@
-"""Plain data to bytes and back, exactly, without pickle: what arrives from a network is never executed.
+"""Plain data to bytes and back, exactly, without pickle: nothing that arrives from a network is ever executed.
 
 None, bool, int of any size, float, str, bytes, list, tuple and dict. Each value is one letter, then its length or content.
 Tuples stay tuples and dicts keep their order and their keys' types, which JSON and msgpack would lose.

@@ -1,155 +1,305 @@
-"""The communicator: MPI's verbs on tensors and plain objects, with a bounded wait and an error that names who is missing.
+"""The communicator: MPI's verbs on tensors and plain objects, with a bounded wait and an error that names the missing ranks.
 
-Every verb checks its arguments in the calling thread, then becomes one numbered operation on the issuing thread. The all-reduce
-runs a schedule; the others are a few messages each. The verbs are in layers, one story each: `operations`, `reductions`,
-`messages`, `objects`; here a communicator is made, split and closed.
+A `Communicator` owns a `Connection`: members, transport, issuing thread, failure watch. It hands each verb to a function or a
+small object: `reductions`, `broadcast`, `messages`, `objects`, and `memory` for buffers. Every verb checks its arguments in the
+calling thread, then becomes one operation (`operations.py`) on the issuing thread.
 """
 
 from __future__ import annotations
 
-import os
-import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
+from typing import TypeVar
 
-from phalanx.comm.choose import for_world
-from phalanx.comm.failure import Watch
-from phalanx.comm.hosts import Hosts
+import torch
+
+from phalanx.comm import messages
+from phalanx.comm.broadcast import Broadcast
+from phalanx.comm.connection import Connection
 from phalanx.comm.hotline import Answer, Hotline
-from phalanx.comm.issuer import Issuer
-from phalanx.comm.loans import Loans
-from phalanx.comm.objects import Objects
-from phalanx.comm.reductions import scattering
-from phalanx.comm.transports import Transport
-from phalanx.comm.transports.shared import SharedTransport
-from phalanx.comm.transports.shm import HostTeam
+from phalanx.comm.memory import Memory
+from phalanx.comm.objects import ObjectVerbs
+from phalanx.comm.pending import Pending
+from phalanx.comm.reductions import ReduceOp, Reductions
+from phalanx.comm.run import LANES
+from phalanx.comm.runner import Runner
+from phalanx.native.team import HostTeam
 from phalanx.schedule import Schedule
 
-Share = Callable[[str, int, int], HostTeam | None]  # (name, rank and size on this host) -> shared memory, where it is possible
+T = TypeVar("T")
 
 
-class Communicator(Objects):
-    """A set of ranks that communicate; made by `create_communicator`, `run_local` or `split`."""
+class Communicator(ObjectVerbs):
+    """A set of ranks that communicate. Make one with `create_communicator`, `run_local` or `split`.
 
-    def __init__(
-        self,
-        name: str,
-        ranks: Sequence[int],
-        me: int,
-        transport: Transport,
-        issuer: Issuer,
-        watch: Watch | None,
-        keys: Sequence[str],
-        algorithm: Schedule | None,
-        *,
-        parent: Communicator | None = None,
-        share: Share | None = None,
-    ) -> None:
-        super().__init__(name, ranks, me, transport, issuer, watch, keys, parent=parent)
-        self._splits = 0
-        self._algorithm, self._share = algorithm, share
-        self._ready(algorithm, shared=self._share_memory())  # on all hosts, so that all ranks run one schedule
+    All ranks call the same collective verbs in the same order. Tensors are dense, on the CPU or a GPU, of any common dtype; they
+    may be 0-d, empty or non-contiguous. Verbs that end in `_obj` carry plain data instead.
+
+    Raises:
+        CommunicationError: From any verb, when a rank is missing, has failed, or called something else.
+        TypeError, ValueError: From any verb, before anything is sent, when an argument is wrong.
+
+    Example:
+        >>> with phalanx.create_communicator() as comm:  # a world of one, when no launcher started this process
+        ...     comm.all_reduce(torch.ones(3)).tolist()
+        [1.0, 1.0, 1.0]
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        operations, shared = connection.operations, connection.shared
+        runner = Runner(operations, shared=shared)
+        self._connection, self._members, self._operations = connection, connection.members, operations
+        self._reductions = Reductions(operations, runner, connection.algorithm, shared=shared)
+        self._broadcast = Broadcast(operations, runner)
+        self._memory = Memory(operations, shared=shared)
 
     def __repr__(self) -> str:
-        return f"<Communicator {self._name}: rank {self.rank} of {self.size}, {self.inter_size} host(s), {self.schedule.name}>"
+        name = self._members.name
+        return f"<Communicator {name}: rank {self.rank} of {self.size}, {self.inter_size} host(s), {self.schedule.name}>"
 
-    def _share_memory(self) -> bool:
-        """Make shared memory with the ranks of this host, and tell whether that worked on all hosts."""
-        if self._share is None or max(len(ranks) for ranks in self._hosts.ranks) == 1:
-            return False
-        team = None
-        if self.intra_size > 1:
-            team = self._share(f"{self._name}/{self._inter_rank}", self._intra_rank, self.intra_size)
-        works = team is not None or self.intra_size == 1
-        if self.inter_size > 1:
-            works = all(self.allgather_obj(works))
-        if team is not None and not works:
-            team.close()
-        elif team is not None:
-            host = [self._ranks[rank] for rank in self._hosts.ranks[self._inter_rank]]
-            self._team, self._transport = team, SharedTransport(self._transport, team, host)
-            self._loans = Loans(team)
-            if self._watch is not None:
-                self._watch.interrupts.append(team.abort)
-            # of this rank alone, at `close` or when the communicator is dropped: the others may still be at work with theirs
-            self._leave = weakref.finalize(self, _leave_team, team, self._watch, os.getpid())
-            self._leave.atexit = False  # at exit the order of things is close()'s affair
-        return works
+    # ---- who ---------------------------------------------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """The number of this rank, from 0."""
+        return self._members.rank
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return self._members.size
+
+    @property
+    def intra_rank(self) -> int:
+        """The number of this rank among those of its host."""
+        return self._members.intra_rank
+
+    @property
+    def intra_size(self) -> int:
+        """The number of ranks on this host."""
+        return len(self._members.on_this_host)
+
+    @property
+    def inter_rank(self) -> int:
+        """The number of this host."""
+        return self._members.inter_rank
+
+    @property
+    def inter_size(self) -> int:
+        """The number of hosts."""
+        return self._members.inter_size
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule of an all-reduce of more than a few KiB."""
+        return self._reductions.schedule
+
+    @property
+    def patience(self) -> float:
+        """Seconds without progress after which a wait is given up: the timeout, less the time to find out why."""
+        return self._connection.issuer.patience
+
+    # ---- reductions --------------------------------------------------------------------------------------------------------
+
+    def all_reduce(self, x: torch.Tensor, op: ReduceOp = "sum", *, label: str = "") -> torch.Tensor:
+        """Reduce a tensor over all ranks, in place.
+
+        Args:
+            x: The tensor; every rank passes the same shape and dtype, and gets the result in it.
+            op: "sum", "mean", "max" or "min".
+            label: What `x` is. It is part of the operation's name, so ranks that pass different labels get an error.
+
+        Returns:
+            `x`.
+
+        Example:
+            >>> phalanx.run_local(2, lambda comm: comm.all_reduce(torch.tensor([1.0 + comm.rank])).item())
+            [3.0, 3.0]
+        """
+        return self._reductions.all_reduce(x, op, label)
+
+    def all_reduce_async(self, x: torch.Tensor, op: ReduceOp = "sum", *, label: str = "") -> Pending:
+        """Start an all-reduce and return at once.
+
+        Args:
+            x: As in `all_reduce`. Do not touch it until `wait()` returns.
+            op: As in `all_reduce`.
+            label: As in `all_reduce`.
+
+        Returns:
+            A `Pending`: its `wait()` returns `x`.
+
+        Example:
+            >>> phalanx.run_local(2, lambda comm: comm.all_reduce_async(torch.ones(1), "mean").wait().item())
+            [1.0, 1.0]
+        """
+        return self._reductions.all_reduce_async(x, op, label)
+
+    def reduce_scatter(self, x: torch.Tensor, op: ReduceOp = "sum") -> torch.Tensor:
+        """Reduce a tensor over all ranks and return this rank's part of it.
+
+        Args:
+            x: A tensor whose dim 0 is divisible by `size`; it is not changed.
+            op: As in `all_reduce`.
+
+        Returns:
+            Part number `rank` of the result, cut along dim 0.
+
+        Example:
+            >>> phalanx.run_local(2, lambda comm: comm.reduce_scatter(torch.tensor([1, 2])).tolist())
+            [[2], [4]]
+        """
+        return self._reductions.reduce_scatter(x, op)
+
+    def run(self, schedule: Schedule, x: torch.Tensor) -> torch.Tensor:
+        """Run any schedule for this number of ranks on `x`, in place, and return `x`. The first time, it is verified."""
+        return self._reductions.run(schedule, x)
+
+    def barrier(self) -> None:
+        """Return when all ranks have called it."""
+        self._reductions.barrier()
+
+    # ---- tensors from rank to rank -----------------------------------------------------------------------------------------
+
+    def bcast(self, x: torch.Tensor | None, root: int = 0) -> torch.Tensor:
+        """Broadcast a tensor of the root to all ranks.
+
+        Args:
+            x: The tensor on the root. Other ranks pass None, or a tensor of the same shape and dtype to fill.
+            root: The rank that sends.
+
+        Returns:
+            The tensor: `x` itself where you passed one.
+
+        Example:
+            >>> phalanx.run_local(2, lambda comm: comm.bcast(torch.tensor([7]) if comm.rank == 0 else None).item())
+            [7, 7]
+        """
+        return self._broadcast.bcast(x, root)
+
+    def gather(self, x: torch.Tensor, root: int = 0) -> list[torch.Tensor] | None:
+        """Collect one tensor of every rank on the root; shapes may differ.
+
+        Returns:
+            The tensors in rank order on the root, None on the other ranks.
+        """
+        return messages.gather(self._operations, x, root)
+
+    def allgather(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """Collect one tensor of every rank on all ranks; shapes may differ.
+
+        Returns:
+            The tensors in rank order.
+
+        Example:
+            >>> phalanx.run_local(2, lambda comm: [len(x) for x in comm.allgather(torch.ones(comm.rank))])
+            [[0, 1], [0, 1]]
+        """
+        return messages.allgather(self._operations, x)
+
+    def scatter(self, xs: Sequence[torch.Tensor] | None, root: int = 0) -> torch.Tensor:
+        """Send tensor i of the root's list to rank i, and return this rank's. Other ranks pass None; shapes may differ."""
+        return messages.scatter(self._operations, xs, root)
+
+    def alltoall(self, xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Send `xs[j]` to rank j, and return a list whose element j came from rank j. Shapes may differ."""
+        return messages.alltoall(self._operations, xs)
+
+    def send(self, x: torch.Tensor, dest: int, tag: int = 0) -> None:
+        """Send `x` to rank `dest`; returns when `dest` receives it. Messages of one pair and tag arrive in order."""
+        messages.send(self._operations, x, dest, tag)
+
+    def recv(self, source: int, tag: int = 0) -> torch.Tensor:
+        """Return the next tensor that rank `source` has sent with this `tag`, with its shape and dtype."""
+        return messages.recv(self._operations, source, tag)
+
+    def exchange_async(
+        self, x: torch.Tensor, dest: int, out: torch.Tensor, source: int, tag: int = 0, *, may_fail: bool = False
+    ) -> Pending:
+        """Start to send `x` to `dest` and to fill `out` from `source`; leave both alone until `wait()`, which returns `out`.
+
+        For neighbours that know each other's sizes: contiguous tensors, no header. An empty tensor is not sent. Operations that
+        you call later do not wait for the exchange. With `may_fail` a dead neighbour breaks this exchange and nothing else: call
+        `settle(seconds)` instead of `wait()`.
+        """
+        return messages.exchange_async(self._operations, x, dest, out, source, tag, may_fail=may_fail)
+
+    # ---- memory ------------------------------------------------------------------------------------------------------------
+
+    @property
+    def multiple(self) -> int:
+        """Buffers whose length is a multiple of this many elements need no padding."""
+        return self.schedule.chunks * LANES
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether all ranks are on one host and share memory."""
+        return self._memory.is_shared_by_all
+
+    def buffer(self, numel: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> torch.Tensor:
+        """A flat tensor, not initialised, in the memory that this communicator reduces fastest. All ranks call it together."""
+        return self._memory.buffer(numel, dtype, device)
+
+    def shared_buffer(self, numel: int) -> torch.Tensor:
+        """Flat float32 zeros that all ranks see and may write. All ranks call it together; needs `shares_memory`."""
+        return self._memory.shared_buffer(numel)
+
+    def on_host(self, name: str, work: Callable[[HostTeam], T]) -> T:
+        """Run `work` on the team of ranks that share this host, in the order of all other calls. Needs `shares_memory`.
+
+        `name` is what errors call it. All ranks call it together.
+        """
+        return self._memory.on_host(name, work)
+
+    # ---- other communicators, and the end ------------------------------------------------------------------------------------
 
     def split(self, color: int, key: int = 0) -> Communicator:
-        """A communicator of the ranks with the same `color`, ordered by `key`, then by rank; it keeps this one's options."""
+        """Make a communicator of the ranks that pass the same `color`.
+
+        Args:
+            color: Ranks with the same color end up together.
+            key: Orders the ranks of the new communicator; ties keep the order of this one.
+
+        Returns:
+            The communicator of this rank's color, with the options of this one.
+
+        Example:
+            >>> phalanx.run_local(4, lambda comm: comm.split(comm.rank % 2).allgather_obj(comm.rank))
+            [[0, 2], [1, 3], [0, 2], [1, 3]]
+        """
         if not isinstance(color, int) or not isinstance(key, int):
-            raise TypeError(f"split wants ints, got color {color!r} and key {key!r}")
+            raise TypeError(f"split takes ints, got color {color!r} and key {key!r}")
         color, key = int(color), int(key)  # True is 1, also in the name by which the new ranks find each other
-        table = self.allgather_obj((color, key))
-        self._splits += 1
-        members = {
-            other: sorted((rank for rank in range(self.size) if table[rank][0] == other), key=lambda rank: (table[rank][1], rank))
-            for other in sorted({other for other, _ in table})
-        }
-        ranks = {other: [self._ranks[rank] for rank in own] for other, own in members.items()}
-        keys = {other: [self._keys[rank] for rank in own] for other, own in members.items()}
-        algorithm = self._algorithm if len(members) == 1 else None  # a schedule is for one world size
-        if self._parent is None and self._transport.library:
-            # NCCL's groups are made by all ranks of the world together, so only here; deeper splits run as Moves
-            for other in members:
-                prepare(self._transport, ranks[other], algorithm or for_world(Hosts.of(keys[other]), library=True))
-        return Communicator(
-            f"{self._name}.{self._splits}.{color}",
-            ranks[color],
-            members[color].index(self.rank),
-            self._transport,
-            self._issuer,
-            self._watch,
-            keys[color],
-            algorithm,
-            parent=self,
-            share=self._share,
-        )
+        return Communicator(self._connection.split(color, self.allgather_obj((color, key))))
 
     def survivors(self, ranks: Sequence[int]) -> Communicator:
-        """A communicator of these ranks, made without a message: all of them call it with the same ones, the others are lost.
+        """Make a communicator of `ranks` without a message: they all call it with the same `ranks`, the others are lost.
 
-        It has no shared memory, to make which the ranks would have to meet.
+        It has no shared memory, because the ranks would have to meet to make it.
         """
         kept = sorted(set(ranks))
         if self.rank not in kept or any(rank not in range(self.size) for rank in kept):
-            raise ValueError(f"survivors({list(ranks)}): ranks of this communicator of {self.size}, {self.rank} among them")
-        below = self._transport.below if isinstance(self._transport, SharedTransport) else self._transport
-        return Communicator(
-            f"{self._name}.{'-'.join(map(str, kept))}",
-            [self._ranks[rank] for rank in kept],
-            kept.index(self.rank),
-            below,
-            self._issuer,
-            self._watch,
-            [self._keys[rank] for rank in kept],
-            None,
-            parent=self,
-        )
+            raise ValueError(
+                f"survivors({list(ranks)}): pass ranks from 0 to {self.size - 1}, with this rank, {self.rank}, among them"
+            )
+        return Communicator(self._connection.survivors(kept))
 
     def hotline(self, answer: Answer) -> Hotline:
-        """A side line on which the ranks can ask each other, whatever their training threads do. All ranks call it."""
-        return Hotline("127.0.0.1" if self.inter_size == 1 else self._transport.address, answer, self.allgather_obj)
+        """A side channel on which ranks can ask each other while their training threads are busy. All ranks call it."""
+        return Hotline("127.0.0.1" if self.inter_size == 1 else self._connection.transport.address, answer, self.allgather_obj)
+
+    def close(self) -> None:
+        """Finish what is queued, then close. Closing a split communicator leaves its parent open. Idempotent."""
+        self._connection.close()
+
+    def part(self) -> None:
+        """Close this communicator and its parents. From now on an exception of this rank does not end the others."""
+        self._connection.close_all()
 
     def __enter__(self) -> Communicator:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
-        # after an exception the sockets stay open until the exit hook has told the others the reason
+        # after an exception the connections stay open until the exit hook has published the reason
         if kind is None:
             self.close()
-
-
-def _leave_team(team: HostTeam, watch: Watch | None, process: int) -> None:
-    if os.getpid() != process:
-        return  # a forked child has dropped its copy
-    if watch is not None and team.abort in watch.interrupts:
-        watch.interrupts.remove(team.abort)
-    team.close()
-
-
-def prepare(transport: Transport, ranks: Sequence[int], schedule: Schedule) -> None:
-    """Ready the transport for a communicator of `ranks`; all ranks of the world call it, members or not."""
-    for needed in (schedule, scattering(len(ranks))):
-        transport.prepare(needed, ranks)

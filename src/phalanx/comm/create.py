@@ -1,4 +1,4 @@
-"""How a communicator comes to be: from a launcher, from the user's own process group, alone, or as threads (`run_local`)."""
+"""How a communicator is made: from a launcher, from your own process group, alone, or as threads (`run_local`)."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from phalanx.comm.choose import for_world
-from phalanx.comm.communicator import Communicator, prepare
+from phalanx.comm.choose import choose
+from phalanx.comm.communicator import Communicator
+from phalanx.comm.connection import Connection, prepare
 from phalanx.comm.ending import end_unaware, guard
 from phalanx.comm.failure import CommunicationError, Watch
 from phalanx.comm.hosts import Hosts, host_key
 from phalanx.comm.issuer import Issuer
 from phalanx.comm.launch import discover
-from phalanx.comm.planned import tell_if_unplanned
+from phalanx.comm.members import Members
+from phalanx.comm.planned import warn_if_unplanned
 from phalanx.comm.settings import check_timeout, forced_form
 from phalanx.comm.transports.local import LocalTransport, LocalWorld
-from phalanx.comm.transports.shm import HostTeam
+from phalanx.native.team import HostTeam
 from phalanx.schedule import Schedule, ScheduleError, lower, verify
 
 T = TypeVar("T")
@@ -28,32 +30,48 @@ _made = itertools.count()  # the same on all ranks, which make their communicato
 
 
 def create_communicator(algorithm: Schedule | None = None, *, backend: str | None = None, timeout: float = 60.0) -> Communicator:
-    """The communicator of all ranks of this job.
+    """Make the communicator of all ranks of this job.
 
-    Under torchrun, mpirun and srun it finds the others by itself; after the user's own `init_process_group` it uses that; without
-    a launcher it is a world of one. `algorithm` is the schedule of its all-reduces, by default the best for the hosts found.
-    `backend` is torch's ("gloo", "nccl", "cpu:gloo,cuda:nccl"), by default what the machine has. `timeout`, in seconds, bounds
-    every wait.
+    Under torchrun, mpirun and srun it finds the other ranks by itself. After your own `init_process_group` it uses that group.
+    Without a launcher it is a world of one.
+
+    Args:
+        algorithm: The schedule of all-reduces, such as `phalanx.torus(2, 4)`. The default is the best for the hosts found.
+        backend: torch's: "gloo", "nccl" or "cpu:gloo,cuda:nccl". The default is what the machine has.
+        timeout: Seconds that bound every wait.
+
+    Returns:
+        The communicator. Use it as a context manager, or call `close()`.
+
+    Raises:
+        CommunicationError: Some ranks did not come within `timeout`.
+        LaunchError: The launcher's variables contradict each other.
+        ScheduleError: `algorithm` is not an all-reduce of this number of ranks.
+
+    Example:
+        >>> with phalanx.create_communicator() as comm:
+        ...     comm.rank, comm.size
+        (0, 1)
     """
     _check(algorithm, timeout)
-    forced_form()  # before anything is sent: nonsense in the environment should not leave the others waiting
+    forced_form()  # before anything is sent: a wrong setting should not leave the other ranks waiting
     from phalanx.comm.rendezvous import watch_stores
-    from phalanx.comm.transports.torch import TorchTransport, already_initialized
+    from phalanx.comm.transports.torch import adopt, already_initialized, join
 
-    hook = sys.excepthook  # as the user left it: torch wraps it
+    hook = sys.excepthook  # the user's: torch wraps it
     if already_initialized():
         if backend is not None:
             raise ValueError(
-                f"backend={backend!r}: torch.distributed is initialised already; leave backend out to use it as it is"
+                f"backend={backend!r}: torch.distributed is already initialised; leave backend out to use it as it is"
             )
         _check_world(algorithm, dist.get_world_size())
-        transport = TorchTransport.adopt(timeout)
+        transport = adopt(timeout)
     else:
         launch = discover()
         _check_world(algorithm, launch.world)
         if launch.world == 1:
             return _alone(algorithm, timeout)
-        transport = TorchTransport.join(launch, backend, timeout)
+        transport = join(launch, backend, timeout)
     rank, size = transport.rank, transport.size
     made = next(_made)
     store, ear, held = watch_stores(transport.store, f"phalanx/watch/{made}", timeout, transport.signer)
@@ -62,14 +80,14 @@ def create_communicator(algorithm: Schedule | None = None, *, backend: str | Non
     transport.got_on = issuer.got_on
     issuer.traffic = transport.traffic
     guard(watch, hook)
-    # the keys of all hosts, over the store: the communicator that could gather them needs them to exist
+    # the keys of all hosts go through the store, because a communicator needs them before it can gather anything
     store.set(f"host/{rank}", host_key())
     with transport.met:
         keys = [key.decode() for key in store.multi_get([f"host/{r}" for r in range(size)])]
     if algorithm is None:
-        tell_if_unplanned(Hosts.of(keys))
-    prepare(transport, range(size), algorithm or for_world(Hosts.of(keys), library=transport.library))
-    # the name is part of every tag: two communicators of one process share the connections, and must not share messages
+        warn_if_unplanned(Hosts.of(keys))
+    prepare(transport, range(size), algorithm or choose(Hosts.of(keys), library=transport.library).schedule)
+    # the name is part of every tag: two communicators of one process share connections, but must not share messages
     name = f"world {made}" if made else "world"
 
     def share(name: str, rank: int, size: int) -> HostTeam | None:
@@ -77,19 +95,37 @@ def create_communicator(algorithm: Schedule | None = None, *, backend: str | Non
             return None
         return HostTeam.join(store, rank, size, timeout=issuer.patience, name=name)
 
-    return Communicator(name, range(size), rank, transport, issuer, watch, keys, algorithm, share=share)
+    members = Members(name, tuple(range(size)), rank, tuple(keys))
+    return Communicator(Connection(members, transport, issuer, watch, algorithm, share=share))
 
 
 def run_local(
     n: int, fn: Callable[[Communicator], T], *, algorithm: Schedule | None = None, timeout: float = 60.0, hosts: int = 1
 ) -> list[T]:
-    """Call `fn(comm)` on `n` ranks that are threads of this process, and return their results in rank order.
+    """Run a function on ranks that are threads of this process.
 
-    For tests and notebooks: the same schedules and errors as a real job, no launcher. `hosts` pretends that the ranks are spread
-    evenly, in rank order, over so many hosts. The first exception of a rank is raised here, after the others were told.
+    For tests and notebooks: the same schedules and errors as in a real job, without a launcher.
+
+    Args:
+        n: The number of ranks.
+        fn: Called with the communicator of its rank.
+        algorithm: As in `create_communicator`.
+        timeout: As in `create_communicator`.
+        hosts: Pretend that the ranks are spread evenly, in rank order, over this number of hosts.
+
+    Returns:
+        The results of `fn` in rank order.
+
+    Raises:
+        Exception: What `fn` raised on some rank; the other ranks get a CommunicationError that names it.
+        ValueError: The ranks cannot be spread evenly over the hosts.
+
+    Example:
+        >>> phalanx.run_local(3, lambda comm: comm.all_reduce(torch.ones(1)).item())
+        [3.0, 3.0, 3.0]
     """
     if n < 1 or hosts < 1 or n % hosts:
-        raise ValueError(f"run_local({n}, hosts={hosts}): at least one rank, spread evenly over the hosts")
+        raise ValueError(f"run_local({n}, hosts={hosts}): use at least one rank, and a number that the hosts divide evenly")
     _check(algorithm, timeout)
     _check_world(algorithm, n)
     world = LocalWorld(n)
@@ -99,16 +135,8 @@ def run_local(
 
     def play(rank: int) -> None:
         watch = Watch(rank, n, store, store, timeout=timeout, store_rank=None)
-        comm = Communicator(
-            "world",
-            range(n),
-            rank,
-            LocalTransport(world, rank),
-            Issuer(timeout, watch),
-            watch,
-            [f"host {r * hosts // n}" for r in range(n)],
-            algorithm,
-        )
+        members = Members("world", tuple(range(n)), rank, tuple(f"host {r * hosts // n}" for r in range(n)))
+        comm = Communicator(Connection(members, LocalTransport(world, rank), Issuer(timeout, watch), watch, algorithm))
         try:
             results[rank] = fn(comm)
         except BaseException as error:  # noqa: BLE001  raised again in the calling thread
@@ -124,23 +152,24 @@ def run_local(
         thread.join()
     world.close()
     if errors:
-        # an error of a rank's own tells more than the CommunicationErrors that it caused on the others
+        # a rank's own error explains more than the CommunicationErrors that it caused on the others
         raise next((error for _, error in errors if not isinstance(error, CommunicationError)), errors[0][1])
     return results
 
 
 def _alone(algorithm: Schedule | None, timeout: float) -> Communicator:
-    return Communicator("world", [0], 0, LocalTransport(LocalWorld(1), 0), Issuer(timeout, None), None, [host_key()], algorithm)
+    members = Members("world", (0,), 0, (host_key(),))
+    return Communicator(Connection(members, LocalTransport(LocalWorld(1), 0), Issuer(timeout, None), None, algorithm))
 
 
 def _check(algorithm: Schedule | None, timeout: float) -> None:
     if algorithm is not None and not isinstance(algorithm, Schedule):
-        raise TypeError(f"algorithm is a Schedule such as phalanx.torus(2, 4), or None; got {type(algorithm).__name__}")
+        raise TypeError(f"algorithm must be a Schedule such as phalanx.torus(2, 4), or None; got {type(algorithm).__name__}")
     check_timeout(timeout)
 
 
 def _check_world(algorithm: Schedule | None, world: int) -> None:
-    """Before anything is sent: the schedule is for this world, and it is an all-reduce."""
+    """Check, before anything is sent, that the schedule is an all-reduce for this world."""
     if algorithm is None:
         return
     if algorithm.world != world:

@@ -1,10 +1,6 @@
-"""The same schedules for people who stay with DDP.
+"""The same schedules inside DistributedDataParallel."""
 
-model = DistributedDataParallel(model)
-model.register_comm_hook(comm, phalanx.ddp_hook)
-"""
-
-# no `from __future__ import annotations` here: DDP looks at the annotations of a hook, and wants them to be types
+# no `from __future__ import annotations` here: DDP checks that the annotations of a hook are types
 import threading
 from typing import Any
 
@@ -15,9 +11,24 @@ from phalanx.comm.communicator import Communicator
 
 
 def ddp_hook(comm: Communicator, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Average one of DDP's buckets over the ranks of `comm`, which has the same ranks as DDP's process group."""
+    """Average DDP's gradients with Phalanx: a hook for `DistributedDataParallel.register_comm_hook`.
+
+    Args:
+        comm: A communicator with the same ranks as DDP's process group.
+        bucket: The gradients, as DDP passes them.
+
+    Returns:
+        A future with the mean over all ranks.
+
+    Raises:
+        TypeError: `comm` is not a communicator, or the gradient is sparse.
+
+    Example:
+        >>> model = DistributedDataParallel(model)  # doctest: +SKIP
+        >>> model.register_comm_hook(comm, phalanx.ddp_hook)  # doctest: +SKIP
+    """
     if not isinstance(comm, Communicator):
-        raise TypeError(f"the state of ddp_hook is a communicator: register_comm_hook(comm, ddp_hook), got {type(comm).__name__}")
+        raise TypeError(f"ddp_hook needs a communicator: register_comm_hook(comm, ddp_hook), got {type(comm).__name__}")
     gradients = bucket.buffer()
     if gradients.layout != torch.strided:
         raise TypeError(
@@ -31,6 +42,6 @@ def ddp_hook(comm: Communicator, bucket: dist.GradBucket) -> torch.futures.Futur
     # an error must come out of a callback. Future.set_exception only stores the exception as a value, and a rank that has left
     # `Join` looks at no value: it would miss the error and hang in the next collective
     averaged = begun.then(lambda _: pending.wait())
-    # somebody has to wait: a Pending whose group hangs finds out, and says why, only in `wait`
+    # a thread must wait: a Pending whose group hangs finds out why only in `wait`
     threading.Thread(target=begun.set_result, args=[None], name="phalanx-ddp-bucket", daemon=True).start()
     return averaged

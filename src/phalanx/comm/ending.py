@@ -1,14 +1,15 @@
-"""How a process of a job ends, with the right exit status, after whatever the user still wants to do.
+"""How a process of a job ends, with the right exit status, after all that the user still wants to do.
 
-An uncaught exception is printed first, then told to all ranks. Then Python's own order: threads that it waits for (a checkpoint
-under way), exit handlers, each to its end however long it takes; last our own clean-up, which is bounded, and `os._exit`. That
-skips the teardown of torch: it may wait for peers that are gone, and aborts the process where a thread is inside of gloo.
+An uncaught exception is printed first, then published to all ranks. Then Python's own order follows: threads that it waits for (a
+checkpoint under way) and exit handlers, each to its end however long it takes. Last come our own clean-up, which is bounded, and
+`os._exit`. That skips the teardown of torch, which may wait for peers that are gone, and aborts the process if a thread is in
+gloo.
 
     exception ---> excepthooks ---> threads that Python joins ---> exit handlers ---> our clean-up ---> os._exit(1)
                    of all           a save that was accepted       of all             CLEAN_UP at most
 
-A rank that does not know yet that another one raised gets a CommunicationError where it is, so its `finally` blocks run; if it is
-in foreign code that cannot be interrupted, it is ended.
+A rank that does not know yet that another rank raised gets a CommunicationError where it is, so its `finally` blocks run. If it
+is in foreign code that cannot be interrupted, it is ended.
 """
 
 from __future__ import annotations
@@ -26,30 +27,31 @@ from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
+from phalanx._torch_private import is_excepthook
 from phalanx.comm.failure import Watch
 from phalanx.comm.verdict import CommunicationError
 from phalanx.schedule.printable import printable
 
-ALONE = 1.0  # seconds that a rank has to learn by its own next operation that another one raised; then it is interrupted
-INTERRUPTED = 2.5  # seconds that it then has to leave foreign code; then it is ended: at most 5 s after the exception
-CLEAN_UP = 2.0  # seconds for our own clean-up, when all handlers of the user's are through
+ALONE = 1.0  # seconds in which a rank's next operation may report that another rank raised; then the rank is interrupted
+INTERRUPTED = 2.5  # seconds that it then has to leave foreign code; then it is ended, at most 5 s after the exception
+CLEAN_UP = 2.0  # seconds for our own clean-up, after all handlers of the user
 LOOK = 0.1
 INSIDE_TORCH = ("phalanx-watch", "phalanx-ask", "phalanx-issuer", "phalanx-landing", "phalanx-meeting")
 
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
 _watches: list[Watch] = []
-_held: list[Watch] = []  # of this process's stores: they outlive their communicators
+_held: list[Watch] = []  # of the stores that this process holds: they outlive their communicators
 _unfinished: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
-_ended = threading.Event()  # the main thread is in foreign code, and not waited for
+_ended = threading.Event()  # the main thread is in foreign code, and the process does not wait for it
 _telling = False
-_context = 0  # the exception, if any, inside whose handler the job was begun
+_context = 0  # id of the exception, if any, whose handler created the communicator
 
 
 def guard(watch: Watch, found: Hook | None = None) -> None:
-    """From now on an uncaught exception of this process is told to all ranks, after its traceback was printed.
+    """From now on publish an uncaught exception of this process to all ranks, after its traceback was printed.
 
-    `found` is the hook that was there before torch wrapped it.
+    `found` is the hook before torch wrapped it.
     """
     global _context
     if not _held:
@@ -63,18 +65,18 @@ def guard(watch: Watch, found: Hook | None = None) -> None:
 
 
 def release(watch: Watch) -> None:
-    """Its communicator was closed: exceptions from now on are this process's own affair."""
+    """Its communicator was closed: from now on exceptions of this process do not concern the others."""
     if watch in _watches:
         _watches.remove(watch)
 
 
 def finish_before_end(thread: threading.Thread) -> None:
-    """Let `thread`, which writes what was accepted to be saved, finish even if this process has to be ended."""
+    """Let `thread`, which saves a checkpoint, finish even if this process has to be ended."""
     _unfinished.add(thread)
 
 
 def say_last(words: str) -> None:
-    """To the user, when nobody is left to raise an error to."""
+    """Print a last message to the user, when there is no caller left to raise an error to."""
     print(f"phalanx: {printable(words)}", file=sys.stderr, flush=True)
 
 
@@ -87,25 +89,25 @@ def process_is_ending() -> bool:
 
 
 def _install_hook(found: Hook) -> None:
-    """Each time anew: init_process_group wraps the hook that it finds, and would print only after ours has told the others."""
+    """Once per communicator: init_process_group wraps the hook that it finds, and would print only after ours has published."""
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
         global _telling
         mine = [watch for watch in _watches if watch.process == os.getpid()]
-        if _telling or not mine:  # an outer hook of ours tells
+        if _telling or not mine:  # an outer hook of ours publishes
             previous(kind, error, where)
             return
         _telling = True
         echo = any(watch.alarmed.is_set() for watch in mine)
-        short = issubclass(kind, KeyboardInterrupt) and _is_plain(found)  # Ctrl-C goes to all ranks: one of them says so
+        short = issubclass(kind, KeyboardInterrupt) and _is_plain(found)  # Ctrl-C goes to all ranks: one of them prints it
         if issubclass(kind, CommunicationError) and echo:
             # another rank has printed the cause; a traceback from each of 800 ranks would bury it
             print(f"[rank {mine[0].rank}] CommunicationError: {printable(str(error))}", file=sys.stderr, flush=True)
         elif not short:
             previous(kind, error, where)
             sys.stderr.flush()
-        interactive = sys.flags.interactive or hasattr(sys, "ps1")  # there the process lives on
+        interactive = sys.flags.interactive or hasattr(sys, "ps1")  # there the process survives
         if threading.current_thread() is threading.main_thread() and not interactive:
             _End(128 + signal.SIGINT if issubclass(kind, KeyboardInterrupt) else 1)
         first = [watch.raised(error) for watch in mine]
@@ -118,7 +120,7 @@ def _install_hook(found: Hook) -> None:
 
 def _is_plain(hook: Any) -> bool:
     """Whether it only prints: Python's own, ours, or torch's, which adds the rank."""
-    return hook is sys.__excepthook__ or getattr(hook, "__module__", "") in (__name__, "torch.distributed.distributed_c10d")
+    return hook is sys.__excepthook__ or getattr(hook, "__module__", "") == __name__ or is_excepthook(hook)
 
 
 class _End:
@@ -136,9 +138,9 @@ class _End:
         if os.getpid() != _watches_process():
             return
         if atexit._ncallbacks() != self._handlers:
-            return  # some were registered after this one, and have run: run them no second time, end as Python does
+            return  # some were registered after this one, and have run: do not run them again, end as Python does
         atexit.unregister(self.run)
-        atexit.unregister(_leave)  # the others may need the store as long as a handler here runs
+        atexit.unregister(_leave)  # the other ranks may need the store while a handler here runs
         atexit._run_exitfuncs()
         self._handlers_done.set()
         _leave()
@@ -170,17 +172,17 @@ def _leave() -> None:
 
 
 def _park_threads() -> None:
-    """Keep threads that wait inside of torch for a peer that is gone from ever returning.
+    """Keep threads that wait inside of torch for a lost peer from ever returning.
 
-    One that returns while Python ends is unwound through C++ code that does not allow it, and takes the process with it (SIGABRT;
-    Python 3.14 lets it sleep instead). Its exit status is not known here, so that `os._exit` is no way out. The handler of a
-    signal that nobody uses is pause(2): the thread that gets it sleeps until the process is gone.
+    A thread that returns while Python ends is unwound through C++ code that does not allow it, which aborts the process (SIGABRT;
+    Python 3.14 lets it sleep instead). The exit status is not known here, so `os._exit` is no way out. Instead an unused signal
+    gets pause(2) as its handler: the thread that receives it sleeps until the process is gone.
     """
     waiting = [thread for thread in threading.enumerate() if thread.daemon and thread.name in INSIDE_TORCH]
     if not waiting or not hasattr(signal, "SIGRTMAX"):
         return
-    time.sleep(LOOK)  # who only waits for Python's lock gets it now, and must not be stopped with it
-    # not _INTERRUPT, if there is another: Python resets what it handles, and a thread that gets the signal late would end us
+    time.sleep(LOOK)  # a thread that only waits for Python's lock gets it now, and must not be stopped while it holds it
+    # not _INTERRUPT, if there is another: Python resets its own handlers, and a late signal would end the process
     number = next(_unused_signals(), None) or _INTERRUPT
     if number is None:
         return
@@ -202,11 +204,11 @@ _due: list[tuple[Watch, CommunicationError]] = []
 def end_unaware(watch: Watch, why: str) -> None:
     """Called by the watch's thread when another rank raised: end this process, unless it knows and ends by itself.
 
-    A rank that has got the error handles it as it likes; it fails at its next communication.
+    A rank that has the error may handle it; it fails at its next communication.
     """
     if _knows(watch, ALONE):
         return
-    while _handles_an_exception():  # one of its own: its `finally` and `except` blocks run to their end
+    while _handles_an_exception():  # of its own: its `finally` and `except` blocks run to their end
         if _knows(watch, LOOK):
             return
     if _INTERRUPT is not None:
@@ -222,7 +224,7 @@ def end_unaware(watch: Watch, why: str) -> None:
 
 
 def _knows(watch: Watch, seconds: float) -> bool:
-    """Whether within `seconds` the error reaches the user's code, or the process begins to end."""
+    """Whether the error reaches the user's code within `seconds`, or the process begins to end."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         if watch.delivered.wait(LOOK) or watch.leaving or not threading.main_thread().is_alive():
@@ -238,7 +240,7 @@ def _handles_an_exception() -> bool:
 
 
 def _install_interrupt() -> None:
-    """A signal that nobody uses wakes the main thread, also from a sleep; its handler raises what is due there."""
+    """An unused signal wakes the main thread, also from a sleep, and its handler raises the error there."""
     global _INTERRUPT
     if _INTERRUPT is not None or threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGRTMAX"):
         return

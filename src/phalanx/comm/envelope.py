@@ -35,7 +35,7 @@ def describes(header: torch.Tensor, x: torch.Tensor) -> bool:
 
 
 def is_plain(x: torch.Tensor) -> bool:
-    """Whether the bytes in memory are the value: in order, and no conjugation or sign that torch has put off."""
+    """Whether the bytes in memory are the value: in order, without a conjugation or negation that torch has deferred."""
     return x.is_contiguous() and not x.is_conj() and not x.is_neg()
 
 

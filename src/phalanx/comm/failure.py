@@ -1,10 +1,10 @@
-"""Clean failure: when something goes wrong on one rank, every rank learns what, where and whose fault it is.
+"""Clean failure: when something goes wrong on one rank, every rank learns what happened, and where.
 
-gloo and NCCL notice that a connection broke or that time is up, but name an address, and an innocent one at times. So each
-process has a `Watch`: a thread that sleeps on a key of the job's store, whatever the training thread does. Whoever notices a
-failure raises the alarm; every live process answers with what it is doing; who does not answer is dead, stopped or cut off, and
-who answers that it is elsewhere is late or lost. One rank, the first to raise the alarm, collects the answers and publishes
-them, so the cost is O(world). `explain` (verdict.py) turns the answers into the message. How a process ends is in ending.py.
+gloo and NCCL notice that a connection broke or that time is up, but they name an address, and sometimes the wrong one. So each
+process has a `Watch`: a thread that sleeps on a key of the job's store, whatever the training thread does. The rank that notices
+a failure raises the alarm, and every live process answers with what it is doing. A rank that does not answer is dead, stopped or
+cut off; a rank that is elsewhere is late or lost. The first rank to raise the alarm collects the answers and publishes them, so
+the cost is O(world). `explain` (verdict.py) turns the answers into the message. ending.py describes how a process ends.
 
     rank 0                         store                    rank 1 (computing)         rank 2 (killed)
     all_reduce #17 breaks
@@ -24,44 +24,25 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TypeVar
 
-from phalanx.comm.processes import look_up
-from phalanx.comm.verdict import CommunicationError, State, Verdict, explain
+from phalanx.comm.bounded import bounded
+from phalanx.comm.processes import ProcessId
+from phalanx.comm.store import FOR_EVER, Store, clear
+from phalanx.comm.verdict import Call, CommunicationError, State, Verdict, explain
 
-__all__ = ["FOR_EVER", "CommunicationError", "State", "Store", "Watch"]
+__all__ = ["CommunicationError", "State", "Watch"]
 
 T = TypeVar("T")
 
-FOR_EVER = datetime.timedelta(days=30)
-LAST_WORDS = 1.5  # seconds that a rank which raised keeps the store for the others: the reason must reach them
-
-
-class Store(Protocol):
-    """The part of a torch.distributed store that the watch uses; HashStore serves ranks that are threads."""
-
-    def set(self, key: str, value: str) -> None: ...
-    def get(self, key: str) -> bytes: ...
-    def check(self, keys: list[str]) -> bool: ...
-    def wait(self, keys: list[str], timeout: datetime.timedelta) -> None: ...
-    def compare_set(self, key: str, expected: str, desired: str) -> bytes: ...
-    def multi_set(self, keys: list[str], values: list[str]) -> None: ...
-    def multi_get(self, keys: list[str]) -> list[bytes]: ...
-    def delete_key(self, key: str) -> bool: ...
-
-
-def clear(store: Any) -> None:
-    """Remove all keys of a store with a prefix, where torch can list them."""
-    for key in store.list_keys() if hasattr(store, "list_keys") else ():
-        store.delete_key(key)
+LAST_WORDS = 1.5  # seconds that a rank which raised keeps the store, so that the reason reaches the others
 
 
 class Watch:
-    """One per process (or per thread that plays a rank): hears alarms, answers them, and raises them.
+    """Hears alarms, answers them and raises them: one per process, or per thread that plays a rank.
 
-    `store` serves the threads that raise alarms, `ear` (a second connection) the thread that sleeps until one is raised. The
-    rank that holds the store outlives the others: when it is done it says so, and lingers until nobody needs the store.
+    `store` serves the threads that raise alarms, `ear` (a second connection) the thread that sleeps until there is one. The rank
+    that holds the store outlives the others: when it is done it announces that, and stays until no rank needs the store.
     """
 
     def __init__(
@@ -78,12 +59,12 @@ class Watch:
         self.rank, self.world, self.store_rank = rank, world, store_rank
         self.grace = min(timeout / 3, 4.0)  # seconds within which an alarm is raised, answered and judged
         self.alarmed = threading.Event()
-        self.interrupts: list[Callable[[], None]] = []  # get threads out of waits that an alarm has made hopeless
-        self.delivered = threading.Event()  # the user's code has got the error, and handles it as it likes
-        self.deserted = threading.Event()  # the rank that holds the store is done, and answers no operation any more
+        self.interrupts: list[Callable[[], None]] = []  # end waits that an alarm has made hopeless
+        self.delivered = threading.Event()  # the user's code has the error, and decides what to do
+        self.deserted = threading.Event()  # the rank that holds the store is done, and takes part in no operation any more
         self._timeout = timeout
         self._store, self._ear = store, ear
-        self._end = end  # sees to it that this process ends after another rank raised; None for ranks that are threads
+        self._end = end  # ends this process after another rank raised; None for ranks that are threads
         self._state: Callable[[], State] = State
         self._end_work: Callable[[], None] = lambda: None
         self._raised = ""
@@ -91,35 +72,35 @@ class Watch:
         self._verdict: Verdict | None = None
         self._quiet = False
         self._store_lost = False
-        self._hung_up = False  # all that the store could tell was heard
+        self._hung_up = False  # this rank has heard all that it needs from the store
         self.process = os.getpid()
         self._thread = threading.Thread(target=self._listen, name="phalanx-watch", daemon=True)
-        store.set(f"process/{rank}", _process_note())
-        self._holder = store.get(f"process/{store_rank}").decode() if store_rank is not None else ""
+        store.set(f"process/{rank}", ProcessId.mine().to_text())
+        # the process that holds the store, if a rank does
+        self._holder = None if store_rank is None else ProcessId.parse(store.get(f"process/{store_rank}").decode())
 
     def start(self, state: Callable[[], State], end_work: Callable[[], None] = lambda: None) -> None:
-        """Begin to answer; `state` says at any moment what this rank is doing, `end_work` brings it to an end."""
+        """Begin to answer; `state` returns what this rank is doing now, `end_work` finishes its operations."""
         self._state, self._end_work = state, end_work
         self._thread.start()
 
     def fail(self, mine: State, members: Mapping[int, int], cause: str = "", seconds: float = 0.0) -> CommunicationError:
         """The error to raise on this rank after an operation broke, timed out, or an alarm was heard.
 
-        A store that does not answer counts as lost after `seconds`: the time that the operation has left, at least `grace`.
+        A store that does not answer within `seconds`, the time that the operation has left, or `grace`, counts as lost.
         """
         return explain(mine, members, self._ask(seconds), cause)
 
     def raised(self, error: BaseException) -> bool:
-        """This rank ends with an uncaught exception: the others must end too, also those that compute for another hour.
+        """This rank ends with an uncaught exception: end the others too, even those that would compute for another hour.
 
-        Whether it is the first to do so, or cannot know.
+        Returns whether it is the first to do so, or cannot know.
         """
         self._echoes = isinstance(error, CommunicationError) and self._verdict is not None
         self._raised = traceback.format_exception_only(error)[-1].strip()[:300]
         first = None
         if not self._unreachable():
-            holder_lost = bool(self._holder and _process_word(self._holder))
-            first = None if holder_lost else _within(self.grace, self._end_others)
+            first = None if self._holder_is_lost() else _within(self.grace, self._end_others)
             self._store_lost = first is None
         if self._verdict is None:
             self._verdict = self._presumed()
@@ -127,14 +108,14 @@ class Watch:
 
     @property
     def leaving(self) -> bool:
-        """Whether this rank ends already, by an exception of its own or because it is done."""
+        """Whether this rank is ending, after its own exception or because it is done."""
         return self._quiet or bool(self._raised)
 
     def stop(self) -> None:
         """This rank is done. Idempotent; starts no thread, because Python 3.12 allows none at exit."""
-        if self._quiet or os.getpid() != self.process:  # a forked child has no business with its parent's connections
+        if self._quiet or os.getpid() != self.process:  # a forked child leaves its parent's connections alone
             return
-        if not self._raised:  # nobody waits for what a rank that raised had still queued
+        if not self._raised:  # no rank waits for what a rank that raised had queued
             self._end_work()
         self._quiet = True
         if self._unreachable():
@@ -143,16 +124,16 @@ class Watch:
             self._store.multi_set([f"state/{self.rank}"], [self._answer()])
             if self.store_rank == self.rank:
                 others = self._others()
-                self._store.multi_set([f"alarm/{rank}" for rank in others], ["deserted"] * len(others))
-            self._store.multi_set([f"{key}/{self.rank}" for key in ("alarm", "again", "ended")], ["stop"] * 3)
+                self._store.multi_set([f"alarm/{rank}" for rank in others], [Call.DESERTED.value] * len(others))
+            self._store.multi_set([f"{key}/{self.rank}" for key in ("alarm", "again", "ended")], [Call.STOP.value] * 3)
             self._thread.join(0.5)
             self._store.set(f"gone/{self.rank}", "")
         if not self._thread.is_alive():
             self._ear = self._store  # the second connection is closed, here and where the store is
 
     def is_over(self) -> bool:
-        """After `stop`: whether nobody needs what the store has of this communicator; then the first rank removes it."""
-        with contextlib.suppress(Exception):  # a store that is gone needs nothing
+        """After `stop`: whether no rank needs the communicator's keys any more; if so, rank 0 removes them."""
+        with contextlib.suppress(Exception):  # the store may be gone
             if self.rank == 0 and os.getpid() == self.process and not self._unreachable():
                 if not self._store.check([f"gone/{rank}" for rank in range(self.world)]):
                     return False
@@ -160,30 +141,30 @@ class Watch:
         return True
 
     def linger(self) -> None:
-        """The store ends with this process: stay until no other rank needs it, for the timeout at most, after a failure less."""
+        """The store ends with this process: stay until no other rank needs it, at most for the timeout, after a failure less."""
         if self.store_rank != self.rank or os.getpid() != self.process:
             return
         deadline = time.monotonic() + (LAST_WORDS if self._raised else self.grace if self._verdict else self._timeout)
         answered = (
-            range(self.world) if self._verdict is None else [r for r, state in self._verdict.states.items() if not state.process]
+            range(self.world) if self._verdict is None else [r for r, state in self._verdict.states.items() if not state.fate]
         )
         pending = set(answered) - {self.rank}
         with contextlib.suppress(Exception):
             while pending and time.monotonic() < deadline:
-                pending = {rank for rank in pending if not self._store.check([f"gone/{rank}"]) and not self._process_word(rank)}
+                pending = {rank for rank in pending if not self._store.check([f"gone/{rank}"]) and not self._lost(rank)}
                 time.sleep(0.02 if len(pending) < 100 else 0.2)
 
     def _others(self) -> list[int]:
         return [rank for rank in range(self.world) if rank != self.rank]
 
     def _unreachable(self) -> bool:
-        """Whether to leave the store alone: a client whose server was stopped blocks, one whose server died makes torch print."""
+        """Whether to leave the store alone: the client of a stopped server blocks, that of a dead one makes torch print."""
         return self._hung_up or self._store_lost or (self._verdict is not None and self._verdict.store_lost is not None)
 
     def _end_others(self) -> bool:
-        """Tell the reason to all, and whether no other rank has told one.
+        """Publish the reason, and return whether no other rank did so before.
 
-        Nobody has to be asked for it, so the verdict is there before the alarm that it answers.
+        This rank knows the reason without asking, so it writes the verdict before it raises the alarm.
         """
         others = self._others()
         first = self._store.compare_set("alarm", "", str(self.rank)).decode() == str(self.rank)
@@ -193,7 +174,7 @@ class Watch:
             self._store.set("verdict", self._verdict.to_json())
             if others:
                 self._store.multi_set(
-                    [f"{key}/{rank}" for key in ("alarm", "again") for rank in others], ["alarm"] * 2 * len(others)
+                    [f"{key}/{rank}" for key in ("alarm", "again") for rank in others], [Call.ALARM.value] * 2 * len(others)
                 )
         first = self._store.compare_set("ended", "", str(self.rank)).decode() == str(self.rank)
         if first and others:
@@ -204,7 +185,7 @@ class Watch:
         return self._mine().to_json()
 
     def _mine(self) -> State:
-        # a rank that raised or left because the job had failed is not the reason, whoever asks later
+        # a rank that raised or left because the job had failed is not the reason, also when a rank asks later
         left = self._quiet and self._verdict is None
         return replace(self._state(), raised="" if self._echoes else self._raised, left=left)
 
@@ -213,16 +194,16 @@ class Watch:
     def _listen(self) -> None:
         try:
             why = self._hear()
-        except Exception:  # noqa: BLE001  the store is gone: whoever waits learns it by its broken operation, or by the timeout
+        except Exception:  # noqa: BLE001  the store is gone: a rank that waits learns it from its broken operation or the timeout
             self._store_lost = True
             return
         if why and self._end is not None and not self.leaving:
             self._end(self, why)
 
     def _hear(self) -> str:
-        """Sleep until there is an alarm, answer it, and return why this process must end, or nothing if it is done before."""
+        """Sleep until there is an alarm, answer it, and return why this process must end; empty if it is done before that."""
         self._ear.wait([f"alarm/{self.rank}"], FOR_EVER)
-        if self._ear.get(f"alarm/{self.rank}") == b"deserted":
+        if self._ear.get(f"alarm/{self.rank}").decode() == Call.DESERTED.value:
             self.deserted.set()
             self._ear.wait([f"again/{self.rank}"], FOR_EVER)
         if self._quiet:
@@ -231,7 +212,7 @@ class Watch:
         self.alarmed.set()
         for interrupt in self.interrupts:
             interrupt()
-        with contextlib.suppress(RuntimeError):  # its author may have died since
+        with contextlib.suppress(RuntimeError):  # its author may have died
             self._ear.wait(["verdict"], datetime.timedelta(seconds=self.grace))
             self._verdict = Verdict.from_json(self._ear.get("verdict").decode())
         self._ear.wait([f"ended/{self.rank}"], FOR_EVER)
@@ -244,90 +225,70 @@ class Watch:
     # ---- asking ------------------------------------------------------------------------------------------------------------
 
     def _ask(self, seconds: float = 0.0) -> Verdict:
-        """Raise the alarm, or join the one that was raised; in less than `grace`, or `seconds`, whatever the store does."""
+        """Raise the alarm, or join one that was raised; takes at most `grace` or `seconds`, whatever the store does."""
         if self._verdict is None:
-            hopeless = self._unreachable() or bool(self._holder and _process_word(self._holder))
+            hopeless = self._unreachable() or self._holder_is_lost()
             answer = None if hopeless else _within(0.9 * max(self.grace, seconds), self._collect)
             self._verdict = answer or self._verdict or self._presumed()
         return self._verdict
 
     def _presumed(self) -> Verdict:
-        """What is known without asking: this rank's own state. The others get the benefit of the doubt.
+        """What is known without asking: this rank's own state. The others get the benefit of the doubt, but the store's holder.
 
-        But if the store does not answer, its holder does not.
+        The holder does not answer, because the store does not.
         """
         if self._raised:
             return Verdict({rank: State() for rank in self._others()} | {self.rank: self._mine()}, world=self.world)
         mine = self._state()
         states = {rank: mine for rank in range(self.world) if rank != self.store_rank}
-        if self.store_rank is not None and (word := _process_word(self._holder)):
-            states[self.store_rank] = State(process=word)
+        if self._holder is not None and self.store_rank is not None and (fate := self._holder.fate):
+            states[self.store_rank] = State(fate=fate, pid=self._holder.pid)
         return Verdict(states, self.store_rank, self.world)
 
     def _collect(self) -> Verdict:
         first = self._store.compare_set("alarm", "", str(self.rank)).decode() == str(self.rank)
         self._store.set(f"state/{self.rank}", self._answer())
         if not first:
-            with contextlib.suppress(Exception):  # its author may have died since: then ask again, oneself
+            with contextlib.suppress(Exception):  # its author may have died: then this rank asks again
                 self._store.wait(["verdict"], datetime.timedelta(seconds=0.78 * self.grace))
                 return Verdict.from_json(self._store.get("verdict").decode())
         deadline = time.monotonic() + (0.7 if first else 0.1) * self.grace
         others = self._others()
         if others:
-            self._store.multi_set([f"{key}/{rank}" for key in ("alarm", "again") for rank in others], ["alarm"] * 2 * len(others))
+            self._store.multi_set(
+                [f"{key}/{rank}" for key in ("alarm", "again") for rank in others], [Call.ALARM.value] * 2 * len(others)
+            )
         pending = set(range(self.world))
-        fate: dict[int, str] = {}
+        lost: dict[int, State] = {}
         while pending and time.monotonic() < deadline:
             pending = {rank for rank in pending if not self._store.check([f"state/{rank}"])}
-            fate = {rank: word for rank in pending if (word := self._process_word(rank))}
-            if pending == fate.keys():
-                break  # the kernel says that none of them will ever answer
+            lost = {rank: state for rank in pending if (state := self._lost(rank))}
+            if pending == lost.keys():
+                break  # none of them will ever answer
             time.sleep(0.02)
-        states = {rank: State(process=word) for rank, word in fate.items()}
+        states = dict(lost)
         for rank in set(range(self.world)) - pending:
             states[rank] = State.from_json(self._store.get(f"state/{rank}"))
         verdict = Verdict(states, world=self.world)
         self._store.set("verdict", verdict.to_json())
         return verdict
 
-    def _process_word(self, rank: int) -> str:
+    def _lost(self, rank: int) -> State | None:
+        """The state of a rank that will never answer, as far as the kernel of this host knows; None for all others."""
         key = f"process/{rank}"
-        return _process_word(self._store.get(key).decode()) if self._store.check([key]) else ""
+        if not self._store.check([key]):
+            return None
+        process = ProcessId.parse(self._store.get(key).decode())
+        fate = process.fate
+        return None if fate is None else State(fate=fate, pid=process.pid)
 
-
-def _process_word(note: str) -> str:
-    """What the kernel says of a process on this host that will never answer: killed or stopped; empty otherwise."""
-    home, pid, started = note.split()
-    if home != _process_home():
-        return ""
-    found = look_up(int(pid))
-    if found is None or found.started != started or found.dead:
-        return f"its process {pid} is dead"
-    return f"its process {pid} is stopped" if found.state in "Tt" else ""
-
-
-def _process_home() -> str:
-    """Where a process id means something: this kernel and pid namespace."""
-    try:
-        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{os.stat('/proc/self/ns/pid').st_ino}"
-    except OSError:
-        return f"unknown/{os.getpid()}"
-
-
-def _process_note() -> str:
-    found = look_up(os.getpid())
-    return f"{_process_home()} {os.getpid()} {found.started if found else '?'}"
+    def _holder_is_lost(self) -> bool:
+        return self._holder is not None and self._holder.fate is not None
 
 
 def _within(seconds: float, ask: Callable[[], T]) -> T | None:
-    """The answer of `ask`, or None if it fails or takes longer: a store whose host is stopped keeps its caller for ever."""
-    answer: list[T] = []
-
-    def run() -> None:
-        with contextlib.suppress(Exception):
-            answer.append(ask())
-
-    asking = threading.Thread(target=run, name="phalanx-ask", daemon=True)
-    asking.start()
-    asking.join(seconds)
-    return answer[0] if answer else None
+    """The answer of `ask`, or None if it fails or takes longer: a store on a stopped host blocks its clients."""
+    try:
+        return bounded(seconds, ask, "phalanx-ask")
+    except Exception:  # noqa: BLE001  the store may be gone, or full of what a stranger wrote
+        return None

@@ -1,7 +1,7 @@
-"""Which ranks share a host: told by the kernel and the network namespace, not by the host's name.
+"""Which ranks share a host: the kernel and the network namespace decide, not the host's name.
 
-Names repeat (two machines called `localhost`) and several namespaces or containers share a kernel but not a network, so the
-key is the kernel's boot id with the inode of the network namespace. Ranks with one key can reach each other over loopback.
+Names repeat (two machines called `localhost`), and several namespaces or containers share a kernel but not a network. So the key
+is the kernel's boot id with the inode of the network namespace. Ranks with the same key can reach each other over loopback.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import socket
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+
+from phalanx.comm.processes import boot_id
 
 
 def host_key() -> str:
     """A text that is equal on two ranks exactly when they share a kernel and a network."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
+        return f"{boot_id()}/{os.stat('/proc/self/ns/net').st_ino}"
     except OSError:  # not Linux
         return f"{socket.gethostname()}/{uuid.getnode():x}"
 

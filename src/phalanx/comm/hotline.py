@@ -1,10 +1,12 @@
-"""A side line between ranks: short questions and answers over TCP, beside the job's store and its data connections.
+"""A side channel between ranks: short questions and answers over TCP, beside the job's store and its data connections.
 
-A thread of each rank answers whatever the training thread does, so an answer means "the process is alive and can be reached", and
-no answer means that it is not. Nothing travels until somebody asks. Each rank listens on the address that gloo uses as well, so
-whoever can exchange tensors can ask. A question and its answer are one line each: a signature and JSON. The key of the signatures
-is random, and comes over the job's data connections. Nobody parses what is not signed; an answer is signed together with its
-question, so that nobody can answer for a rank that is gone, nor repeat what it once said.
+A thread of each rank answers, whatever the training thread does. So an answer means that the process is alive and can be reached,
+and no answer means that it is not. Nothing travels until a rank asks. Each rank listens on the address that gloo uses too, so
+ranks that can exchange tensors can ask each other.
+
+A question and its answer are one line each: a signature and JSON. The key of the signatures is random, and comes over the job's
+data connections. Lines without a valid signature are not parsed. An answer is signed together with its question, so a stranger
+can neither answer for a lost rank nor replay an old answer.
 """
 
 from __future__ import annotations
@@ -26,47 +28,47 @@ LONGEST = 1 << 20  # bytes of a question or an answer
 PATIENCE = 5.0  # seconds in which a caller must have asked
 CALLERS = 1024  # at a time
 HELD = 16 << 20  # bytes of questions that have begun, of all callers together
-PAUSE = 0.05  # seconds without a new caller, when this process has no descriptor left for one
+PAUSE = 0.05  # seconds to wait before accepting again, when this process has no descriptor left
 
 Answer = Callable[[dict[str, Any]], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What came back: the words of those who answered, and who refused the connection because no process listens any more."""
+    """What came back: `words` by rank, and the ranks that refused the connection, because no process listens any more."""
 
     words: dict[int, dict[str, Any]] = field(default_factory=dict)
     refused: frozenset[int] = frozenset()
 
 
 class Hotline:
-    """This rank's end of the line, at `address`. All ranks make it together; `answer` runs in the line's own thread."""
+    """This rank's end of the channel, at `address`. All ranks make it together; `answer` runs in the channel's own thread."""
 
     def __init__(self, address: str, answer: Answer, allgather: Callable[[Any], list[Any]]) -> None:
         self._listener = socket.create_server((address, 0), backlog=min(CALLERS, socket.SOMAXCONN))
         port = self._listener.getsockname()[1]
         mine = [address, port, secrets.token_hex(32)]
-        told = [list(each) for each in allgather(mine)]
-        self._places = [(host, port) for host, port, _ in told]
-        self._script = _Script(bytes.fromhex(told[0][2]))
+        places = [list(each) for each in allgather(mine)]
+        self._places = [(host, port) for host, port, _ in places]
+        self._lines = _SignedLines(bytes.fromhex(places[0][2]))
         self._wake, self._end = socket.socketpair()
         self._thread = threading.Thread(
             target=_serve,
-            args=(self._listener, self._wake, self._script, told.index(mine), answer),
+            args=(self._listener, self._wake, self._lines, places.index(mine), answer),
             name="phalanx-hotline",
             daemon=True,
         )
         self._thread.start()
 
     def ask(self, questions: Mapping[int, Mapping[str, Any]], seconds: float) -> Answers:
-        """Ask several ranks at once, each its question, and wait `seconds` for their answers at most."""
+        """Ask several ranks at once, each its own question, and wait at most `seconds` for their answers."""
         until = time.monotonic() + seconds
         words: dict[int, dict[str, Any]] = {}
         refused: set[int] = set()
         with selectors.DefaultSelector() as waiting, contextlib.ExitStack() as open_ones:
             for rank, question in questions.items():
                 nonce = secrets.token_hex(16)
-                message = self._script.write(f"question to {rank}", {"nonce": nonce, **question})
+                message = self._lines.write(f"question to {rank}", {"nonce": nonce, **question})
                 caller = open_ones.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
                 caller.setblocking(False)
                 with contextlib.suppress(OSError):
@@ -80,7 +82,7 @@ class Hotline:
                         if word is None:
                             waiting.modify(key.fileobj, selectors.EVENT_WRITE if call.left else selectors.EVENT_READ, call)
                             continue
-                        words[call.rank] = self._script.read(f"answer to {call.nonce}", word)
+                        words[call.rank] = self._lines.read(f"answer to {call.nonce}", word)
                     except ConnectionRefusedError:
                         refused.add(call.rank)
                     except (OSError, ValueError):
@@ -89,7 +91,7 @@ class Hotline:
         return Answers(words, frozenset(refused))
 
     def close(self) -> None:
-        """Answer no more. Idempotent."""
+        """Stop answering. Idempotent."""
         with contextlib.suppress(OSError):
             self._end.close()
         if self._thread is not threading.current_thread():
@@ -103,7 +105,7 @@ class _Call:
         self.rank, self.left, self.nonce, self._come = rank, message, nonce, b""
 
     def get_on(self, caller: socket.socket) -> bytes | None:
-        """Send or receive what is possible now; the answer once it is complete."""
+        """Send or receive what is possible now; returns the answer once it is complete."""
         if self.left:
             error = caller.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if error:
@@ -117,8 +119,8 @@ class _Call:
         return self._come if self._come.endswith(b"\n") else None
 
 
-class _Script:
-    """Lines that are signed. `about` is signed, too, and does not travel: both ends know it."""
+class _SignedLines:
+    """Lines with signatures. `about` is signed too, but not sent: both ends know it."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
@@ -128,7 +130,7 @@ class _Script:
         return self._signature(about, text) + b" " + text + b"\n"
 
     def read(self, about: str, line: bytes) -> dict[str, Any]:
-        """ValueError unless a rank of the job has written it."""
+        """What a rank of the job has written; ValueError for any other line."""
         signature, _, text = line.removesuffix(b"\n").partition(b" ")
         if not hmac.compare_digest(signature, self._signature(about, text)):
             raise ValueError("not signed by a rank of this job")
@@ -141,8 +143,8 @@ class _Script:
         return hmac.digest(self._key, about.encode() + b"\n" + text, "sha256").hex().encode()
 
 
-def _serve(listener: socket.socket, wake: socket.socket, script: _Script, rank: int, answer: Answer) -> None:
-    """Until the other end of `wake` is closed: take calls, read one line of each, answer it, hang up."""
+def _serve(listener: socket.socket, wake: socket.socket, lines: _SignedLines, rank: int, answer: Answer) -> None:
+    """Take calls, read one line of each, answer it and hang up, until the other end of `wake` is closed."""
     with selectors.DefaultSelector() as waiting, listener, wake:
         listener.setblocking(False)
         waiting.register(listener, selectors.EVENT_READ)
@@ -164,7 +166,7 @@ def _serve(listener: socket.socket, wake: socket.socket, script: _Script, rank: 
                     callers[caller] = (since, more or b"")
                     if more is None or more.endswith(b"\n"):
                         if more is not None:
-                            _reply(caller, more, script, rank, answer)
+                            _reply(caller, more, lines, rank, answer)
                         _hang_up(caller, waiting, callers)
                 for caller in _unwelcome(callers):
                     _hang_up(caller, waiting, callers)
@@ -177,7 +179,7 @@ def _accept(listener: socket.socket) -> socket.socket | None:
     try:
         caller, _ = listener.accept()
     except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE):  # the listener stays ready: without a pause this were a busy loop
+        if error.errno in (errno.EMFILE, errno.ENFILE):  # the listener stays ready: without a pause this is a busy loop
             time.sleep(PAUSE)
         return None
     caller.setblocking(False)
@@ -185,7 +187,7 @@ def _accept(listener: socket.socket) -> socket.socket | None:
 
 
 def _unwelcome(callers: Mapping[socket.socket, tuple[float, bytes]]) -> list[socket.socket]:
-    """Who takes too long, and the eldest of too many, or of those who together say too much."""
+    """Callers that take too long, and the oldest if there are too many, or if they hold too many bytes together."""
     now = time.monotonic()
     held, found = sum(len(line) for _, line in callers.values()), []
     for number, (caller, (since, line)) in enumerate(callers.items()):
@@ -196,7 +198,7 @@ def _unwelcome(callers: Mapping[socket.socket, tuple[float, bytes]]) -> list[soc
 
 
 def _read(caller: socket.socket, line: bytes) -> bytes | None:
-    """What came so far; None where the caller is gone or says too much."""
+    """What came so far; None if the caller is gone or sends too much."""
     try:
         piece = caller.recv(1 << 16)
     except BlockingIOError:
@@ -206,11 +208,11 @@ def _read(caller: socket.socket, line: bytes) -> bytes | None:
     return line + piece if piece and len(line) + len(piece) <= LONGEST else None
 
 
-def _reply(caller: socket.socket, line: bytes, script: _Script, rank: int, answer: Answer) -> None:
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # a stranger's line is no reason to stop answering
-        question = script.read(f"question to {rank}", line)
+def _reply(caller: socket.socket, line: bytes, lines: _SignedLines, rank: int, answer: Answer) -> None:
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # a line of a stranger must not stop this thread
+        question = lines.read(f"question to {rank}", line)
         nonce = question.pop("nonce")
-        reply = script.write(f"answer to {nonce}", answer(question))
+        reply = lines.write(f"answer to {nonce}", answer(question))
         caller.settimeout(PATIENCE)
         caller.sendall(reply)
 

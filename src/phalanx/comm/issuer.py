@@ -1,30 +1,28 @@
-"""One thread per rank starts every communication, in the order in which it was asked for.
+"""One thread per rank starts every communication, in the order of the calls.
 
-torch wants one global order of operations over all process groups, and gloo's wait() blocks: a thread of its own gives the
-order, and leaves the training thread free to compute, or to notice that a wait has become hopeless. `Pending` is the caller's
-end of it.
+torch wants one global order of operations over all process groups, and gloo's wait() blocks. A separate thread keeps that order,
+and leaves the training thread free to compute, or to notice that a wait has become hopeless.
 """
 
 from __future__ import annotations
 
 import os
 import queue
-import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from phalanx.comm.failure import CommunicationError, State, Watch
-from phalanx.comm.streams import Lane
+from phalanx.comm.pending import Operation, Pending
 from phalanx.comm.traffic import Traffic
-from phalanx.comm.transports.shm import Disagreement
+from phalanx.comm.transports import TransportError
+from phalanx.native.errors import Disagreement, Refused, SharedMemoryError
 
 LOOK = 0.1  # seconds between two looks at the clock and the alarm while waiting
 AFTERMATH = 2.0  # seconds without progress after which messages of a rank that has ended are no longer expected
 
-
-_forks = 0  # how often this process's line was forked: to ask the kernel who we are would cost more than a small sum is worth
+_forks = 0  # how often this process and its ancestors were forked: os.getpid() would cost more than a small sum
 
 
 def _count_fork() -> None:
@@ -35,75 +33,22 @@ def _count_fork() -> None:
 os.register_at_fork(after_in_child=_count_fork)
 
 
-class Operation:
-    """One communication on its way: what it is called, who takes part, the work, and how it ended."""
-
-    def __init__(
-        self,
-        comm: str,
-        number: int,
-        name: str,
-        members: Mapping[int, int],
-        work: Callable[[], Any],
-        lane: Lane,
-        landing: Callable[[], None] | None = None,
-        *,
-        may_fail: bool = False,
-    ) -> None:
-        self.comm, self.number, self.name, self.members = comm, number, name, members
-        self.may_fail = may_fail  # its failure is the caller's affair, and breaks nothing else
-        self.work, self.lane = work, lane
-        self.landing = landing  # waits for what `work` has only begun; the operations behind it do not
-        self.finished = threading.Event()
-        self.result: Any = None
-        self.error: BaseException | None = None
-        self.alive = time.monotonic()  # when it last got on: started, or finished a step
-        self.ended = 0.0  # when it was over, by time.perf_counter(); on a GPU, when it was queued
-
-    def __str__(self) -> str:
-        return self.name
-
-
-class Pending:
-    """A communication under way. `wait()` returns its result, `done()` tells without waiting."""
-
-    def __init__(self, operation: Operation, issuer: Issuer) -> None:
-        self._operation, self._issuer = operation, issuer
-
-    def done(self) -> bool:
-        return self._operation.finished.is_set() and self._operation.lane.done()
-
-    def wait(self) -> Any:
-        self._issuer.finish(self._operation)
-        self._operation.lane.join()
-        return self._operation.result
-
-    def settle(self, seconds: float) -> BaseException | None:
-        """Of what may fail: wait for it, `seconds` at most, and return why it did not arrive; None if it did."""
-        return self._issuer.settle(self._operation, seconds)
-
-    @property
-    def ended(self) -> float:
-        """When it was over, by `time.perf_counter()`; on a GPU, when it was queued. To be read after `wait()`."""
-        return self._operation.ended
-
-
 class Issuer:
-    """The thread, its queue, and the knowledge of what this rank is doing, which answers other ranks' alarms."""
+    """The thread and its queue. It knows what this rank is doing, and so answers other ranks' alarms."""
 
     def __init__(self, timeout: float, watch: Watch | None, cut: Callable[[], None] | None = None) -> None:
         self._timeout = timeout
-        self.patience = timeout - (watch.grace if watch else 0.0)  # the verdict, too, is due within the timeout
+        self.patience = timeout - (watch.grace if watch else 0.0)  # the verdict is due within the timeout as well
         self._watch = watch
         self.traffic: Traffic | None = None  # which messages are under way, where the transport knows
-        self._cut = cut  # breaks the transport's connections, so that work which waits for a message fails
+        self._cut = cut  # breaks the transport's connections, so that work that waits for a message fails
         self._queue: queue.SimpleQueue[Operation | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._current: Operation | None = None
         self._submitted = self._completed = 0
-        self._flying: dict[threading.Thread, Operation] = {}  # begun, and waited for in threads of their own
+        self._flying: dict[threading.Thread, Operation] = {}  # begun; each thread waits for one
         self._awaited: Operation | None = None  # the one of them that the calling thread waits for
-        self._doing: Callable[[], Operation] | None = None  # what the calling thread does itself, told only if somebody asks
+        self._doing: Callable[[], Operation] | None = None  # describes what the calling thread does itself
         self._last: str | Callable[[], Operation] = ""
         self._idle_since = time.monotonic()
         self._broken: CommunicationError | None = None
@@ -129,10 +74,10 @@ class Issuer:
         return Pending(operation, self)
 
     def check_process(self, name: str) -> None:
-        """Raise in a forked child: it has the parent's connections and memory, but is not the rank that the others know."""
+        """Raise in a forked child: it has the parent's connections and memory, but to the others the parent is the rank."""
         if self._forks != _forks:
             raise RuntimeError(
-                f"{name}: this communicator belongs to process {self._process}, and this is process {os.getpid()}, a fork of it:"
+                f"{name}: this communicator belongs to process {self._process}, but this is process {os.getpid()}, a fork of it:"
                 " create a communicator after the fork, or start processes with spawn or forkserver"
             )
 
@@ -147,24 +92,24 @@ class Issuer:
         return self._submitted == self._completed and self._broken is None
 
     def directly(self, work: Callable[[], Any], describe: Callable[[], Operation]) -> Any:
-        """Do `work` in the calling thread, while this is `idle`; its failure is explained as any other's."""
+        """Do `work` in the calling thread, while the issuer is `idle`; a failure is explained like any other."""
         if self._forks != _forks:
             self.check_process(describe().name)
         self._doing = describe
         try:
             result = work()
-        except RuntimeError as error:
-            if not _is_transport_failure(error):
+        except (TransportError, SharedMemoryError) as error:
+            if not _breaks_the_network(error):
                 raise
             self._current = describe()  # stays: it is this rank's answer to alarms
-            raise self._fail(self._current, _gist(error)) from error
+            raise self._fail(self._current, str(error)) from error
         finally:
             self._doing = None
         self._last, self._idle_since = describe, time.monotonic()
         return result
 
     def got_on(self) -> None:
-        """Called by the work itself after each step: a long transfer that moves is not a hang."""
+        """Note progress. The work calls it after each step, so that a long transfer does not count as a hang."""
         current = self._flying.get(threading.current_thread()) or self._current
         if current is not None:
             current.alive = time.monotonic()
@@ -176,7 +121,7 @@ class Issuer:
         if current is None:
             last = self._last if isinstance(self._last, str) else self._last().name
             return State(operation=last, seconds=time.monotonic() - self._idle_since)
-        awaited, posted = self.traffic.told() if self.traffic is not None else ((), ())
+        awaited, posted = self.traffic.report() if self.traffic is not None else ((), ())
         seconds = time.monotonic() - current.alive
         return State(current.comm, current.number, current.name, seconds, awaited=awaited, posted=posted)
 
@@ -184,7 +129,7 @@ class Issuer:
         """Wait until the operation is over; raise if it failed, or as soon as it is known that it cannot succeed."""
         self.check_process(operation.name)
         if operation.landing is not None and not operation.finished.is_set():
-            # patience begins here: the peers may have computed for as long as this rank has before it came to wait
+            # patience begins here: the peers may compute for as long as this rank did before it waited
             operation.alive = time.monotonic()
             self._awaited = operation
         try:
@@ -193,13 +138,13 @@ class Issuer:
         finally:
             self._awaited = None
         error = operation.error
-        if error is not None and not _is_transport_failure(error):
-            raise error  # a mistake in the call, not in the communication
+        if error is not None and not _breaks_the_network(error):
+            raise error  # of the work itself: a mistake in the call, too little memory
         if error is not None:
-            raise self._fail(operation, _gist(error)) from error
+            raise self._fail(operation, str(error)) from error
 
     def settle(self, operation: Operation, seconds: float) -> BaseException | None:
-        """Wait for an operation that may fail; TimeoutError if it takes longer than `seconds`. An alarm is raised here, too."""
+        """Wait for an operation that may fail, and return its error, or a TimeoutError after `seconds`. Raises after an alarm."""
         self.check_process(operation.name)
         until = time.monotonic() + seconds
         self._awaited = operation
@@ -211,12 +156,12 @@ class Issuer:
                     return TimeoutError(f"{operation.name} did not arrive within {seconds:g} s")
         finally:
             self._awaited = None
-        if operation.error is not None and not _is_transport_failure(operation.error):
+        if operation.error is not None and not _breaks_the_network(operation.error):
             raise operation.error
         return operation.error
 
     def _lose_patience(self, operation: Operation) -> None:
-        """Raise if `operation`, which is not finished, will not be."""
+        """Raise if `operation` cannot finish any more."""
         if self._watch is None:
             return
         current = self._current or operation
@@ -236,12 +181,12 @@ class Issuer:
                 mine = State(current.comm, current.number, current.name)
                 left = self._timeout - (time.monotonic() - max(operation.alive, current.alive))
                 self._broken = self._watch.fail(mine, current.members, cause, left)
-            self._cut_off()  # also when this rank's own thread is free: the others are told by their broken connections
+            self._cut_off()  # also when this rank's own thread is free: the others notice their broken connections
         self._deliver()
         return self._broken
 
     def _deliver(self) -> None:
-        """The user's code gets the error now: from here on it decides how this rank ends."""
+        """The user's code gets the error now, and decides how this rank ends."""
         if self._watch is not None:
             self._watch.delivered.set()
 
@@ -250,11 +195,11 @@ class Issuer:
             operation.alive = time.monotonic()
             self._current = operation
             try:
-                with operation.lane:
+                with operation.order:
                     operation.result = operation.work()
-            except BaseException as error:  # noqa: BLE001  whatever it is, the waiting thread has to know
+            except BaseException as error:  # noqa: BLE001  raised in the thread that waits
                 operation.error = error
-                if _is_transport_failure(error) and not operation.may_fail:
+                if _breaks_the_network(error) and not operation.may_fail:
                     operation.finished.set()
                     return  # `_current` stays: it is this rank's answer to alarms
             self._last, self._idle_since = operation.name, time.monotonic()
@@ -265,15 +210,15 @@ class Issuer:
                 operation.finished.set()
             else:
                 self._land_later(operation, operation.landing)
-            del operation  # and with it the tensors: nobody knows when the next one comes
+            del operation  # and with it the tensors: the next one may come much later
 
     def _land_later(self, operation: Operation, landing: Callable[[], None]) -> None:
-        """Wait for `operation` in a thread of its own: gloo has no other way to learn that a message came, and blocks."""
+        """Wait for `operation` in a separate thread: gloo's wait blocks, and there is no other way to learn of a message."""
 
         def land() -> None:
             try:
                 landing()
-            except BaseException as error:  # noqa: BLE001  whatever it is, the waiting thread has to know
+            except BaseException as error:  # noqa: BLE001  raised in the thread that waits
                 operation.error = error
             operation.ended = time.perf_counter()
             del self._flying[thread]
@@ -284,7 +229,7 @@ class Issuer:
         thread.start()
 
     def stop(self) -> None:
-        """Finish what is queued or begun, then end the thread; what does not finish soon is given up. Idempotent."""
+        """Finish what is queued or begun, then end the thread. Gives up what does not finish soon. Idempotent."""
         if self._thread is not None and self._broken is None:
             self._queue.put(None)
             if not self._join(1.0):
@@ -295,27 +240,22 @@ class Issuer:
         assert self._thread is not None
         until = time.monotonic() + seconds
         self._thread.join(seconds)
-        threads = [self._thread, *self._flying]  # looked up now: until it ends, the issuing thread starts others
+        threads = [self._thread, *self._flying]  # only now: until it ends, the issuing thread starts others
         for thread in threads:
             if thread.is_alive():
                 thread.join(max(0.0, until - time.monotonic()))
         return not any(thread.is_alive() for thread in threads)
 
     def _cut_off(self) -> None:
-        """Get the thread out of the transport: one that Python finds there at exit ends the process with SIGABRT."""
+        """Get the thread out of the transport: if Python finds it there at exit, the process ends with SIGABRT."""
         if self._cut is not None and self._thread is not None:
             self._cut()
             self._join(1.0)
 
 
-def _gist(error: BaseException) -> str:
-    """What gloo says, without its source line before and its advice after: `[/path/pair.cc:553] Connection closed by ...`."""
-    return re.sub(r"^\[\S+:\d+\] ", "", str(error).strip()).split("\n")[0].split(". ")[0]
+def _breaks_the_network(error: BaseException) -> bool:
+    """Whether messages do not get through any more. Any other error is one of the work itself, and breaks nothing else.
 
-
-def _is_transport_failure(error: BaseException) -> bool:
-    """torch's transports raise RuntimeError (and its DistError family); a wrong argument is a TypeError or ValueError.
-
-    A CommunicationError or Disagreement out of the work itself: ranks disagreed before anything was sent, and nothing is broken.
+    After a Disagreement or a Refused shared memory is as good as before.
     """
-    return isinstance(error, RuntimeError | OSError) and not isinstance(error, CommunicationError | Disagreement)
+    return isinstance(error, TransportError | SharedMemoryError) and not isinstance(error, Disagreement | Refused)

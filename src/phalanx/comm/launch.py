@@ -1,12 +1,12 @@
-"""Who am I: rank, world and meeting point, read from what torchrun, mpirun or srun left in the environment.
+"""Who am I: rank, world and meeting point, from the environment that torchrun, mpirun or srun sets.
 
-`discover(environ)` is a pure function to a frozen `Launch`. The meeting point is where rank 0 opens torch's key-value store;
-the launchers differ in how much of it they tell:
+`discover(environ)` is a pure function to a frozen `Launch`. The meeting point is where rank 0 opens torch's key-value store. The
+launchers differ in how much of it they provide:
 
     torchrun, or by hand   RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT: all of it
     srun                   the list of nodes: its first one, and a port derived from the job and step
-    mpirun on one host     nothing: rank 0 takes a free port of the loopback device and leaves a note for its siblings
-    mpirun on several      MASTER_ADDR if the user exports it, otherwise mpi4py carries the address
+    mpirun on one host     nothing: rank 0 takes a free loopback port and leaves a note for the other ranks
+    mpirun on several      MASTER_ADDR if you export it, otherwise mpi4py carries the address
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-MOST_RANKS = 1 << 20  # more is a slip of the finger
-DEFAULT_PORT = 29400  # of a MASTER_ADDR that comes without a MASTER_PORT
+MOST_RANKS = 1 << 20  # more is a typing error
+DEFAULT_PORT = 29400  # for a MASTER_ADDR without a MASTER_PORT
 LISTENER = "PHALANX_LISTENER"  # set by start.py for rank 0
-SECRET = "PHALANX_SECRET"  # signs what ranks tell each other through the store (signed.py)
+SECRET = "PHALANX_SECRET"  # signs what ranks write to the store (signed.py)
 SHORTEST_SECRET = 16  # characters
 LAUNCHERS = frozenset(
     {"mpirun", "mpiexec", "mpiexec.hydra", "hydra_pmi_proxy", "orterun", "orted", "prterun", "prted", "prte", "prun"}
@@ -29,7 +29,7 @@ LAUNCHERS = frozenset(
 
 
 class LaunchError(RuntimeError):
-    """The environment speaks of several ranks but does not say how they find each other."""
+    """The environment describes several ranks, but not how they find each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +45,16 @@ class Launch:
     port: int = 0
     agent_store: bool = False  # torchrun's agent already holds the store at that address
     attempt: int = 0  # of an elastic torchrun: keys of an earlier attempt are not ours
-    job: str = ""  # the launcher's name of it, the same on all its ranks
-    one_host: bool = False  # the launcher says that all ranks are on this host
-    listener: int = -1  # of rank 0: the file descriptor of the meeting point's socket, where its parent has opened it
+    job: str = ""  # the launcher's name for the job, the same on all its ranks
+    one_host: bool = False  # all ranks are on this host, by the launcher's word
+    listener: int = -1  # for rank 0: the file descriptor of the meeting point's socket, if its parent has opened it
 
 
 ALONE = Launch(how="alone", rank=0, world=1)
 
 
 def discover(environ: Mapping[str, str] = os.environ) -> Launch:
-    """Read the launcher's variables; an inner launcher (torchrun under srun, mpirun under srun) goes before the outer."""
+    """Read the launcher's variables; an inner launcher (torchrun under srun, mpirun under srun) comes before the outer."""
     if "RANK" in environ and "WORLD_SIZE" in environ:
         return _torchrun(environ)
     if "OMPI_COMM_WORLD_RANK" in environ:
@@ -63,7 +63,7 @@ def discover(environ: Mapping[str, str] = os.environ) -> Launch:
         )
     if "PMI_RANK" in environ and "PMI_SIZE" in environ and "SLURM_STEP_NUM_TASKS" not in environ:
         return _mpirun(environ, "mpirun (MPICH)", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-    # SLURM_NTASKS is also set in a batch script that never called srun: there is one process then, not SLURM_NTASKS
+    # SLURM_NTASKS is also set in a batch script without srun, which is one process, not SLURM_NTASKS
     if "SLURM_PROCID" in environ and "SLURM_STEP_NUM_TASKS" in environ:
         return _srun(environ)
     return ALONE
@@ -128,7 +128,7 @@ def _srun(environ: Mapping[str, str]) -> Launch:
 
 
 def exported_secret(environ: Mapping[str, str] = os.environ) -> str | None:
-    """The secret of the job, where a launcher carries one to all ranks."""
+    """The secret of the job, if the environment carries one to all ranks."""
     secret = environ.get(SECRET)
     if secret is not None and len(secret) < SHORTEST_SECRET:
         raise LaunchError(f"{SECRET} has {len(secret)} characters, fewer than {SHORTEST_SECRET}: use $(openssl rand -hex 32)")
@@ -139,7 +139,7 @@ def _number(environ: Mapping[str, str], key: str, default: int | None = None) ->
     text = environ.get(key)
     if text is None:
         if default is None:
-            raise LaunchError(f"{key} is not set, though its companions are: unset them all, or start with one launcher")
+            raise LaunchError(f"{key} is not set, but others of its launcher are: unset them all, or start with one launcher")
         return default
     if not re.fullmatch(r"\s*-?\d{1,18}\s*", text, re.ASCII):
         raise LaunchError(f"{key}={text!r} is not a number")
@@ -150,7 +150,7 @@ def _checked(launch: Launch) -> Launch:
     if not 0 <= launch.rank < launch.world:
         raise LaunchError(f"{launch.how} says rank {launch.rank} of {launch.world}: ranks run from 0 to {launch.world - 1}")
     if launch.world > MOST_RANKS:
-        raise LaunchError(f"{launch.how} says that there are {launch.world} ranks: at most {MOST_RANKS}")
+        raise LaunchError(f"{launch.how} says that there are {launch.world} ranks: at most {MOST_RANKS} are possible")
     if launch.local_rank < 0 or launch.local_world < 1:
         raise LaunchError(f"{launch.how} says local rank {launch.local_rank} of {launch.local_world}: they count from 0")
     if launch.world > 1 and launch.address is not None and not 1 <= launch.port <= 65535:
@@ -161,7 +161,7 @@ def _checked(launch: Launch) -> Launch:
 
 
 def _is_host(address: str) -> bool:
-    """Whether it can be looked up at all; Python refuses some names with an error that no caller expects."""
+    """Whether it can be looked up at all; Python rejects some names with an error that no caller expects."""
     try:
         address.encode("idna")
     except UnicodeError:
@@ -175,22 +175,22 @@ def first_host(nodes: str) -> str:
     return re.sub(r"\[(\d+)[^\]]*\]", r"\1", first.group()) if first else ""
 
 
-# ---- mpirun tells no meeting point ------------------------------------------------------------------------------------------
+# ---- mpirun names no meeting point ------------------------------------------------------------------------------------------
 
 
 def meeting_point_through_mpi4py() -> tuple[str, int]:
-    """The host of rank 0 and a port that is free there, told to all by MPI itself; called by all ranks."""
+    """The host of rank 0 and a free port there, broadcast by MPI itself; all ranks call it."""
     try:
         from mpi4py import MPI  # type: ignore[import-not-found,unused-ignore]
     except ImportError:
         raise LaunchError(
-            "mpirun started ranks on several hosts and did not say where rank 0 is: "
+            "mpirun started ranks on several hosts, but does not say where rank 0 is: "
             "export it (mpirun -x MASTER_ADDR=host0 ..., MPICH: -genv MASTER_ADDR host0) or pip install mpi4py"
         ) from None
     with socket.socket() as probe:
         probe.bind(("", 0))
         words = f"{socket.gethostname()} {probe.getsockname()[1]}"
-    told = bytearray(words.encode().ljust(256, b"\0"))
-    MPI.COMM_WORLD.Bcast(told)  # as bytes: the lower-case bcast would pickle
-    host, port = told.rstrip(b"\0").decode().split()
+    text = bytearray(words.encode().ljust(256, b"\0"))
+    MPI.COMM_WORLD.Bcast(text)  # as bytes: the lower-case bcast would pickle
+    host, port = text.rstrip(b"\0").decode().split()
     return host, int(port)

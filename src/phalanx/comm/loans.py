@@ -1,8 +1,8 @@
-"""Shared memory that a communicator has given out, and takes back when nobody uses it any more.
+"""Shared memory that a communicator lends out, and takes back when no rank uses it any more.
 
-To give memory back is collective, but ranks drop their tensors when they like, and a garbage collector drops them for them. So
+Releasing shared memory is collective, but each rank drops its tensors when it likes, and the garbage collector may do it. So
 nothing happens when a tensor is dropped. Whenever the ranks ask for new memory, which they do together, they first compare which
-of the old buffers are in use, and release those that no rank has any more. Who makes one optimizer after the other thus needs the
+of the old buffers are in use, and release those that no rank has any more. If you make one optimizer after the other you need the
 memory of two.
 """
 
@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import torch
 
-from phalanx.comm.storage import other_views
-from phalanx.comm.transports.shm import HostTeam
+from phalanx._torch_private import other_views
+from phalanx.native.team import HostTeam
 
 
 class Loans:
@@ -24,11 +24,11 @@ class Loans:
         self._given: list[tuple[torch.Tensor, int]] = []  # and its address
 
     def give(self, allocate: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """What `allocate` returns, after what is unused was released; all ranks of the team call it together."""
+        """Release what is unused, then lend what `allocate` returns; all ranks of the team call it together."""
         self._take_back()
         x = allocate()
         self._given.append((x, x.data_ptr()))
-        return x.view(torch.uint8)  # another tensor than the one that is kept here
+        return x.view(torch.uint8)  # not the tensor that is kept here, so that views can be counted
 
     def _take_back(self) -> None:
         if not self._given:
@@ -44,8 +44,8 @@ class Loans:
 
 
 def _is_unused(x: torch.Tensor, address: int) -> bool:
-    """Whether nobody else has a view of it. Where this torch cannot tell, somebody has.
+    """Whether there is no other view of it; False where this torch does not know.
 
-    What `share_memory()` of a model with gradients has put elsewhere, the team does not know any more: it is kept.
+    `share_memory()` on a model with gradients moves them to memory that the team does not know. Such a buffer is kept.
     """
     return x.data_ptr() == address and other_views(x) == 0

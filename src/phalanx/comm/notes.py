@@ -1,7 +1,7 @@
-"""Notes between processes of one user on one host: files that nobody else can read, write or put in their place.
+"""Notes between processes of one user on one host: files that no other user can read, write or replace.
 
-A folder of mode 0700 in the temporary folder, files of mode 0600. Readers look at the file that they have opened: a link is no
-note, nor is a file of another user, or one that others can open.
+The folder has mode 0700 and lies in the temporary folder; files have mode 0600. Readers check the file that they have opened:
+they refuse links, files of another user, and files that others can open.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ STALE = 24 * 3600.0  # seconds after which a secret belongs to a job that was ki
 
 
 class Note:
-    """A file by which rank 0 tells its siblings under one mpirun the port of its store.
+    """A file with the port of rank 0's store, for the other ranks under the same mpirun.
 
-    Its name is that of the job: the launcher process that all of them descend from, with its start time, because process
-    ids come round again.
+    It is named after the launcher process that all of them descend from, with its start time, because process ids are reused.
     """
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
@@ -59,15 +58,15 @@ def secret_path(token: str) -> Path:
 
 
 def sweep() -> None:
-    """Remove secrets that nobody removed: their jobs were killed before all ranks had met."""
+    """Remove the secrets of jobs that were killed before all ranks had met."""
     for path in private_folder().glob("secret-*"):
-        with contextlib.suppress(FileNotFoundError):  # another process sweeps, too
+        with contextlib.suppress(FileNotFoundError):  # another process may sweep too
             if time.time() - path.lstat().st_mtime > STALE:
                 path.unlink()
 
 
 def write(path: Path, text: str) -> None:
-    """Make a note; readers see all of it or nothing."""
+    """Write a note; readers see all of it or nothing."""
     part = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     number = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(number, "w") as file:
@@ -76,7 +75,7 @@ def write(path: Path, text: str) -> None:
 
 
 def read(path: Path) -> str | None:
-    """What the note says, None if there is none."""
+    """The text of the note, None if there is none."""
     try:
         number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -93,7 +92,7 @@ def read(path: Path) -> str | None:
 
 
 def private_folder() -> Path:
-    """Made if it is not there; LaunchError if it belongs to somebody else, or others can look inside."""
+    """Make the folder if it is missing; LaunchError if it belongs to another user, or others can read it."""
     folder = Path(tempfile.gettempdir()) / f"phalanx-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()

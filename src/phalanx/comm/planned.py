@@ -1,7 +1,7 @@
-"""Schedules that were planned: those of the file that PHALANX_SCHEDULES names, where it is for as many hosts and ranks.
+"""Planned schedules: those of the file that PHALANX_SCHEDULES names, if it is for this number of hosts and ranks.
 
-`phalanx plan --schedules FILE` writes it: a model of the cluster, with a profile of its network, has priced every all-reduce for
-every size. The file holds the schedules themselves, which are verified here like those of a user.
+`phalanx plan --schedules FILE` writes it. A model of the cluster, with a profile of its network, has priced every all-reduce for
+every size. The file holds the schedules themselves. They are verified here like those of a user.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import functools
 import os
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from phalanx.comm.hosts import Hosts
@@ -22,38 +23,47 @@ PLANNED = "PHALANX_SCHEDULES"
 LARGEST = 1 << 62  # bytes; no message is longer
 
 
-def planned_for(hosts: Hosts) -> tuple[tuple[int, Schedule], ...]:
-    """What the file has for these hosts, for ranks in their order, the smallest messages first; nothing if it is for others."""
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Verified all-reduces for `grid`: (hosts, ranks per host). Each serves messages up to its bytes, the smallest first."""
+
+    grid: tuple[int, int]
+    ranges: tuple[tuple[int, Schedule], ...]
+    origin: str = ""
+
+
+def planned_for(hosts: Hosts) -> Plan | None:
+    """The plan for these hosts, for ranks in their order; None if there is no file, or it is for other hosts."""
     path = os.environ.get(PLANNED)
     if not path or hosts.grid is None:
-        return ()
-    grid, ranges = _read(path)
-    return ranges if grid == hosts.grid else ()
+        return None
+    plan = _read(path)
+    return plan if plan.grid == hosts.grid else None
 
 
-def tell_if_unplanned(hosts: Hosts) -> None:
-    """Warn where PHALANX_SCHEDULES is set, but for another world than this."""
+def warn_if_unplanned(hosts: Hosts) -> None:
+    """Warn if PHALANX_SCHEDULES is set, but for another world than this."""
     path = os.environ.get(PLANNED)
-    if path and not planned_for(hosts):
-        (count, width), found = _read(path)[0], " and ".join(str(len(ranks)) for ranks in hosts.ranks)
+    if path and planned_for(hosts) is None:
+        (count, width), found = _read(path).grid, " and ".join(str(len(ranks)) for ranks in hosts.ranks)
         warnings.warn(
-            f"{PLANNED}={path} is for {count} hosts of {width} ranks, here are hosts of {found}: its schedules are not used;"
-            " `phalanx plan --schedules` makes others",
+            f"{PLANNED}={path} is for {count} hosts of {width} ranks, but this job has hosts of {found}, so its schedules are "
+            "not used: make a plan for this job with `phalanx plan --schedules`",
             stacklevel=3,
         )
 
 
 def check_planned(environ: Mapping[str, str] = os.environ) -> None:
-    """Raise where PHALANX_SCHEDULES names a file that holds no schedules."""
+    """Raise if PHALANX_SCHEDULES names a file that holds no schedules."""
     if path := environ.get(PLANNED):
         _read(path)
 
 
 @functools.lru_cache(maxsize=4)
-def _read(path: str) -> tuple[tuple[int, int], tuple[tuple[int, Schedule], ...]]:
-    """What the file holds; errors name it."""
+def _read(path: str) -> Plan:
+    """The plan in the file; errors name the file."""
     try:
-        return parse_planned(Path(path).read_text(encoding="utf-8"))
+        return replace(parse_planned(Path(path).read_text(encoding="utf-8")), origin=f"{PLANNED}={path}")
     except OSError as error:
         raise ValueError(
             f"{PLANNED}={path}: {error.strerror}; leave it unset, or make one with `phalanx plan --schedules`"
@@ -64,8 +74,8 @@ def _read(path: str) -> tuple[tuple[int, int], tuple[tuple[int, Schedule], ...]]
         raise ValueError(f"{PLANNED}={path} is not what `phalanx plan --schedules` writes: {error}") from None
 
 
-def parse_planned(text: str) -> tuple[tuple[int, int], tuple[tuple[int, Schedule], ...]]:
-    """Hosts, ranks per host, and the verified all-reduces with the bytes up to which they serve; ValueError for anything else."""
+def parse_planned(text: str) -> Plan:
+    """The plan in this text; ValueError for anything else."""
     content = loads(text, deepest=None)
     try:
         grid = read_whole(content["hosts"], "hosts", 1, MAX_RANKS), read_whole(content["per_host"], "per_host", 1, MAX_RANKS)
@@ -73,7 +83,7 @@ def parse_planned(text: str) -> tuple[tuple[int, int], tuple[tuple[int, Schedule
     except KeyError as error:
         raise ValueError(f"it has no {error}") from None
     except TypeError:
-        raise ValueError("its parts are not objects and lists as they should be") from None
+        raise ValueError("its parts are not the expected objects and lists") from None
     if grid[0] * grid[1] > MAX_RANKS:
         raise ValueError(f"{grid[0]} hosts of {grid[1]} ranks; at most {MAX_RANKS} ranks in all")
     ranges = tuple((LARGEST if limit is None else read_whole(limit, "up_to", 1, LARGEST), schedule) for limit, schedule in read)
@@ -81,10 +91,10 @@ def parse_planned(text: str) -> tuple[tuple[int, int], tuple[tuple[int, Schedule
         if schedule.goal != "sum" or schedule.world != grid[0] * grid[1]:
             raise ScheduleError(f"{schedule.name} is not an all-reduce of {grid[0]} x {grid[1]} ranks")
         if work(schedule) > MAX_WORK:
-            raise ScheduleError(f"{schedule.name}: to check it takes {work(schedule):,} additions, more than {MAX_WORK:,}")
+            raise ScheduleError(f"{schedule.name}: a check takes {work(schedule):,} additions, more than {MAX_WORK:,}")
         verify(schedule)
-        if lowered_ops(schedule) <= MAX_LOWERED:  # a check of the messages on top: they follow from what was verified
+        if lowered_ops(schedule) <= MAX_LOWERED:  # an extra check of the messages, which follow from what was verified
             verify(lower(schedule))
     if not ranges or [limit for limit, _ in ranges] != sorted({limit for limit, _ in ranges}):
         raise ValueError("`up_to` must grow from one schedule to the next")
-    return grid, ranges
+    return Plan(grid, ranges)

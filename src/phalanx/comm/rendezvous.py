@@ -1,14 +1,14 @@
-"""How the ranks of a job meet: at the store of rank 0 (or of torchrun's agent), each in a seat of its own, all within `timeout`.
+"""How the ranks of a job meet: at the store of rank 0 (or of torchrun's agent), all within `timeout`.
 
     rank 0                                 store                          rank r
-    takes the port, or says who has it
-    seat 0, job: its size and a token -->  job  ------------------------> knocks: is it a store? is this my job?
-                                           seat r <---------------------- takes its seat, or leaves if somebody sits there
+    opens the port, or raises
+    claims rank 0, describes the job --->  job  ------------------------> probes: is it a store? is this my job?
+                                           rank/r <---------------------- claims its rank, or raises if it is taken
                                            here/r <---------------------- is here
     all are here ----------------------->  met  ------------------------> all are here
 
-A second job at the port of a running one leaves before it has touched anything that the running job reads: rank 0 cannot take the
-port, the others find their seats taken. What is not a store (a web server, a program that only listens) is recognised too.
+A second job at the port of a running one raises before it has touched anything that the running job reads: its rank 0 cannot open
+the port, its other ranks find theirs claimed. A program that is not a store, such as a web server, is recognised too.
 """
 
 from __future__ import annotations
@@ -20,36 +20,34 @@ import itertools
 import os
 import socket
 import struct
-import threading
 import time
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from phalanx.comm.addresses import is_loopback, listen
-from phalanx.comm.failure import CommunicationError, Store, clear
+from phalanx.comm.bounded import bounded
+from phalanx.comm.failure import CommunicationError
 from phalanx.comm.launch import LISTENER, Launch, LaunchError, discover
+from phalanx.comm.meeting import WrongJobError, claim, find_job, keys_of, open_job, wait_for_all
 from phalanx.comm.notes import Note
-from phalanx.comm.seats import StrangerError, claim, find_job, keys_of, open_job, wait_for_all
 from phalanx.comm.signed import Signer
+from phalanx.comm.store import Store, clear
 from phalanx.comm.verdict import name_ranks
-
-T = TypeVar("T")
 
 LOOK = 0.05  # seconds between two looks at what others must do
 MARGIN = 0.3  # seconds: how much later than its own deadline a wait inside torch is given up
 
-# One base store per process and job, kept when a communicator is closed: the next one must not meet at a port that is just being
-# given up. Meetings are numbered, so that none sees the keys of another.
+# One base store per process and job. It outlives its communicators: the next one must not meet at a port that is being closed.
+# Meetings are numbered, so that none sees the keys of another.
 _base_stores: dict[Launch, dist.Store] = {}
 _meetings = itertools.count()
 _adoptions = itertools.count()
 
 
 def meet(launch: Launch, timeout: float) -> tuple[dist.Store, Signer | None]:
-    """The job's store, and what signs its keys, when every rank has come; an error names who did not, or whose port it is."""
+    """The job's store and what signs its keys, when every rank has come; an error names the missing ranks or the port."""
     deadline = time.monotonic() + timeout
     where = f"{launch.address}:{launch.port}" if launch.address else "its host"
 
@@ -60,27 +58,26 @@ def meet(launch: Launch, timeout: float) -> tuple[dist.Store, Signer | None]:
         error.__cause__ = cause
         return error
 
-    def sit_down() -> tuple[dist.Store, Signer | None, list[int]]:
+    def gather() -> tuple[dist.Store, Signer | None, list[int]]:
         with contextlib.ExitStack() as until_met:
             if launch not in _base_stores:
                 _base_stores[launch] = _open_store(launch, deadline, until_met)
             base = _base_stores[launch]
-            # an elastic job's earlier attempts used the same store
             number = next(_meetings)
-            prefix = f"phalanx/{launch.attempt}/{number}"
+            prefix = f"phalanx/{launch.attempt}/{number}"  # an elastic job's earlier attempts used the same store
             if launch.rank == 0:
-                seat = open_job(base, prefix, launch, deadline, until_met)
+                meeting = open_job(base, prefix, launch, deadline, until_met)
             else:
-                seat = find_job(base, prefix, launch, deadline)
-            claim(seat.keys, launch.rank, where if launch.address else "this host")
-            missing = wait_for_all(seat, launch, deadline, min(0.5, timeout / 10))
+                meeting = find_job(base, prefix, launch, deadline)
+            claim(meeting.keys, launch.rank, where if launch.address else "this host")
+            missing = wait_for_all(meeting, launch, deadline, min(0.5, timeout / 10))
             if launch.rank == 0 and number and not missing:  # all have left the meeting before this one
                 clear(dist.PrefixStore(f"phalanx/{launch.attempt}/{number - 1}", base))
-            return dist.PrefixStore(f"{prefix}/{seat.token}", base), seat.signer, missing
+            return dist.PrefixStore(f"{prefix}/{meeting.token}", base), meeting.signer, missing
 
     try:
-        store, signer, missing = bounded(deadline + MARGIN - time.monotonic(), sit_down)
-    except (StrangerError, LaunchError) as error:
+        store, signer, missing = bounded(deadline + MARGIN - time.monotonic(), gather, "phalanx-meeting")
+    except (WrongJobError, LaunchError) as error:
         raise failed(str(error), []) from None
     except (RuntimeError, TimeoutError) as error:
         raise failed(
@@ -95,14 +92,14 @@ def meet(launch: Launch, timeout: float) -> tuple[dist.Store, Signer | None]:
 
 
 def share_secret(store: Any, rank: int, world: int, timeout: float, until_met: contextlib.ExitStack) -> Signer | None:
-    """What signs the keys of a process group that the user has made, and whose ranks have met therefore."""
+    """What signs the keys of a process group that the user has made; its ranks have already met."""
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
     tcp = isinstance(store, dist.TCPStore)
     try:
         launch = discover()
         one_host = launch.one_host and launch.world == world
-    except LaunchError:  # it describes another job than the user has made
+    except LaunchError:  # the environment describes another job than the user's group
         one_host = False
     mine = Launch(
         how="its own process group",
@@ -116,10 +113,10 @@ def share_secret(store: Any, rank: int, world: int, timeout: float, until_met: c
     prefix = f"phalanx/own/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{next(_adoptions)}"
     deadline = time.monotonic() + timeout
     if rank == 0:
-        seat = open_job(store, prefix, mine, deadline, until_met)
-        seat.speak()
-        until_met.callback(seat.keys.delete_key, "job")
-        return seat.signer
+        meeting = open_job(store, prefix, mine, deadline, until_met)
+        meeting.announce()
+        until_met.callback(meeting.keys.delete_key, "job")
+        return meeting.signer
     try:
         return find_job(store, prefix, mine, deadline).signer
     except RuntimeError as error:
@@ -128,45 +125,24 @@ def share_secret(store: Any, rank: int, world: int, timeout: float, until_met: c
         ) from None
 
 
-def bounded(seconds: float, work: Callable[[], T]) -> T:
-    """The result of `work`, or its error; TimeoutError if it takes longer: torch's stores may wait for ever."""
-    result: list[T] = []
-    error: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            result.append(work())
-        except BaseException as caught:  # noqa: BLE001  raised in the calling thread
-            error.append(caught)
-
-    thread = threading.Thread(target=run, name="phalanx-meeting", daemon=True)
-    thread.start()
-    thread.join(max(0.0, seconds))
-    if error:
-        raise error[0]
-    if not result:
-        raise TimeoutError("its store does not answer")
-    return result[0]
-
-
 # ---- the store -----------------------------------------------------------------------------------------------------------------
 
 
 def _open_store(launch: Launch, deadline: float, until_met: contextlib.ExitStack) -> dist.Store:
     if launch.address is None and launch.local_world == launch.world:
         return _store_by_note(launch, deadline, until_met)
-    assert launch.address is not None  # `join` has asked mpi4py where nobody else tells
+    assert launch.address is not None  # `join` has asked mpi4py if the launcher names no address
     host = _host(launch)
     if launch.rank == 0 and not launch.agent_store:
         listener = _listen(host, launch)
-        here = listener.getsockname()[0]  # as a name, `host` may lead back here by an address on which nobody listens
+        here = listener.getsockname()[0]  # `host`, if it is a name, may resolve to an address that the socket does not listen on
         return _serve(listener, host if here in ("::", "0.0.0.0") else here, launch.world, _left(deadline))
-    knock(host, launch.port, deadline)
+    probe(host, launch.port, deadline)
     return dist.TCPStore(host, launch.port, launch.world, False, _left(deadline), wait_for_workers=False)
 
 
 def _host(launch: Launch) -> str:
-    """The meeting point as this host reaches it: nobody else has business with the store of a job on one host."""
+    """The meeting point as this host reaches it. A job on one host keeps its store off the network."""
     host = launch.address or ""
     if host.lower() == "localhost" or (launch.one_host and not launch.agent_store and not is_loopback(host)):
         return "127.0.0.1"  # one address: no attempt at ::1, nor torch's warning
@@ -179,7 +155,7 @@ def _left(deadline: float) -> datetime.timedelta:
 
 def _serve(listener: socket.socket, host: str, world: int, limit: datetime.timedelta) -> dist.Store:
     """A store on a socket that listens already."""
-    # the libuv of torch 2.6 takes no such socket, and says so on stderr; of 2.7 to 2.12 we do not know
+    # the libuv of torch 2.6 refuses such a socket and prints to stderr; 2.7 to 2.12 are untested
     options: list[dict[str, Any]] = [*([{}] if torch.__version__ >= "2.7" else []), {"use_libuv": False}]
     with listener:
         port = listener.getsockname()[1]
@@ -197,27 +173,27 @@ def _serve(listener: socket.socket, host: str, world: int, limit: datetime.timed
 
 def _listen(host: str, launch: Launch) -> socket.socket:
     """The port of the meeting point."""
-    if launch.listener >= 0:  # whoever started this process has taken it
+    if launch.listener >= 0:  # the parent process has opened it
         try:
             os.set_inheritable(launch.listener, False)
             return socket.socket(fileno=os.dup(launch.listener))
         except OSError as error:
-            raise StrangerError(f"{LISTENER}={launch.listener} is not an open socket ({error.strerror}): unset it") from None
+            raise WrongJobError(f"{LISTENER}={launch.listener} is not an open socket ({error.strerror}): unset it") from None
     try:
         return listen(host, launch.port, max(128, launch.world))
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise RuntimeError(f"cannot listen at port {launch.port}: {error.strerror}") from error
-        raise StrangerError(
+        raise WrongJobError(
             f"port {launch.port} on {launch.address} is in use, by another job or another program: choose another MASTER_PORT"
         ) from None
 
 
 def _store_by_note(launch: Launch, deadline: float, until_met: contextlib.ExitStack) -> dist.Store:
-    """All ranks on this host, and no meeting point given: a free loopback port, told by a note."""
+    """All ranks are on this host, and no meeting point is given: take a free loopback port, and leave its number in a note."""
     note = Note()
     if launch.rank == 0:
-        # not the wildcard address that TCPStore would take: nobody else has business here
+        # not the wildcard address that TCPStore would take, because no other host needs this store
         listener = listen("127.0.0.1", 0, max(128, launch.world))
         port = listener.getsockname()[1]
         store = _serve(listener, "127.0.0.1", launch.world, _left(deadline))
@@ -231,18 +207,22 @@ def _store_by_note(launch: Launch, deadline: float, until_met: contextlib.ExitSt
 
 
 def watch_stores(store: Any, prefix: str, timeout: float, signer: Signer | None) -> tuple[Store, Store, bool]:
-    """The store twice, under `prefix`, with signed keys: one client serves one thread at a time, and a watch sleeps on its own.
+    """Two clients of the store, under `prefix`, with signed keys, and whether a rank's process holds the store.
 
-    Also whether the store is one that a rank's process holds.
+    A client serves one thread at a time, and the watch sleeps on its own.
     """
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
     tcp = isinstance(store, dist.TCPStore)
     limit = datetime.timedelta(seconds=timeout)
     if tcp:
-        store.set_timeout(limit)  # of what follows; it was made with what the meeting had left
+        store.set_timeout(limit)  # it was made with the time that the meeting had left
     other = (
-        bounded(timeout, lambda: dist.TCPStore(store.host, store.port, None, False, limit, wait_for_workers=False))
+        bounded(
+            timeout,
+            lambda: dist.TCPStore(store.host, store.port, None, False, limit, wait_for_workers=False),
+            "phalanx-meeting",
+        )
         if tcp
         else store
     )
@@ -256,8 +236,8 @@ def watch_stores(store: Any, prefix: str, timeout: float, signer: Signer | None)
 _VALIDATE, _PING, _MAGIC = 0, 13, 0x3C85F7CE  # of the protocol of torch's TCPStore
 
 
-def knock(address: str, port: int, deadline: float) -> None:
-    """Return when a store answers there. torch's client would wait itself, but overruns its timeout and prints C++ stacks."""
+def probe(address: str, port: int, deadline: float) -> None:
+    """Return when a store answers there. torch's own client overruns its timeout and prints C++ stacks."""
     refused: OSError | None = None
     while True:
         try:
@@ -271,14 +251,14 @@ def knock(address: str, port: int, deadline: float) -> None:
         time.sleep(LOOK)
     if refused is not None:
         raise RuntimeError(str(refused)) from refused
-    if _probe_is_valid():
-        raise StrangerError(
+    if _protocol_is_known():
+        raise WrongJobError(
             f"what listens at {address}:{port} is not the store of a job, but another program: choose another MASTER_PORT"
         )
 
 
 def _answers(address: str, port: int, deadline: float) -> bool:
-    """Whether a store answers a ping; OSError if nobody listens."""
+    """Whether a store answers a ping; OSError if nothing listens."""
     nonce = os.getpid()
     with socket.create_connection((address, port), max(0.1, deadline - time.monotonic())) as connection:
         connection.settimeout(max(0.1, deadline - LOOK - time.monotonic()))
@@ -290,7 +270,7 @@ def _answers(address: str, port: int, deadline: float) -> bool:
         return answer == struct.pack("=I", nonce)
 
 
-def _probe_is_valid() -> bool:
-    """Whether this version of torch still speaks the protocol that `_answers` assumes: asked only before a stranger is blamed."""
+def _protocol_is_known() -> bool:
+    """Whether this version of torch still speaks the protocol that `_answers` assumes. Ask before you blame another program."""
     own: Any = _serve(listen("127.0.0.1", 0, 1), "127.0.0.1", 1, datetime.timedelta(seconds=5))
     return _answers("127.0.0.1", own.port, time.monotonic() + 5)

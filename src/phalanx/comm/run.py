@@ -64,7 +64,7 @@ def project(schedule: Schedule, rank: int) -> tuple[Part, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A schedule as one rank runs it, and how buffers are cut for it: the same on all ranks, whatever their parts."""
+    """A schedule as one rank runs it, and how buffers are cut for it. The cuts are the same on all ranks."""
 
     schedule: Schedule  # kept so that its id stays its own
     parts: tuple[Part, ...]
@@ -76,24 +76,24 @@ class Form:
     def of(schedule: Schedule, lowered: Schedule, rank: int, *, calls: bool, scatters: bool = False) -> Form:
         """`lowered` is `schedule` with only the collectives left that are library calls, if there are any (`calls`).
 
-        `scatters`: a reduce-scatter. A `mixing` may mix each chunk in its own way; every other goal that `verify` knows is the
-        same for all chunks.
+        `scatters`: a reduce-scatter. A `mixing` may mix each chunk in its own way; all other goals of `verify` are the same for
+        all chunks.
         """
         collectives = [op for op in schedule.ops() if isinstance(op, Collective)]
         cut = calls and any(op.kind in ("reduce_scatter", "all_gather") for op in collectives)
         moves = any(isinstance(op, Move) for op in lowered.ops())
         placed = scatters or schedule.goal == "mixing"
-        # where the place matters a piece is a part of each chunk, and neighbouring chunks of a piece are not one range of memory.
-        # All ranks must decide alike: a call by some ranks is a call on their host, and messages in the eyes of the others
+        # where the place matters a piece is a part of each chunk, so neighbouring chunks of a piece are not one range of memory.
+        # All ranks must decide alike: what is a call for the ranks of one host is messages for the others
         alike = not calls or all(len(op.group) == schedule.world for op in collectives)
         can = moves and (not placed or (alike and all(len(op.chunks) == 1 for op in lowered.ops())))
         return Form(schedule, project(lowered, rank), cut, placed, LANES if can else 1)
 
     def cuts(self, flat: torch.Tensor) -> list[Bounds]:
-        """The buffer in a few pieces, so that one travels while another is added up; small ones would only add latency.
+        """The buffer in a few pieces, so that one travels while another is added up; small pieces would only add latency.
 
         A piece goes through the whole schedule by itself. It is a part of the buffer or, where the place matters, a part of each
-        chunk: a part of the buffer, scattered by itself, would end on the wrong ranks.
+        chunk: scattering a part of the buffer by itself would end on the wrong ranks.
         """
         chunks, numel = self.schedule.chunks, flat.numel()
         count = min(self.lanes, flat.nbytes // LANE_BYTES) if flat.is_cpu else 1

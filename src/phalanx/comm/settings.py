@@ -1,8 +1,8 @@
-"""What the PHALANX_ variables of the environment say, and how long a wait may be: checked before anything is started or sent.
+"""The PHALANX_ variables of the environment, and how long a wait may be: checked before anything is started or sent.
 
 PHALANX_FORM        moves or collectives: schedules over torch.distributed as it is, without shared memory
 PHALANX_SCHEDULES   a file of `phalanx plan --schedules`
-PHALANX_AGENT       set for the ranks that `phalanx train` starts: the process that started them
+PHALANX_AGENT       the process that started this rank: set by `phalanx train` and `phalanx bench`
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def check_settings(environ: Mapping[str, str] = os.environ) -> None:
 
 
 def forced_form(environ: Mapping[str, str] = os.environ) -> bool | None:
-    """Whether schedules run as collectives, or, with False, as moves; None where nobody insists."""
+    """True: schedules run as collectives. False: as moves. None: the transport decides."""
     form = environ.get(FORM)
     if form not in (None, "moves", "collectives"):
         raise ValueError(f"{FORM}={form!r}: use moves or collectives, or leave it unset")
@@ -38,13 +38,13 @@ def agent(environ: Mapping[str, str] = os.environ) -> int | None:
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) < 11):
-        raise ValueError(f"{AGENT}={text!r} is not the number of a process: unset it, it is for the ranks that phalanx starts")
+        raise ValueError(f"{AGENT}={text!r} is not the number of a process: unset it, phalanx sets it for its ranks")
     return int(text)
 
 
 def check_timeout(timeout: float) -> None:
-    """Seconds that a wait can be bounded by."""
+    """Check seconds that bound a wait."""
     if isinstance(timeout, bool) or not isinstance(timeout, int | float):
-        raise TypeError(f"timeout={timeout!r}: seconds, a number")
+        raise TypeError(f"timeout={timeout!r}: use a number of seconds")
     if not 0 < timeout <= LONGEST:
-        raise ValueError(f"timeout={timeout!r}: seconds, more than 0 and at most {LONGEST:,.0f}")
+        raise ValueError(f"timeout={timeout!r}: use seconds, more than 0 and at most {LONGEST:,.0f}")

@@ -1,9 +1,9 @@
 """Keys of the job's store that only ranks of the job can write: each value carries a signature made with a secret of the job.
 
-torch's store believes everybody who can connect to its port. So what Phalanx reads there, alarms, verdicts and places of shared
-memory, is signed together with the full name of its key. A value that a stranger wrote, or copied from another key or job, counts
-as not written: a rank that reads it says so once, and waits on. This protects what ranks believe. It cannot keep a stranger who
-reaches the port from deleting keys, or from the keys of torch itself, which are not signed: SECURITY.md says who should reach it.
+torch's store trusts everyone who can connect to its port. So what Phalanx reads there (alarms, verdicts, places of shared memory)
+is signed together with the full name of its key. A value that a stranger wrote, or copied from another key or job, counts as not
+written: a rank that reads it warns once and keeps waiting. This protects what ranks believe. A stranger who reaches the port can
+still delete keys, or write keys of torch itself, which are not signed. SECURITY.md says who should be able to reach it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ log = logging.getLogger("phalanx")
 
 SIGNATURE = 64  # hex digits of an HMAC-SHA256
 LOOK = 0.05  # seconds between two looks at a key that a stranger has written to
-TRIES = 100  # times that a stranger may overwrite a key while a rank writes it
+TRIES = 100  # attempts to write a key that a stranger keeps overwriting
 NOTHING = b"?"  # the answer of `peek` where there is no such key; no signed value looks like that
 
 
@@ -28,7 +28,7 @@ class Signer:
     """The key of one job: signs what a rank writes, and recognises what ranks have written."""
 
     def __init__(self, secret: str, token: str) -> None:
-        """`token` is new for every meeting of a job: what was signed in one is worth nothing in another."""
+        """`token` is new for every meeting of a job: a signature of one meeting is invalid in another."""
         self._key = hmac.digest(secret.encode(), b"phalanx " + token.encode(), "sha256")
         self._warned = False
 
@@ -36,14 +36,14 @@ class Signer:
         return f"{self._signature(key, value.encode())} {value}"
 
     def read(self, key: str, found: bytes) -> bytes | None:
-        """What a rank of this job has written; None if it was somebody else, and the first time a warning."""
+        """What a rank of this job has written; None if it was a stranger, with a warning the first time."""
         if self.recognises(key, found):
             return found[SIGNATURE + 1 :]
         if not self._warned:
             self._warned = True
             log.warning(
-                "phalanx: ignored what the job's store holds as %s: no rank of this job wrote it, so somebody else can reach the "
-                "store (later ones are ignored without a word; see SECURITY.md)",
+                "phalanx: ignored the value of %s in the job's store: no rank of this job wrote it, so somebody else can reach "
+                "the store (no further warnings; see SECURITY.md)",
                 key,
             )
         return None
@@ -96,9 +96,9 @@ class SignedStore:
             self._read(key, found, until)
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        """Write `desired` unless a rank has written before, and return what counts. `expected` is empty: nothing yet."""
+        """Write `desired` unless a rank has written before, and return the value that counts. `expected` must be empty."""
         if expected:
-            raise ValueError("a signed store compares with nothing written yet")
+            raise ValueError("a signed store can only compare with an empty value")
         mine = self._sign(key, desired)
         before = b""
         for _ in range(TRIES):
@@ -107,7 +107,7 @@ class SignedStore:
             if value is not None:
                 return value
             before = found  # a stranger's: replace it, unless a rank does so first
-        raise RuntimeError(f"somebody who is no rank of this job keeps writing to {self._name(key)}")
+        raise RuntimeError(f"a process that is not a rank of this job keeps writing to {self._name(key)}")
 
     def delete_key(self, key: str) -> bool:
         return bool(self._store.delete_key(key))

@@ -1,10 +1,9 @@
-"""Local ranks without a launcher: this process starts them, hands signals on, and ends with what the first failure ended with.
+"""Local ranks without a launcher: this process starts them, forwards signals, and returns the status of the first failure.
 
     start_ranks(4, ["-m", "phalanx", "train", "digits"])
 
-Rank 0 holds the store at a port of the loopback device which this process has opened for it: no race for a free port, and nobody
-outside of this host can connect. A secret in the ranks' environment signs what they write there, so that other users of this host
-cannot.
+Rank 0 holds the store at a loopback port which this process has opened for it: no race for a free port, and no other host can
+connect. A secret in the ranks' environment signs what they write there, so other users of this host cannot write.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from phalanx.comm.settings import AGENT, agent
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 LOOK = 0.02  # seconds between two looks at the ranks
-ASKED_AFTER = 8.0  # seconds without a byte written after which a rank that stays, though another has failed, is asked to end
+ASKED_AFTER = 8.0  # seconds without a byte written after which a rank is asked to end, once another has failed
 KILLED_AFTER = 30.0  # seconds without a byte written after which a rank that was asked to end is killed
 
 
@@ -102,10 +101,10 @@ class Ranks:
 
 
 def start_ranks(count: int, arguments: Sequence[str]) -> int:
-    """Run `python ARGUMENTS` as `count` ranks of this host and wait for them; the exit code of the first one that failed, or 0.
+    """Run `python ARGUMENTS` as `count` ranks of this host and wait; returns the exit code of the first that failed, or 0.
 
-    Signals that ask to end go on to the ranks; the exit code is then 128 + the signal. A rank that is asked to end has half a
-    minute, and longer as long as it writes: it may be saving.
+    Signals that ask to end are forwarded to the ranks; the exit code is then 128 + the signal. A rank that is asked to end has
+    half a minute, and longer while it writes, because it may be saving.
     """
     heard: list[int] = []
     ranks = None
@@ -194,7 +193,7 @@ def _handling(heard: list[int]) -> Iterator[None]:
 
 
 def end_with_agent() -> None:
-    """On a rank of `start_ranks`: get a SIGTERM when the agent dies, whatever of. Nobody would know of the ranks any more."""
+    """On a rank of `start_ranks`: get a SIGTERM when the agent dies, because then no process looks after the ranks."""
     started_by = agent()
     if started_by is not None and sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,7 +1,7 @@
 """Order between the caller's CUDA stream and the communication stream; nothing to do on the CPU.
 
-On a GPU "finished" means "enqueued": `Lane` makes the communication stream wait for what the caller has enqueued before the
-call, and the caller's stream wait for the communication at `join()`. The host never blocks on the device.
+On a GPU "finished" means "queued". `StreamOrder` makes the communication stream wait for what the caller has queued before the
+call. At `join()` it makes the caller's stream wait for the communication. The host never waits for the device.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 _streams: dict[torch.device, torch.cuda.Stream] = {}  # one per device: communications keep their order on it too
 
 
-class Lane:
-    """The way of one operation on `tensors` over the streams: made by the caller, entered by the issuing thread."""
+class StreamOrder:
+    """The order of one operation on `tensors`: made by the caller, entered by the issuing thread."""
 
     def __init__(self, tensors: Iterable[torch.Tensor] = ()) -> None:
         self._tensors = [x for x in tensors if x.is_cuda]
@@ -39,7 +39,7 @@ class Lane:
             self._context.__exit__(kind, error, where)
 
     def join(self) -> None:
-        """What the calling thread enqueues from now on runs after the communication."""
+        """What the calling thread queues from now on runs after the communication."""
         if self._after is not None:
             torch.cuda.current_stream(self._tensors[0].device).wait_event(self._after)
 

@@ -1,46 +1,55 @@
-"""Which messages a rank has given to the network and which it waits for: so that a link that moves nothing can be named.
+"""Which messages a rank has given to the network and which it waits for, so that an error can name a link that moves nothing.
 
-gloo does not say whether a message has left. But the ranks can compare: rank 3 waits for the first message of this tag from
-rank 1, rank 1 has posted it, and nothing moves: then the link between them is at fault, and neither of the two.
+gloo does not say whether a message has left, but the ranks can compare. If rank 3 waits for the first message of a tag from rank
+1, rank 1 has posted it, and nothing moves, then the link between them is at fault, and neither rank is.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from enum import Enum
 from typing import NamedTuple
 
-TAGS = 256  # of the newest (kind, peer, tag) that are remembered: an operation has a few tags of its own
-TOLD = 64  # at most so many are told: a rank that talks to hundreds at once is not compared link by link
+TAGS = 256  # newest (way, peer, tag) that are remembered: an operation has a few tags of its own
+REPORTED = 64  # at most this many are reported: a rank that talks to hundreds at once is not compared link by link
+
+
+class Way(str, Enum):
+    """Which way a message goes, seen from this rank."""
+
+    SEND = "send"
+    RECEIVE = "receive"
+
+    @property
+    def opposite(self) -> Way:
+        return Way.RECEIVE if self is Way.SEND else Way.SEND
 
 
 class Ticket(NamedTuple):
-    """Message number `number` of those with this peer and tag; `kind` is "send" or "receive". Peers are ranks of the world."""
+    """Message number `number` of those with this way, peer and tag. Peers are ranks of the world."""
 
-    kind: str
+    way: Way
     peer: int
     tag: int
     number: int
-
-    @property
-    def counterpart(self) -> str:
-        return "receive" if self.kind == "send" else "send"
 
 
 class Traffic:
     """Counts messages as they are posted, and remembers the one that each thread waits for."""
 
     def __init__(self) -> None:
-        self._posted: OrderedDict[tuple[str, int, int], int] = OrderedDict()
+        self._posted: OrderedDict[tuple[Way, int, int], int] = OrderedDict()
         self._open: dict[int, Ticket] = {}
 
-    def post(self, kind: str, peer: int, tag: int) -> Ticket:
-        key = kind, peer, tag
+    def post(self, way: Way, peer: int, tag: int) -> Ticket:
+        """Count a message that is given to the network."""
+        key = way, peer, tag
         number = self._posted.get(key, 0)
         self._posted[key] = number + 1
         if len(self._posted) > TAGS:
             self._posted.popitem(last=False)
-        return Ticket(kind, peer, tag, number)
+        return Ticket(way, peer, tag, number)
 
     def wait(self, ticket: Ticket) -> None:
         """The calling thread waits for this message now. A wait that fails leaves it: it is what this rank got stuck in."""
@@ -49,7 +58,7 @@ class Traffic:
     def arrived(self) -> None:
         self._open.pop(threading.get_ident(), None)
 
-    def told(self) -> tuple[tuple[Ticket, ...], tuple[Ticket, ...]]:
-        """The messages that are waited for, and the number of those posted (as `number`) by kind, peer and tag."""
+    def report(self) -> tuple[tuple[Ticket, ...], tuple[Ticket, ...]]:
+        """The messages that are waited for, and the number of those posted (as `number`) by way, peer and tag."""
         posted = [Ticket(*key, count) for key, count in list(self._posted.items())]
-        return tuple(self._open.copy().values()), tuple(posted[-TOLD:])
+        return tuple(self._open.copy().values()), tuple(posted[-REPORTED:])

@@ -1,4 +1,4 @@
-"""From what the ranks answered to an alarm to the message of the error: values and a pure function.
+"""From the answers of the ranks to an alarm to the message of the error: values and a pure function.
 
 explain(mine, members, verdict) -> CommunicationError: all_reduce(float32[8], sum) (number 17) cannot finish: rank 2 ...
 """
@@ -10,11 +10,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 
-from phalanx.comm.traffic import Ticket
+from phalanx.comm.processes import Fate
+from phalanx.comm.traffic import Ticket, Way
 
 
 class CommunicationError(RuntimeError):
-    """A communication that cannot finish. `operation` is the call, `missing` the ranks it waits for or that broke it."""
+    """A communication that cannot finish.
+
+    Attributes:
+        operation: The call, such as "all_reduce(float32[8], sum)".
+        missing: The ranks that it waits for, or that broke it.
+
+    Example:
+        >>> def play(comm):
+        ...     if comm.rank == 1:
+        ...         return "left early"
+        ...     try:
+        ...         comm.barrier()
+        ...     except phalanx.CommunicationError as error:
+        ...         return error.operation, error.missing
+        >>> phalanx.run_local(2, play, timeout=1.0)
+        [('barrier()', (1,)), 'left early']
+    """
 
     __module__ = "phalanx"  # its public name, in tracebacks
 
@@ -28,8 +45,9 @@ class CommunicationError(RuntimeError):
 class State:
     """What one rank is doing: in operation number `number` of communicator `comm`, or, with comm None, in user code.
 
-    `raised` is the exception it died of, `left` that it closed its communicator or ended, `process` the kernel's word on a
-    rank that cannot answer itself. `awaited` are the messages it waits for, `posted` how many it has posted, by peer and tag.
+    `raised` is the exception that ended it. `left`: it closed its communicator, or ended. `fate` is what the kernel says of a
+    rank that cannot answer itself, whose process is `pid`. `awaited` are the messages it waits for, `posted` counts those that
+    it has posted.
     """
 
     comm: str | None = None
@@ -38,7 +56,8 @@ class State:
     seconds: float = 0.0
     raised: str = ""
     left: bool = False
-    process: str = ""
+    fate: Fate | None = None
+    pid: int = 0
     awaited: tuple[Ticket, ...] = ()
     posted: tuple[Ticket, ...] = ()
 
@@ -51,8 +70,8 @@ class State:
 
 
 def _state(data: dict) -> State:
-    tickets = {key: tuple(Ticket(*ticket) for ticket in data[key]) for key in ("awaited", "posted")}
-    return State(**data | tickets)
+    tickets = {key: tuple(Ticket(Way(way), *rest) for way, *rest in data[key]) for key in ("awaited", "posted")}
+    return State(**data | tickets | {"fate": Fate(data["fate"]) if data["fate"] is not None else None})
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +91,25 @@ class Verdict:
         return Verdict({int(rank): _state(state) for rank, state in data["states"].items()}, data["store_lost"], data["world"])
 
 
+class Call(Enum):
+    """What the key on which a watch sleeps may hold."""
+
+    ALARM = "alarm"  # an operation failed on some rank: answer with your state
+    DESERTED = "deserted"  # the rank that holds the store is done
+    STOP = "stop"  # from a rank to its own watch: stop listening
+
+
 class Standing(Enum):
     """How a rank stands to an operation that cannot finish."""
 
-    WAITING = 0  # it is in it, as it should be
-    LATE = 1  # it is elsewhere: the reason only if nobody fell
-    FALLEN = 2  # it will never do its part
+    WAITING = 0  # it takes part, and waits for others
+    LATE = 1  # it is elsewhere: the reason only if no rank is lost
+    LOST = 2  # it will never do its part
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """What is wrong with a rank, as a predicate for one rank and for several."""
+    """What is wrong with a rank, as a phrase for one rank and for several."""
 
     standing: Standing
     of_one: str = ""
@@ -92,12 +119,12 @@ class Fact:
 def explain(mine: State, members: Mapping[int, int], verdict: Verdict, cause: str = "") -> CommunicationError:
     """The error of a rank in state `mine`, an operation of `members`: their rank in the communicator -> in the world."""
     facts = _facts(mine, members, verdict)
-    fallen, late = _only(Standing.FALLEN, facts), _only(Standing.LATE, facts)
+    lost, late = _only(Standing.LOST, facts), _only(Standing.LATE, facts)
     outside = {rank: rank for rank in range(verdict.world) if rank not in members.values()}
-    elsewhere = _only(Standing.FALLEN, _facts(mine, outside, verdict))
+    elsewhere = _only(Standing.LOST, _facts(mine, outside, verdict))
     links = _still_links(members, verdict)
-    # a rank that cannot answer, or fell, explains why others are late; so does a link that moves nothing
-    named = fallen or ({} if elsewhere or links else late)
+    # a lost rank explains why others are late; so does a link that moves nothing
+    named = lost or ({} if elsewhere or links else late)
     if named:
         words = _words(named)
     elif elsewhere:
@@ -108,7 +135,7 @@ def explain(mine: State, members: Mapping[int, int], verdict: Verdict, cause: st
             for a, b in links
         )
     else:
-        words = f"all {len(members)} ranks are in it and none gets on: the network is cut or slower than the timeout allows"
+        words = f"all {len(members)} ranks entered, but no data is moving: the network is cut, or slower than the timeout allows"
     name = f"{mine.operation} (number {mine.number})" if mine.number else mine.operation
     return CommunicationError(
         f"{name} cannot finish: {words}" + (f" [{cause}]" if cause else ""),
@@ -131,28 +158,31 @@ def _only(standing: Standing, facts: Mapping[Fact, list[int]]) -> dict[Fact, lis
 
 def _fact(mine: State, other: State | None, held_store: bool) -> Fact:
     """What is wrong with one rank, seen from `mine`."""
-    if other is None or other.process:
-        why = (other.process if other is not None else "dead, stopped or cut off") + (
-            " (the job's store went with it)" if held_store else ""
+    if other is None or other.fate is not None:
+        why = (
+            "dead, stopped or cut off"
+            if other is None or other.fate is None
+            else f"its process {other.pid} is {other.fate.value}"
         )
-        return Fact(Standing.FALLEN, f"does not answer: {why}", f"do not answer: {why}")
+        why += " (the job's store went with it)" if held_store else ""
+        return Fact(Standing.LOST, f"does not answer: {why}", f"do not answer: {why}")
     if other.raised:
-        return Fact(Standing.FALLEN, f"raised {other.raised}", f"raised {other.raised}")
+        return Fact(Standing.LOST, f"raised {other.raised}", f"raised {other.raised}")
     if other.left:
-        return Fact(Standing.FALLEN, "has ended or closed its communicator", "have ended or closed their communicators")
+        return Fact(Standing.LOST, "has ended or closed its communicator", "have ended or closed their communicators")
     if other.comm is None:
         where = f"not called it: in user code for {other.seconds:.1f} s, last operation {other.operation or 'none'}"
         return Fact(Standing.LATE, f"has {where}", f"have {where}")
     if (other.comm, other.number, other.operation) == (mine.comm, mine.number, mine.operation):
         return Fact(Standing.WAITING)
     if mine.number and (other.comm, other.number) == (mine.comm, mine.number):
-        return Fact(Standing.FALLEN, f"called {other.operation} instead", f"called {other.operation} instead")
+        return Fact(Standing.LOST, f"called {other.operation} instead", f"called {other.operation} instead")
     where = f"in {other.operation} (number {other.number}) for {other.seconds:.1f} s"
     return Fact(Standing.LATE, f"is {where}", f"are {where}")
 
 
 def _still_links(members: Mapping[int, int], verdict: Verdict) -> list[tuple[int, int]]:
-    """Pairs of ranks one of which waits for a message that the other has posted."""
+    """Pairs of ranks where one waits for a message that the other has posted."""
     numbers = {world_rank: rank for rank, world_rank in members.items()}
     found = set()
     for world_rank, rank in numbers.items():
@@ -164,7 +194,7 @@ def _still_links(members: Mapping[int, int], verdict: Verdict) -> list[tuple[int
             matching = [
                 other
                 for other in peer.posted
-                if other[:3] == (ticket.counterpart, world_rank, ticket.tag) and other.number > ticket.number
+                if other[:3] == (ticket.way.opposite, world_rank, ticket.tag) and other.number > ticket.number
             ]
             if matching:
                 found.add(tuple(sorted((rank, numbers[ticket.peer]))))

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from phalanx.comm.communicator import Communicator
-from phalanx.comm.issuer import Pending
+from phalanx.comm.pending import Pending
 from phalanx.data.exchange import ExchangePlan, Indices, Kind, Last
 from phalanx.data.position import Position
 from phalanx.data.share import SampleMessage, Share, check_source

@@ -15,10 +15,9 @@ class AllReduce:
         overlap: Send groups while backward runs. None measures both ways in the first steps and keeps the faster.
         weighted: Take the mean over samples instead of over ranks. Set `opt.weight` to the size of each local batch.
         record: Keep times for `opt.report()`.
-        fused: For torch.optim.SGD and phalanx.Lars where all ranks are on one host. True updates parameters while gradients are
-            summed, which is the fastest, and leaves `p.grad` unaveraged; where it cannot, you get one warning. None shares one
-            copy of the parameters and the momentum among the ranks and changes nothing else. False lets every rank update its
-            own.
+        fused: Update the parameters while the gradients are summed. Parameters and moments then exist once per host, and
+            `p.grad` stays this rank's own gradient. For torch.optim.SGD, Adam, AdamW and phalanx.Lars in float32, with all ranks
+            on one host; otherwise you get one warning and the plain step.
         check_every: Compare the parameters of the ranks after this many steps, and raise `ReplicaError` if they differ. 0 never
             does.
 
@@ -35,7 +34,7 @@ class AllReduce:
     overlap: bool | None = None
     weighted: bool = False
     record: bool = False
-    fused: bool | None = None
+    fused: bool = False
     check_every: int = 100
 
     def __post_init__(self) -> None:

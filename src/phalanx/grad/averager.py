@@ -27,14 +27,15 @@ from phalanx.grad.arena import Arena
 from phalanx.grad.double_buffer import Previous
 from phalanx.grad.engine import backward_number, is_inner_backward, when_backward_ends
 from phalanx.grad.exchange import Exchange, Said, overflowed
+from phalanx.grad.hand_out import HandOut
 from phalanx.grad.health import Health
 from phalanx.grad.hooks import Hooks
-from phalanx.grad.layout import Kind, agree_on_groups, kind_of
 from phalanx.grad.measure import Overlap
 from phalanx.grad.record import Records, StepRecord
+from phalanx.grad.reducer import GroupReducer, TransferTime
 from phalanx.grad.replicas import ReplicaError
 from phalanx.grad.sparse import average_sparse
-from phalanx.grad.travel import Carrier, Journey
+from phalanx.grad.trained import Trained
 from phalanx.grad.untouched import Untouched
 from phalanx.grad.wire import check_wire
 
@@ -63,19 +64,14 @@ class Averager:
         self._wire, self._bucket_bytes = wire, bucket_bytes
         self.in_backward = in_backward and not delayed
         self._sparse = sparse  # gradients are sparse, and stay so
-        self._params: list[torch.nn.Parameter] = []
-        self._names: dict[torch.nn.Parameter, str] = {}
-        self._trained: list[torch.nn.Parameter] = []
-        self._kinds: list[Kind] = []  # of the trained ones, when the groups were agreed on
-        self._learned = False  # the groups are those of the parameters trained now
-        self._seen: dict[torch.nn.Parameter, int] = {}  # pieces in which the gradient came, in the order of the first backward
-        self._carrier = Carrier(comm, weighted=sync.weighted)
+        self._trained = Trained()
+        self._reducer = GroupReducer(comm, weighted=sync.weighted)
         self._untouched = Untouched(comm.rank)
-        self._exchange = Exchange(comm, self._carrier, self._untouched)
-        self._previous = Previous(self._carrier)
+        self._exchange = Exchange(comm, self._reducer, self._untouched)
+        self._previous = Previous(self._reducer)
         self._health = Health(comm, sync)
         self._hooks = Hooks(self._before, self._after)
-        self._graphs: dict[torch.nn.Parameter, torch.Tensor] = {}  # gradients with a graph whose value is the mean
+        self._hand_out = HandOut()
         self._refused: ReplicaError | None = None  # found at the end of a backward
         self._backward = -1  # the number of the last backward whose end we wait for
         self._paused = False
@@ -86,29 +82,21 @@ class Averager:
         self._overlap = Overlap(False if delayed or sync.fused else sync.overlap)
         self._last_end: float | None = None
         self._records = Records()
-        self.journeys: list[Journey] = []  # of the groups that arrived in the last exchange
+        self.transfers: list[TransferTime] = []  # of the groups that arrived in the last exchange
         self.watch(params, names)
 
     def watch(self, params: Sequence[torch.nn.Parameter], names: Sequence[str]) -> None:
         """From now on average the gradients of these; all ranks call it. The groups are learned anew in the next exchange."""
-        self._params, self._names = list(params), dict(zip(params, names))
-        self._untouched.names = self._names
-        self._learned = self._exchanged = False
-        self._seen = dict.fromkeys(self._seen, 0)
+        self._trained.set(params, names)
+        self._untouched.names = self._trained.names
+        self._exchanged = False
         self._hook()
 
     def watches(self, params: Sequence[torch.nn.Parameter]) -> bool:
-        return _same(self._params, params)
+        return self._trained.are(params)
 
     def _hook(self) -> None:
-        """Hook the parameters that are trained now; a frozen one neither travels nor gets a gradient."""
-        self._trained = [p for p in self._params if p.requires_grad]
-        self._hooks.on(self._trained, among=self._params)
-
-    @property
-    def alone(self) -> bool:
-        """Whether nobody else watches these parameters."""
-        return self._hooks.alone
+        self._hooks.on(self._trained.look(), among=self._trained.params)
 
     @property
     def _in_backward_now(self) -> bool:
@@ -132,10 +120,10 @@ class Averager:
             return
         if not self._paused and self._in_backward_now:
             self._wait_for_the_end()
-        if not self._paused and not self._learned:
-            self._seen[p] = self._seen.get(p, 0) + 1
+        if not self._paused:
+            self._trained.saw(p)
         may_leave = self._exchange.take(p, accumulates=self._paused)
-        if may_leave and self._overlap.now and self._in_backward_now and self._learned and self.alone:
+        if may_leave and self._overlap.now and self._in_backward_now and self._trained.agreed and self._hooks.alone:
             self._exchange.leave_in_order(self._label)
 
     def _wait_for_the_end(self) -> None:
@@ -169,63 +157,36 @@ class Averager:
             # is not the youngest of its parameters
             self._exchange.check_untouched("before it was averaged; call opt.synchronize() first")
         if self._sparse:
-            average_sparse(self._trained, self._comm)
+            average_sparse(self._trained.now, self._comm)
         else:
-            if self._stale():
+            if self._trained.changed:
                 self._learn(at_step=at_step)
-            self._health.warn_of_unused(self._names)
+            self._health.warn_of_unused(self._trained.names)
             if self.delayed:
-                self._previous.swap(self._exchange.groups, self._names, self._label)
+                self._previous.swap(self._exchange.groups, self._trained.names, self._label)
             else:
                 self._said = self._exchange.complete(self._label, at_step=at_step)
-            self._hand_out()
-            self._health.warn_of_overflow(self._names, overflowed(self._exchange.groups), self._wire)
+            self._hand_out.give(self._exchange.groups)
+            self._health.warn_of_overflow(self._trained.names, overflowed(self._exchange.groups), self._wire)
         self._finish(begun, early)
 
     @property
     def _label(self) -> str:
         return f"gradients of step {self.steps + 1}, backward {self._exchanges + 1}"
 
-    def _stale(self) -> bool:
-        """Whether parameters were added, frozen, or changed in type or layout since the groups were agreed on."""
-        trained = [p for p in self._params if p.requires_grad]
-        return (
-            not self._learned
-            or not _same(self._trained, trained)
-            or any(kind_of(p) != kind for p, kind in zip(trained, self._kinds))
-        )
-
-    def _hand_out(self) -> None:
-        """Make the means the gradients. One with a graph keeps it: its value becomes the mean, its derivative stays its own."""
-        self._graphs.clear()
-        for group in self._exchange.groups:
-            for p in group.params:
-                grad = p.grad
-                if not p.requires_grad:
-                    continue
-                if grad is not None and grad.requires_grad:
-                    p.grad = grad + (group.arena.views[p] - grad.detach())
-                    self._graphs[p] = p.grad
-                else:
-                    group.arena.give(p)
-
     def drop_graphs(self) -> None:
-        """Before an update: the exact mean in the place of a gradient that had a graph, and only about the same value."""
-        for p, grad in self._graphs.items():
-            group = self._exchange.group_of(id(p))
-            if p.grad is grad and group is not None:
-                group.arena.give(p)
-        self._graphs.clear()
+        """Before an update: the exact means instead of gradients that had a graph."""
+        self._hand_out.drop_graphs()
 
     def collect(self) -> list[Arena]:
         """The arenas, with this rank's gradients in them, for who sums them himself. All ranks call it, instead of the above."""
         begun = time.perf_counter()
-        if self._stale():
+        if self._trained.changed:
             self._learn(at_step=True)
         groups = self._exchange.groups
         if not self._exchanged or self._busy:  # otherwise they are means already, and the mean of equal ones is the same
             self._exchange.check_untouched("before step(), which sums with AllReduce(fused=True); opt.synchronize() first")
-            self._health.warn_of_unused(self._names)
+            self._health.warn_of_unused(self._trained.names)
             for group in groups:
                 group.arena.take_all(group.params)
             self._finish(begun, 0)
@@ -233,7 +194,7 @@ class Averager:
 
     def _finish(self, begun: float, early: int) -> None:
         now = time.perf_counter()
-        self.journeys, self._carrier.journeys = self._carrier.journeys, []
+        self.transfers, self._reducer.transfers = self._reducer.transfers, []
         if self._sync.record:
             self._records.add(self._exchange.groups, begun=begun, ended=now, early_bytes=early)
         if not self._overlap.decided and self._last_end is not None:
@@ -247,29 +208,17 @@ class Averager:
     def _learn(self, *, at_step: bool) -> None:
         """Let what is under way arrive, and agree on groups for the parameters that are trained now."""
         if self.delayed:
-            self._carrier.arrive_all(self._exchange.groups)
+            self._reducer.arrive_all(self._exchange.groups)
         elif self._exchange.groups and self._in_backward_now:
-            self._exchange.complete(
-                self._label, at_step=at_step
-            )  # on some ranks more groups have left than on others: now all have
+            # on some ranks more groups have left than on others: now all have
+            self._exchange.complete(self._label, at_step=at_step)
         self._exchange.start_with([])
         self._previous.ready = False
         self._hook()
         if not self._hooks.superseded:
-            self._health.warn_of_equal_gradients(self._trained)
-        groups = agree_on_groups(
-            self._params,
-            [self._names[p] for p in self._params],
-            self._seen,
-            self._comm,
-            self._sync,
-            wire=self._wire,
-            bucket_bytes=self._bucket_bytes,
-            delayed=self.delayed,
-        )
-        self._exchange.start_with(groups)
-        self._kinds = [kind_of(p) for p in self._trained]
-        self._learned = True
+            self._health.warn_of_equal_gradients(self._trained.now)
+        options: Any = {"wire": self._wire, "bucket_bytes": self._bucket_bytes, "delayed": self.delayed}
+        self._exchange.start_with(self._trained.agree(self._comm, self._sync, **options))
 
     # ---- the step --------------------------------------------------------------------------------------------------------------
 
@@ -288,7 +237,7 @@ class Averager:
 
     def check_replicas(self) -> None:
         """After an update: every so many steps the ranks compare their parameters."""
-        self._health.check_drift(self._names, self.steps)
+        self._health.check_drift(self._trained.names, self.steps)
 
     def drop(self) -> None:
         """The gradients are about to be zeroed, whatever they were: a step without another backward sends zeros."""
@@ -311,37 +260,32 @@ class Averager:
 
     def mean(self, loss: Any) -> Any:
         """The mean of a loss over the ranks; all ranks call it."""
-        return self._carrier.mean(loss)
+        return self._reducer.mean(loss)
 
     @property
     def weight(self) -> float:
         """What the gradients of this rank count for in the mean."""
-        return self._carrier.weight
+        return self._reducer.weight
 
     @weight.setter
     def weight(self, samples: float) -> None:
         if not self.delayed and (self._exchanged or self._exchange.begun):
             raise RuntimeError(
-                f"opt.weight={samples}: gradients have left with {self._carrier.weight} already; set it before backward"
+                f"opt.weight={samples}: gradients have left with {self._reducer.weight} already; set it before backward"
             )
-        self._carrier.weight = float(samples)
+        self._reducer.weight = float(samples)
 
     # ---- checkpoints -----------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """What the next step needs of the ones before it: with double buffering, the means that are under way. Waits for them."""
-        means = self._previous.means(self._exchange.groups, self._names) if self.delayed else {}
-        return {"means": means, "usual": self._carrier.usual}
+        means = self._previous.means(self._exchange.groups, self._trained.names) if self.delayed else {}
+        return {"means": means, "usual": self._reducer.usual}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved state; on any number of ranks, because what is saved are means."""
         self._previous.restored = {name: x.clone() for name, x in state["means"].items()} if self.delayed else {}
-        self._carrier.usual = state["usual"]
-
-
-def _same(some: Sequence[Any], others: Sequence[Any]) -> bool:
-    """Whether two lists have the same objects: `==` of tensors is another thing."""
-    return len(some) == len(others) and all(x is y for x, y in zip(some, others))
+        self._reducer.usual = state["usual"]
 
 
 def _end_backward(me: weakref.ref[Averager]) -> None:

@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from phalanx.grad.travel import Carrier, Group
+from phalanx.grad.reducer import Group, GroupReducer
 
 
 class Previous:
     """The means of the previous step: under way, or restored from a checkpoint."""
 
-    def __init__(self, carrier: Carrier) -> None:
-        self._carrier = carrier
+    def __init__(self, reducer: GroupReducer) -> None:
+        self._reducer = reducer
         self.ready = False  # whether what `swap` brought is a mean
         self.restored: dict[str, torch.Tensor] = {}  # means of a step before a checkpoint, by name; the next swap brings them
 
@@ -27,16 +27,16 @@ class Previous:
         for group in groups:
             group.arena.take_all(group.params)
             if group.pending is not None:
-                self._carrier.arrive(group)
+                self._reducer.arrive(group)
                 previous = group.travels.clone()
                 group.travels.copy_(group.flat)
                 group.flat.copy_(previous)
             else:
                 group.travels.copy_(group.flat)
         self._bring_restored(groups, names)
-        self._carrier.settle()
+        self._reducer.settle()
         for group in groups:
-            self._carrier.leave(group, label)
+            self._reducer.leave(group, label)
 
     def _bring_restored(self, groups: Sequence[Group], names: Mapping[torch.nn.Parameter, str]) -> None:
         """Instead of the previous step's means, which this process has not seen."""
@@ -52,7 +52,7 @@ class Previous:
         found: dict[str, torch.Tensor] = {}
         if groups and all(group.pending is not None for group in groups):
             for group in groups:
-                self._carrier.land(group)
+                self._reducer.land(group)
                 found |= {names[p]: _beside(group.arena.views[p], group.flat, group.travels) for p in group.params}
         return found or self.restored
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
+from phalanx._torch_private import graph_task_id, is_inside_a_node, queue_callback
 
 
 def backward_number() -> int:
     """A number of the backward that runs in this thread; one inside another has a number of its own."""
-    return torch._C._current_graph_task_id()
+    return graph_task_id()
 
 
 def when_backward_ends(call: Callable[[], None]) -> None:
     """Call it at the end of the running backward, before `backward()` returns; an exception of it leaves `backward()`."""
-    torch.autograd.Variable._execution_engine.queue_callback(call)
+    queue_callback(call)
 
 
 def is_inner_backward() -> bool:
     """Asked in such a call: whether another backward waits for this one, as reentrant checkpointing makes it do."""
-    return torch._C._current_autograd_node() is not None
+    return is_inside_a_node()

@@ -21,7 +21,7 @@ import torch
 from phalanx.comm.communicator import Communicator
 from phalanx.grad.arena import FLAGS
 from phalanx.grad.health import SAMPLE
-from phalanx.grad.travel import Carrier, Group
+from phalanx.grad.reducer import Group, GroupReducer
 from phalanx.grad.untouched import Untouched
 
 SENT_AGAIN, IN_BACKWARD, AT_STEP, NOT_FINITE = range(-FLAGS, 0)
@@ -39,8 +39,8 @@ class Said:
 class Exchange:
     """Groups that all ranks have agreed on, and which of them have left."""
 
-    def __init__(self, comm: Communicator, carrier: Carrier, untouched: Untouched) -> None:
-        self._comm, self._carrier, self._untouched = comm, carrier, untouched
+    def __init__(self, comm: Communicator, reducer: GroupReducer, untouched: Untouched) -> None:
+        self._comm, self._reducer, self._untouched = comm, reducer, untouched
         self.groups: list[Group] = []
         self._home: dict[int, Group] = {}  # by the id of the parameter
         self._complete: set[torch.nn.Parameter] = set()  # those whose gradients are, in this backward
@@ -104,7 +104,7 @@ class Exchange:
             group.arena.take_all(group.params)  # a hook of the user's may have replaced a gradient since it came
             for p in group.params:
                 self._untouched.note(p)
-            self._carrier.leave(group, label)
+            self._reducer.leave(group, label)
             group.left_early = True
             self._next += 1
 
@@ -118,22 +118,22 @@ class Exchange:
         for group in self.groups[:-1]:
             if group.left is None:
                 group.arena.take_all(group.params)
-                self._carrier.leave(group, label)
+                self._reducer.leave(group, label)
         last.arena.take_all(last.params)
-        mine_ill = self._carrier.counts and not bool(torch.isfinite(last.flat[:SAMPLE]).all())
-        self._carrier.leave(last, label, flags=[self._again, not at_step, at_step, mine_ill])
+        mine_ill = self._reducer.counts and not bool(torch.isfinite(last.flat[:SAMPLE]).all())
+        self._reducer.leave(last, label, flags=[self._again, not at_step, at_step, mine_ill])
         for group in self.groups:
             if group.pending is not None:
                 self._arrive(group)
         said = [word != 0 for word in last.travels[-FLAGS:].tolist()]
         if said[SENT_AGAIN]:
             self._send_again(label)
-        self._carrier.settle()
+        self._reducer.settle()
         return Said(mixed=said[IN_BACKWARD] and said[AT_STEP], ill=said[NOT_FINITE], mine_ill=mine_ill)
 
     def _arrive(self, group: Group) -> None:
         """Wait for a group; what the user wrote to its gradients meanwhile is in no mean, or half of it is."""
-        self._carrier.arrive(group)
+        self._reducer.arrive(group)
         if group.left_early:
             self._untouched.check(group.params, "while it was under way to the other ranks", may_be_dropped=False)
 
@@ -142,8 +142,8 @@ class Exchange:
         for group in self.groups[:-1]:
             group.arena.take_all(group.params)
             group.overflowed = False  # what counts is what comes now
-            self._carrier.leave(group, f"{label}, again")
-        self._carrier.arrive_all(self.groups)
+            self._reducer.leave(group, f"{label}, again")
+        self._reducer.arrive_all(self.groups)
 
     def _agree_on_late_groups(self) -> None:
         """After a surprise, on any rank: which groups wait for the end of backward from now on."""

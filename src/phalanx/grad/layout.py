@@ -17,8 +17,8 @@ from phalanx.grad.allreduce import AllReduce
 from phalanx.grad.arena import Arena
 from phalanx.grad.groups import even, growing
 from phalanx.grad.measure import measure_bucket
+from phalanx.grad.reducer import Group
 from phalanx.grad.replicas import check_replicas
-from phalanx.grad.travel import Group
 from phalanx.grad.wire import carries
 
 Kind = tuple[torch.dtype, torch.device, torch.Size, tuple[int, ...]]

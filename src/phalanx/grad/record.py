@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from phalanx.grad.travel import Group
+from phalanx.grad.reducer import Group
 
 KEPT = 10_000  # steps
 

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import torch
 
+from phalanx._torch_private import version_of
+
 
 class Print(NamedTuple):
     """A gradient as it was: which object, at which address, written to how often."""
@@ -17,10 +19,10 @@ class Print(NamedTuple):
 
     @staticmethod
     def of(grad: torch.Tensor | None) -> Print:
-        return Print(None, 0, 0) if grad is None else Print(grad, grad.data_ptr(), grad._version)
+        return Print(None, 0, 0) if grad is None else Print(grad, grad.data_ptr(), version_of(grad))
 
     def matches(self, grad: torch.Tensor | None) -> bool:
-        return grad is self.grad and (grad is None or (grad.data_ptr(), grad._version) == self[1:])
+        return grad is self.grad and (grad is None or (grad.data_ptr(), version_of(grad)) == self[1:])
 
 
 class Untouched:

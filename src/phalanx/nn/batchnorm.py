@@ -17,8 +17,8 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _BatchNorm
 
+from phalanx._torch_private import BatchNorm as _BatchNorm
 from phalanx.comm.communicator import Communicator
 
 CONVERTIBLE = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)

@@ -18,15 +18,16 @@ from typing import Any
 
 import torch
 
+from phalanx._torch_private import foreach_div_
 from phalanx.comm.communicator import Communicator
 from phalanx.grad.allreduce import AllReduce
 from phalanx.grad.averager import Averager
-from phalanx.grad.cargo import real
 from phalanx.grad.gossip import Gossip, level_of
-from phalanx.grad.gossiper import Gossiper
+from phalanx.grad.gossip.gossiper import Gossiper
+from phalanx.grad.gossip.packet import real
 from phalanx.grad.record import StepRecord
+from phalanx.grad.reducer import TransferTime
 from phalanx.grad.replicas import check_replicas, some
-from phalanx.grad.travel import Journey
 from phalanx.grad.wire import check_wire
 from phalanx.optim.wrapped import WrappedOptimizer
 
@@ -131,7 +132,7 @@ class GossipOptimizer(WrappedOptimizer):
         scale = getattr(self, "grad_scale", None)
         gradients = [p.grad for p in self._trained() if p.grad is not None]
         if scale is not None and gradients and not overflowed:
-            torch._foreach_div_(gradients, scale.to(gradients[0].device))
+            foreach_div_(gradients, scale.to(gradients[0].device))
         return overflowed
 
     def _fill_missing(self) -> None:
@@ -245,9 +246,9 @@ class GossipOptimizer(WrappedOptimizer):
         return self._gossiper.record
 
     @property
-    def last_journeys(self) -> list[Journey]:
+    def last_transfers(self) -> list[TransferTime]:
         """The way of the exchange that arrived in the last step."""
-        return list(self._gossiper.journeys)
+        return list(self._gossiper.transfers)
 
     @property
     def communication(self) -> Gossiper:

@@ -25,7 +25,9 @@ from typing import Any, NamedTuple, overload
 import torch
 from torch.optim.optimizer import ParamsT
 
-from phalanx.comm.transports import shm
+from phalanx._torch_private import foreach_add, foreach_add_, foreach_mul, foreach_mul_, foreach_norm, foreach_sub_, fused_sgd_
+from phalanx.native import core
+from phalanx.native.updates import SgdRow, lars_step
 
 MLPERF: Mapping[str, float] = MappingProxyType({"momentum": 0.9, "trust_coefficient": 0.001, "eps": 1e-7})
 
@@ -131,7 +133,7 @@ class Lars(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        native = shm.is_native()
+        native = core.is_native()
         for group in self.param_groups:
             together: dict[tuple[torch.device, torch.dtype], list[Layer]] = {}
             natively, skipped = [], []
@@ -152,14 +154,6 @@ class Lars(torch.optim.Optimizer):
                 _move_together(group, layers)
         return loss
 
-    @property
-    def moves_natively(self) -> bool:
-        """Whether the native core moves all parameters, each as one pass over its memory, whatever its shape."""
-        return shm.is_native() and all(
-            group["momentum"] and not group["foreach"] and all(_in_one_piece(p) for p in group["params"])
-            for group in self.param_groups
-        )
-
     def _layers(self, group: dict[str, Any]) -> list[Layer]:
         """The parameters that have a gradient."""
         skipped, momentum, found = set(group["skipped"]), group["momentum"], []
@@ -178,9 +172,9 @@ class Lars(torch.optim.Optimizer):
         return found
 
 
-def lars_rule(group: dict[str, Any], *, adapted: bool, offset: int = 0, count: int = 0) -> shm.Rule:
+def lars_row(group: dict[str, Any], *, adapted: bool, offset: int = 0, count: int = 0) -> SgdRow:
     """What the native core has to know of a tensor of `group`."""
-    return shm.Rule(
+    return SgdRow(
         offset,
         count,
         lr=float(group["lr"]),
@@ -196,9 +190,9 @@ def lars_rule(group: dict[str, Any], *, adapted: bool, offset: int = 0, count: i
 
 def _move_natively(group: dict[str, Any], layers: list[Layer]) -> None:
     """Norms and update of each layer, in the native core."""
-    rules = [lars_rule(group, adapted=adapted) for adapted in (False, True)]
+    rows = [lars_row(group, adapted=adapted) for adapted in (False, True)]
     tensors = [(w, v, g) for w, g, v, _ in layers if v is not None]
-    shm.lars_step(tensors, [rules[layer.adapted] for layer in layers])
+    lars_step(tensors, [rows[layer.adapted] for layer in layers])
     torch.autograd.graph.increment_version([layer.w for layer in layers])  # as after any operation in place
 
 
@@ -211,7 +205,7 @@ def _move(group: dict[str, Any], layers: list[Layer], ratio: float) -> None:
     fused = [layer for layer in layers if _fits_fused(layer)] if exact and not nesterov else []
     if fused:
         ws, gs, vs = ([x for x in xs if x is not None] for xs in list(zip(*fused))[:3])
-        torch._fused_sgd_(
+        fused_sgd_(
             ws,
             gs,
             vs,
@@ -238,27 +232,27 @@ def _move_together(group: dict[str, Any], layers: list[Layer]) -> None:
     us = [layer.g for layer in adapted]
     if adapted:
         ws, wide = [layer.w for layer in adapted], torch.promote_types(layers[0].w.dtype, torch.float32)
-        w_norm, g_norm = (torch.stack(torch._foreach_norm(xs, dtype=wide)) for xs in (ws, us))
+        w_norm, g_norm = (torch.stack(foreach_norm(xs, dtype=wide)) for xs in (ws, us))
         ratio = group["trust_coefficient"] * w_norm / (g_norm + group["weight_decay"] * w_norm + group["eps"])
         ratio = torch.where((w_norm == 0) | (g_norm == 0), 1.0, ratio)
-        us = list(torch._foreach_add(us, ws, alpha=group["weight_decay"]))
-        torch._foreach_mul_(us, list(ratio.to(us[0].dtype).unbind()))
+        us = list(foreach_add(us, ws, alpha=group["weight_decay"]))
+        foreach_mul_(us, list(ratio.to(us[0].dtype).unbind()))
     plain = [layer.g for layer in layers if not layer.adapted]
-    us += torch._foreach_mul(plain, 1.0) if plain else ()
+    us += foreach_mul(plain, 1.0) if plain else ()
     layers = adapted + [layer for layer in layers if not layer.adapted]
     ws, rate = [layer.w for layer in layers], float(group["lr"])
     if group["lr_in_momentum"] or not group["momentum"]:
-        torch._foreach_mul_(us, rate)
+        foreach_mul_(us, rate)
         rate = 1.0
     if group["momentum"]:
         vs = [layer.v for layer in layers if layer.v is not None]
-        torch._foreach_mul_(vs, group["momentum"])
-        torch._foreach_add_(vs, us)
+        foreach_mul_(vs, group["momentum"])
+        foreach_add_(vs, us)
         if group["nesterov"]:
-            torch._foreach_add_(us, vs, alpha=group["momentum"])
+            foreach_add_(us, vs, alpha=group["momentum"])
         else:
             us = vs
-    torch._foreach_sub_(ws, us, alpha=rate)
+    foreach_sub_(ws, us, alpha=rate)
 
 
 def _ratio(group: dict[str, Any], w_norm: float, g_norm: float) -> float:

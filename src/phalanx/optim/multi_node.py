@@ -13,118 +13,19 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any
 
 import torch
 
 from phalanx.comm.communicator import Communicator
 from phalanx.grad.allreduce import AllReduce
 from phalanx.grad.averager import Averager
-from phalanx.grad.cargo import average_together
-from phalanx.grad.gossip import Gossip, level_of
+from phalanx.grad.gossip.packet import average_together
 from phalanx.grad.record import StepRecord
+from phalanx.grad.reducer import TransferTime
 from phalanx.grad.sparse import wants_sparse
-from phalanx.grad.travel import Journey
-from phalanx.optim.host_step import HostStep
-from phalanx.optim.one_pass import OnePass, obstacle
+from phalanx.optim.one_pass import OnePass, why_not
 from phalanx.optim.wrapped import WrappedOptimizer
-
-if TYPE_CHECKING:
-    from phalanx.optim.gossip_step import GossipOptimizer
-
-
-@overload
-def create_multi_node_optimizer(
-    optimizer: torch.optim.Optimizer,
-    comm: Communicator,
-    *,
-    sync: AllReduce | None = None,
-    double_buffering: bool = False,
-    wire: torch.dtype | None = None,
-    bucket_bytes: int | None = None,
-) -> MultiNodeOptimizer: ...
-
-
-@overload
-def create_multi_node_optimizer(
-    optimizer: torch.optim.Optimizer,
-    comm: Communicator,
-    *,
-    sync: Gossip,
-    double_buffering: bool = False,
-    wire: torch.dtype | None = None,
-    bucket_bytes: int | None = None,
-) -> GossipOptimizer: ...
-
-
-def create_multi_node_optimizer(
-    optimizer: torch.optim.Optimizer,
-    comm: Communicator,
-    *,
-    sync: AllReduce | Gossip | None = None,
-    double_buffering: bool = False,
-    wire: torch.dtype | None = None,
-    bucket_bytes: int | None = None,
-) -> MultiNodeOptimizer | GossipOptimizer:
-    """Make an optimizer average gradients over the ranks in every step. All ranks call it.
-
-    When `backward()` returns, outside `no_sync()`, every `p.grad` is the mean over the ranks, so clipping, `GradScaler` and
-    logging need no change. A missing gradient counts as zero. The ranks compare their parameters at the first step.
-
-    Args:
-        optimizer: Any torch optimizer.
-        comm: The communicator.
-        sync: How replicas stay together: `AllReduce(...)`, the default, or `Gossip(...)`.
-        double_buffering: Apply the mean gradient of the step before. Only with `AllReduce`.
-        wire: Send torch.float16 or torch.bfloat16 instead of the gradients' own dtype.
-        bucket_bytes: The size of a group of gradients that travels together. By default the first steps measure it.
-
-    Returns:
-        A torch optimizer. It also has `no_sync()`, `synchronize()`, `average_()`, `follow(model)`, `spread()` and `report()`.
-
-    Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If options exclude each other.
-        ReplicaError: At the first step, if the ranks start with different parameters or options.
-
-    Example:
-        >>> model = torch.nn.Linear(4, 2)
-        >>> opt = phalanx.create_multi_node_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), comm)
-        >>> for x in torch.ones(3, 8, 4):
-        ...     opt.zero_grad()
-        ...     model(x).sum().backward()
-        ...     opt.step()
-        >>> opt.steps
-        3
-    """
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"optimizer is a torch.optim.Optimizer, got {type(optimizer).__name__}")
-    if isinstance(optimizer, WrappedOptimizer):
-        raise TypeError("optimizer is a multi-node optimizer already; wrap the one inside it")
-    if not isinstance(comm, Communicator):
-        raise TypeError(f"comm is what phalanx.create_communicator() returns, got {type(comm).__name__}")
-    if sync is not None and not isinstance(sync, AllReduce | Gossip):
-        raise TypeError(f"sync is phalanx.AllReduce(...) or phalanx.Gossip(...), got {type(sync).__name__}")
-    if isinstance(sync, Gossip):
-        if double_buffering:
-            raise ValueError("double_buffering is for AllReduce; Gossip(overlap=True) hides its exchange behind the next step")
-        if bucket_bytes is not None and level_of(comm, sync) == "rank":
-            raise ValueError(f"bucket_bytes={bucket_bytes}: Gossip sends one message; only the ranks of a host have groups")
-    if isinstance(sync, AllReduce) and sync.fused and (wire is not None or double_buffering or sync.weighted):
-        raise ValueError("AllReduce(fused=True) goes without wire, double_buffering and weighted: nothing travels")
-    if wants_sparse(optimizer) and (wire is not None or double_buffering or isinstance(sync, Gossip) or (sync and sync.weighted)):
-        raise ValueError("torch.optim.SparseAdam goes with plain AllReduce() only: no wire, double_buffering, weighted or Gossip")
-    if bucket_bytes is not None and (not isinstance(bucket_bytes, int) or isinstance(bucket_bytes, bool)):
-        raise TypeError(f"bucket_bytes={bucket_bytes!r}: an int, or None to measure")
-    if bucket_bytes is not None and bucket_bytes < 1:
-        raise ValueError(f"bucket_bytes={bucket_bytes}: at least 1, or None to measure")
-    if isinstance(sync, Gossip):
-        from phalanx.optim.gossip_step import GossipOptimizer  # a fifth of our import time, and few scripts gossip
-
-        return GossipOptimizer(optimizer, comm, sync, wire, bucket_bytes)
-    if bucket_bytes is not None and sync is not None and sync.growing is not None:
-        raise ValueError(f"bucket_bytes={bucket_bytes} and growing={sync.growing}: groups follow one of them")
-    return MultiNodeOptimizer(optimizer, comm, sync or AllReduce(), double_buffering, wire, bucket_bytes)
 
 
 class MultiNodeOptimizer(WrappedOptimizer):
@@ -141,9 +42,8 @@ class MultiNodeOptimizer(WrappedOptimizer):
     ) -> None:
         super().__init__(optimizer)
         self.comm, self.sync = comm, sync
-        self._host_step = HostStep(optimizer, comm) if sync.fused is None and comm.shares_memory else None
         self._one_pass: OnePass | None = None
-        self._fused_told = False
+        self._warned = False
         self._options = double_buffering, wire, bucket_bytes
         self._averager = Averager(
             *self.parameters(),
@@ -152,7 +52,7 @@ class MultiNodeOptimizer(WrappedOptimizer):
             wire=wire,
             bucket_bytes=bucket_bytes,
             delayed=double_buffering,
-            in_backward=not sync.fused or comm.size == 1 or bool(obstacle(optimizer, comm)),
+            in_backward=not sync.fused or comm.size == 1 or bool(why_not(optimizer, comm)),
             sparse=wants_sparse(optimizer),
         )
 
@@ -186,7 +86,9 @@ class MultiNodeOptimizer(WrappedOptimizer):
             result = None
             self._averager.in_backward = False
             self._watch_changes()
-            self._one_pass = OnePass.over(self._averager.collect(), self._one_pass, self.optimizer, self.comm)
+            arenas = self._averager.collect()
+            if self._one_pass is None or not self._one_pass.covers(arenas):
+                self._one_pass = OnePass(arenas, self.optimizer, self.comm)
             self._one_pass.update()
         else:
             result = None
@@ -194,9 +96,7 @@ class MultiNodeOptimizer(WrappedOptimizer):
             self.synchronize()
             self._averager.in_backward = not self._averager.delayed
             self._averager.drop_graphs()
-            if self._averager.ready and self._host_step is not None:
-                self._host_step.step(alone=self._averager.alone)
-            elif self._averager.ready:
+            if self._averager.ready:
                 result = self.optimizer.step()
         self._averager.next_step()
         self._averager.check_replicas()
@@ -214,19 +114,19 @@ class MultiNodeOptimizer(WrappedOptimizer):
             )
 
     def _in_one_pass(self) -> bool:
-        """Whether the update is done while the gradients are summed; a reason against it is told once."""
+        """Whether the update happens while the gradients are summed; if it cannot, warn once."""
         if not self.sync.fused or self.comm.size == 1:
             return False
-        why = obstacle(self.optimizer, self.comm)
-        if why and not self._fused_told:
-            self._fused_told = True
-            warnings.warn(f"AllReduce(fused=True): {why}; the step is the usual one. Told once", stacklevel=3)
+        why = why_not(self.optimizer, self.comm)
+        if why and not self._warned:
+            self._warned = True
+            warnings.warn(f"AllReduce(fused=True): {why}; the step is the plain one. This is the only warning", stacklevel=3)
         return not why
 
     @property
     def one_replica(self) -> bool:
-        """Whether the ranks of the host have parameters and momentum once for all of them now."""
-        return self._one_pass is not None or (self._host_step is not None and self._host_step.shared)
+        """Whether parameters and moments exist once for all ranks of the host, as they do after a fused step."""
+        return self._one_pass is not None
 
     def synchronize(self) -> None:
         """Make every gradient the mean over the ranks, which it is after any `backward()` outside `no_sync()`. All ranks call it.
@@ -289,9 +189,9 @@ class MultiNodeOptimizer(WrappedOptimizer):
         return self._averager.records[-1] if self._averager.records else None
 
     @property
-    def last_journeys(self) -> list[Journey]:
+    def last_transfers(self) -> list[TransferTime]:
         """The groups of gradients that arrived in the last step: when each left, when it was over, and its bytes."""
-        return list(self._averager.journeys)
+        return list(self._averager.transfers)
 
     # ---- the inner optimizer's ---------------------------------------------------------------------------------------------
 

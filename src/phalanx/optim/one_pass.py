@@ -1,109 +1,160 @@
-"""Summing the gradients and updating the parameters in one pass over the memory, on one replica per host.
+"""`AllReduce(fused=True)`: sum the gradients and update the parameters in one pass over memory, on one replica per host.
 
-Ranks that share memory all hold the same parameters, W times over, and all compute the same update, W times over. Here the
-parameters and their momentum lie once in memory that all ranks see; the reducer reads the W gradients, applies the rule of
-torch.optim.SGD or phalanx.Lars and writes the new parameters: no mean is written back, no second pass updates. Safe because all
-ranks have finished backward when it starts, and none goes on before it is done.
+Ranks that share memory hold the same parameters W times over, and compute the same update W times over. Here the parameters and
+the optimizer's moments exist once, in memory that all ranks see. The reducer reads the W gradients, applies the rule of the
+optimizer and writes the new parameters. It writes no mean, and no second pass updates. This is safe because all ranks have
+finished backward when it starts, and none continues before it is done.
 
-LARS needs the norms of the mean gradients before it can move anything: a pass that sums the gradients for that alone comes first.
-The norms of the parameters cost nothing, because the pass that updates them gathers those of the next step (csrc/lars.hpp).
+LARS needs the norms of the mean gradients before it can move anything, so a pass that only sums the gradients comes first. The
+norms of the parameters cost nothing: the pass that updates them collects those of the next step (csrc/lars.hpp).
 
-What a user sees is the same: `p` is the same Parameter with its memory elsewhere, and its momentum in the optimizer's state is a
-view of the shared one. Different is that a rank which writes to its parameters by hand writes to those of all.
+You see the same Parameters, with their memory elsewhere, and the moments in the optimizer's state are views of the shared ones.
+One thing differs: if a rank writes to its parameters by hand, it writes to those of all ranks of the host.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 
+from phalanx._torch_private import has_step_hooks
 from phalanx.comm.communicator import Communicator
-from phalanx.comm.transports.shm import Rule
 from phalanx.grad.arena import Arena
-from phalanx.optim.host_replica import altered
-from phalanx.optim.lars import Lars, lars_rule
+from phalanx.native.team import HostTeam
+from phalanx.native.updates import AdamRow, SgdRow, table_of, update_adam, update_sgd
+from phalanx.optim.lars import Lars, lars_row
+
+ADAM = (torch.optim.Adam, torch.optim.AdamW)
+KINDS = (torch.optim.SGD, Lars, *ADAM)
 
 
-def obstacle(optimizer: torch.optim.Optimizer, comm: Communicator) -> str:
-    """Why it cannot be done, the same on all ranks; empty if it can."""
+def why_not(optimizer: torch.optim.Optimizer, comm: Communicator) -> str:
+    """Why the step cannot be fused, the same on all ranks; empty if it can."""
     if not comm.shares_memory:
         return "the ranks do not all share memory"
-    if type(optimizer) not in (torch.optim.SGD, Lars):
-        return f"the optimizer is {type(optimizer).__name__}, not torch.optim.SGD or phalanx.Lars"
-    if why := altered(optimizer):
-        return why
+    if type(optimizer) not in KINDS:
+        names = "torch.optim.SGD, Adam, AdamW or phalanx.Lars"
+        return f"the optimizer is {type(optimizer).__name__}, not {names}"
+    own_step = vars(optimizer).get("step")
+    if own_step is not None and not hasattr(own_step, "_wrapped_by_lr_sched"):  # a scheduler only counts the calls
+        return "the optimizer's step was replaced"
+    if has_step_hooks(optimizer):
+        return "the optimizer has step hooks"
     for group in optimizer.param_groups:
-        if group.get("dampening") or group.get("maximize"):
-            return "dampening and maximize are not fused"
+        for option in ("dampening", "maximize", "amsgrad", "differentiable"):
+            if group.get(option):
+                return f"{option} is not fused"
         for p in group["params"]:
             if p.dtype is not torch.float32 or not p.is_cpu or p.layout is not torch.strided:
                 return f"a parameter is {p.dtype} on {p.device}, not float32 on the CPU"
     return ""
 
 
+class Replica(NamedTuple):
+    """The parameters of one arena and their moments, flat, once for all ranks; `squares` are the norms that LARS keeps."""
+
+    arena: Arena
+    parameters: torch.Tensor
+    moments: tuple[torch.Tensor, ...]
+    squares: torch.Tensor | None
+
+
 class OnePass:
-    """The parameters of `arenas` once for all ranks of `comm`, and the momentum of `optimizer`."""
+    """Parameters of `arenas` and moments of `optimizer`, once for all ranks of `comm`."""
 
     def __init__(self, arenas: Sequence[Arena], optimizer: torch.optim.Optimizer, comm: Communicator) -> None:
-        self._arenas, self._optimizer, self._comm = list(arenas), optimizer, comm
-        self._parameters = [comm.shared_buffer(arena.flat.numel()) for arena in arenas]
-        self._velocities = [comm.shared_buffer(arena.flat.numel()) for arena in arenas]
-        self._squares = [self._room_for_squares(arena) for arena in arenas]
-        self._carry = False  # whether `_squares` are those of the parameters
+        self._optimizer, self._comm = optimizer, comm
+        self._names = ("exp_avg", "exp_avg_sq") if type(optimizer) in ADAM else ("momentum_buffer",)
+        self._replicas = [self._replica(arena) for arena in arenas]
+        self._carry = False  # whether the squares are those of the parameters
         with torch.no_grad():
-            for arena, flat in zip(self._arenas, self._parameters):
-                for p, place in arena.views_of(flat).items():
+            for replica in self._replicas:
+                for p, place in replica.arena.views_of(replica.parameters).items():
                     place.copy_(p)  # by all ranks, the same values: the replicas were compared
                     p.data = place
         self.take_state()
 
-    @staticmethod
-    def over(arenas: Sequence[Arena], before: OnePass | None, optimizer: torch.optim.Optimizer, comm: Communicator) -> OnePass:
-        """The replica for these arenas: the one that was before, unless parameters were added, frozen or thawed."""
-        if before is not None and len(arenas) == len(before._arenas) and all(x is y for x, y in zip(arenas, before._arenas)):
-            return before
-        return OnePass(arenas, optimizer, comm)
+    def _replica(self, arena: Arena) -> Replica:
+        def flat(numel: int) -> torch.Tensor:
+            return self._comm.shared_buffer(numel)
+
+        squares = None
+        if type(self._optimizer) is Lars:
+            squares = flat(2 * sum(row.squares for row in self._sgd_rows(arena))).view(torch.float64)
+        size = arena.flat.numel()
+        return Replica(arena, flat(size), tuple(flat(size) for _ in self._names), squares)
+
+    def covers(self, arenas: Sequence[Arena]) -> bool:
+        """Whether these are still the arenas; they are not after parameters were added, frozen or thawed."""
+        return len(arenas) == len(self._replicas) and all(x is own.arena for x, own in zip(arenas, self._replicas))
 
     def take_state(self) -> None:
-        """Bring the optimizer's momentum into the shared buffers, and make it a view of them."""
+        """Bring the optimizer's moments into the shared buffers, and make its state views of them."""
         with torch.no_grad():
-            for arena, flat in zip(self._arenas, self._velocities):
-                for p, place in arena.views_of(flat).items():
-                    state: dict[str, Any] = self._optimizer.state[p]
-                    found = state.get("momentum_buffer")
-                    if found is None:
-                        place.zero_()  # torch begins with the gradient itself, which is what zero times momentum plus it is
-                    elif found.data_ptr() != place.data_ptr():
-                        place.copy_(found)
-                    state["momentum_buffer"] = place
-        self._carry = False  # who loads a state has most likely loaded parameters
-        self._comm.barrier()  # nobody updates what another one still copies
+            for arena, _, moments, _ in self._replicas:
+                for name, flat in zip(self._names, moments):
+                    for p, place in arena.views_of(flat).items():
+                        state: dict[str, Any] = self._optimizer.state[p]
+                        found = state.get(name)
+                        if found is None:
+                            place.zero_()  # SGD's first velocity is the gradient itself: what momentum * 0 + gradient is
+                        elif found.data_ptr() != place.data_ptr():
+                            place.copy_(found)
+                        state[name] = place
+                        if type(self._optimizer) in ADAM:
+                            state.setdefault("step", torch.tensor(0.0))
+        self._carry = False  # if you loaded a state, you probably loaded parameters
+        self._comm.barrier()  # no rank updates what another one still copies
 
     def update(self) -> None:
         """One step of the optimizer on all ranks' parameters, by the mean of their gradients."""
-        for arena, parameters, velocities, squares in zip(self._arenas, self._parameters, self._velocities, self._squares):
-            rules = list(self._rules(arena))
-            self._comm.update(arena.flat, parameters, velocities, rules, squares=squares, carry=self._carry)
-            # as after any step: who goes backward once more, through the same graph, learns that it is too late
-            torch.autograd.graph.increment_version(arena.starts)
+        for replica in self._replicas:
+            arena = replica.arena
+            table = table_of(self._adam_rows(arena) if type(self._optimizer) in ADAM else self._sgd_rows(arena))
+            self._comm.on_host(f"update({len(table)} tensors)", partial(self._move, replica, table))
+            torch.autograd.graph.increment_version(arena.starts)  # a second backward through the same graph must raise
         self._carry = True
 
-    def _rules(self, arena: Arena) -> Iterator[Rule]:
-        """How the tensors of an arena move."""
-        options: dict[torch.Tensor, tuple[dict[str, Any], bool]] = {}
+    def _move(self, replica: Replica, table: torch.Tensor, team: HostTeam) -> None:
+        arena, parameters, moments, squares = replica
+        scale = 1 / self._comm.size
+        if type(self._optimizer) in ADAM:
+            first, second = moments
+            update_adam(team, arena.flat, parameters, first, second, table, scale=scale)
+        else:
+            [velocities] = moments
+            update_sgd(team, arena.flat, parameters, velocities, table, scale=scale, squares=squares, carry=self._carry)
+
+    def _options(self) -> dict[torch.Tensor, tuple[dict[str, Any], bool]]:
+        """The group of every parameter, and whether LARS adapts its steps."""
+        found: dict[torch.Tensor, tuple[dict[str, Any], bool]] = {}
         for group in self._optimizer.param_groups:
             skipped = set(group.get("skipped", ()))
-            options |= {p: (group, i not in skipped) for i, p in enumerate(group["params"])}
+            found |= {p: (group, i not in skipped) for i, p in enumerate(group["params"])}
+        return found
+
+    def _sgd_rows(self, arena: Arena) -> list[SgdRow]:
+        options, rows = self._options(), []
         for p, start in arena.starts.items():
             own, adapted = options[p]
             if type(self._optimizer) is Lars:
-                yield lars_rule(own, adapted=adapted, offset=start, count=p.numel())
+                rows.append(lars_row(own, adapted=adapted, offset=start, count=p.numel()))
             else:
-                yield Rule(start, p.numel(), float(own["lr"]), own["momentum"], own["weight_decay"], own["nesterov"])
+                lr, momentum, decay = float(own["lr"]), own["momentum"], own["weight_decay"]
+                rows.append(SgdRow(start, p.numel(), lr, momentum, decay, own["nesterov"]))
+        return rows
 
-    def _room_for_squares(self, arena: Arena) -> torch.Tensor | None:
-        if type(self._optimizer) is not Lars:
-            return None
-        return self._comm.shared_buffer(2 * sum(rule.squares for rule in self._rules(arena))).view(torch.float64)
+    def _adam_rows(self, arena: Arena) -> list[AdamRow]:
+        """The rows of the next step, which is counted here."""
+        options, rows = self._options(), []
+        for p, start in arena.starts.items():
+            own, _ = options[p]
+            step = self._optimizer.state[p]["step"]
+            step += 1
+            decoupled = bool(own.get("decoupled_weight_decay", type(self._optimizer) is torch.optim.AdamW))
+            lr, (beta1, beta2), decay = float(own["lr"]), map(float, own["betas"]), own["weight_decay"]
+            rows.append(AdamRow(start, p.numel(), lr, beta1, beta2, own["eps"], decay, decoupled, int(step)))
+        return rows

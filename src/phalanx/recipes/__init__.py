@@ -1,1 +1,1 @@
-"""Recipes: Python files with one `config = RunConfig(...)` each, for `phalanx train NAME`; `phalanx train FILE` runs yours."""
+"""Recipes: Python files with one `config = RunConfig(...)` each. `phalanx train NAME` runs one, `phalanx train FILE` your own."""

@@ -1,4 +1,4 @@
-"""The recipe `cifar10` with GossipGraD: one field changed. Replicas mix with one partner per step, averaged to evaluate."""
+"""The recipe `cifar10` with GossipGraD. Replicas mix with one partner per step, and are averaged before evaluations."""
 
 from dataclasses import replace
 

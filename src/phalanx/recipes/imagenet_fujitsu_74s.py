@@ -5,13 +5,16 @@ The paper, "Yet Another Accelerated SGD: ResNet-50 Training on ImageNet in 74.7 
 file for MLPerf Training v0.6 (open division, same machine): the numbers below are from there, `Fujitsu/benchmarks/resnet/
 implementations/mxnet/JobScripts/parameters` in mlcommons/training_results_v0.6, by the names that they have there.
 
-Differences: they evaluate each rank's part with its own moving averages of batch norm, we average these over the ranks before;
-their kernel multiplies the weight decay by the peak rate in the ratio of LARS, and only there; they evaluate after the epochs 2,
-6, 10, ..., 90. Their all-reduce is `comm.algorithm=torus:512x4`; left out here, so that other clusters can run the recipe.
+Differences: they evaluate each rank's part with the rank's own moving averages of batch norm, while we average these over the
+ranks first. Their kernel multiplies the weight decay by the peak rate, but only in the ratio of LARS. They evaluate after the
+epochs 2, 6, 10, ..., 90. Their all-reduce is `comm.algorithm=torus:512x4`; it is left out so that other clusters can run
+the recipe.
 """
 
 from phalanx.train.config import RunConfig
 from phalanx.train.model import BatchNormConfig, ModelConfig
+from phalanx.train.networks import ResNet50Config
+from phalanx.train.optimizers import LarsConfig
 from phalanx.train.samples import DataConfig
 from phalanx.train.update import CommConfig, OptimizerConfig, RateConfig
 
@@ -19,9 +22,10 @@ config = RunConfig(
     name="imagenet-fujitsu-74s",
     epochs=90,  # --num-epochs
     batch=86016,  # --batch-size 42 on each of 2,048 GPUs
-    model=ModelConfig(
-        name="resnet50",  # --network resnet-v1b-fl --num-layers 50: strides in the 3x3 convolutions, as ours
-        zero_gamma=False,  # USE_ZERO_GAMMA_INIT=0
+    model=ModelConfig.of(
+        ResNet50Config(  # --network resnet-v1b-fl --num-layers 50: strides in the 3x3 convolutions, as ours
+            zero_gamma=False  # USE_ZERO_GAMMA_INIT=0
+        ),
         initialise="order",  # --weight_seed, equal on all ranks: nothing is broadcast
         batchnorm=BatchNormConfig(statistics="own", momentum=0.1),  # --batchnorm-mom 0.9, the share of the past
         channels_last=True,  # --conv-layout NHWC
@@ -38,12 +42,13 @@ config = RunConfig(
         plain_from=85,  # --no_augument_epoch
         last="pad",  # get_epoch_size() rounds up: 15 steps per epoch
     ),
-    optimizer=OptimizerConfig(
-        name="lars",  # USE_FJSGD_LARS_ACTIVE=1
-        trust_coefficient=0.0025,  # USE_FJSGD_LARC_ETA
-        eps=1e-9,  # in the kernel, src/operator/mxnet_op.h
-        momentum=0.96,  # --mom
-        weight_decay=5e-5,  # --wd, and --bias_wd False; batch norms have none either
+    optimizer=OptimizerConfig.of(
+        LarsConfig(  # USE_FJSGD_LARS_ACTIVE=1
+            trust_coefficient=0.0025,  # USE_FJSGD_LARC_ETA
+            eps=1e-9,  # in the kernel, src/operator/mxnet_op.h
+            momentum=0.96,  # --mom
+            weight_decay=5e-5,  # --wd, and --bias_wd False; batch norms have none either
+        )
     ),
     rate=RateConfig(
         peak=13.0,  # --lr

@@ -2,6 +2,8 @@
 
 from phalanx.train.config import RunConfig
 from phalanx.train.model import ModelConfig
+from phalanx.train.networks import ResNet50Config
+from phalanx.train.optimizers import SgdConfig
 from phalanx.train.samples import DataConfig
 from phalanx.train.update import OptimizerConfig, RateConfig
 
@@ -9,11 +11,11 @@ config = RunConfig(
     name="imagenet-resnet50",
     epochs=90,
     batch=256,
-    model=ModelConfig(name="resnet50", zero_gamma=True, channels_last=True),
+    model=ModelConfig.of(ResNet50Config(zero_gamma=True), channels_last=True),
     data=DataConfig(
         source="imagefolder:data/imagenet", mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), flip=True, crop=224, resize=256
     ),
-    optimizer=OptimizerConfig(weight_decay=1e-4, decay_all=False),
+    optimizer=OptimizerConfig.of(SgdConfig(weight_decay=1e-4, decay_all=False)),
     rate=RateConfig(peak=0.1, decay="step", steps=(30, 60, 80)),
     log_every=50,
 )

@@ -1,15 +1,17 @@
-"""ResNet-50 on ImageNet with batches of 32,768 and MLPerf's settings: 75.9 % after about 56 epochs, for a cluster one may have.
+"""ResNet-50 on ImageNet with batches of 32,768 and MLPerf's settings: 75.9 % after about 56 epochs, for a cluster you may have.
 
-Any number of ranks that divides 32,768 will do; `micro_batch` bounds what one GPU holds: 64 GPUs take 4 micro-steps of 128.
+Any number of ranks that divides 32,768 works. `micro_batch` limits what one GPU holds: 64 GPUs take 4 micro-steps of 128.
 
 The numbers are those of MLPerf's reference convergence point for this batch (mlcommons/logging, mlperf_logging/rcp_checker/
-training_4.0.0/rcps_resnet.json): runs with them reached 75.9 % after 56 epochs in the mean. What these rules leave out is from
+training_4.0.0/rcps_resnet.json): runs with them reached 75.9 % after 56 epochs on average. The rest is from
 MLPerf's reference code (mlcommons/training, resnet-tf2), lars_util.py and lars_optimizer.py.
 """
 
 from phalanx.optim.lars import MLPERF
 from phalanx.train.config import RunConfig
 from phalanx.train.model import ModelConfig
+from phalanx.train.networks import ResNet50Config
+from phalanx.train.optimizers import LarsConfig
 from phalanx.train.samples import DataConfig
 from phalanx.train.update import CommConfig, OptimizerConfig, RateConfig
 
@@ -20,7 +22,12 @@ config = RunConfig(
     epochs=57,  # the schedule below ends in the midst of the last one
     batch=32768,
     micro_batch=128,  # ours: what 16 GB hold in 16 bits
-    model=ModelConfig(name="resnet50", initialise="name", channels_last=True, precision="bfloat16"),  # ours: any 16 bits will do
+    model=ModelConfig.of(
+        ResNet50Config(),
+        initialise="name",
+        channels_last=True,
+        precision="bfloat16",  # ours: any 16 bits will do
+    ),
     data=DataConfig(
         source="imagefolder:data/imagenet",
         mean=(0.485, 0.456, 0.406),
@@ -31,12 +38,13 @@ config = RunConfig(
         aspect=(3 / 4, 4 / 3),
         last="pad",
     ),
-    optimizer=OptimizerConfig(
-        name="lars",
-        trust_coefficient=MLPERF["trust_coefficient"],  # eeta=0.001 in lars_optimizer.py
-        eps=MLPERF["eps"],  # 0 there, which `epsilon or keras_eps` makes 1e-7
-        momentum=0.94,
-        weight_decay=2.5e-5,
+    optimizer=OptimizerConfig.of(
+        LarsConfig(
+            trust_coefficient=MLPERF["trust_coefficient"],  # eeta=0.001 in lars_optimizer.py
+            eps=MLPERF["eps"],  # 0 there, which `epsilon or keras_eps` makes 1e-7
+            momentum=0.94,
+            weight_decay=2.5e-5,
+        )
     ),
     rate=RateConfig(
         peak=21.2,

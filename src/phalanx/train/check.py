@@ -1,4 +1,4 @@
-"""Whether a configuration can be trained, seen before anything is started: one line here is better than one from each rank."""
+"""Whether a configuration can be trained, checked before any rank starts: one line here is better than one from each rank."""
 
 from __future__ import annotations
 
@@ -24,19 +24,23 @@ def check(config: RunConfig, ranks: int, train: Any, test: Any) -> None:
     if len(train.classes) < 2:
         raise ConfigError(f"data.source={source} has {len(train.classes)} classes: at least 2")
     if len(test.classes) != len(train.classes):
-        raise ConfigError(f"{len(train.classes)} classes to train, {len(test.classes)} to test: other data?")
+        raise ConfigError(
+            f"{len(train.classes)} classes to train, but {len(test.classes)} to test: is data.test from another data set?"
+        )
     if ranks > samples:
-        raise ConfigError(f"{ranks} ranks, but data.source={source} has {samples} samples to train: fewer ranks, or more data")
+        raise ConfigError(f"{ranks} ranks, but data.source={source} has {samples} samples to train: use fewer ranks or more data")
     try:
         for stage in config.plan.stages:
             if stage.batch > samples:
-                raise ValueError(f"batch={stage.batch}, but data.source={source} has {samples} samples to train: a smaller batch")
+                raise ValueError(
+                    f"batch={stage.batch}, but data.source={source} has {samples} samples to train: use a smaller batch"
+                )
             stage.split(ranks, config.micro_batch)
-        config.course  # noqa: B018  raises where rate, momentum and plan contradict each other
+        config.course  # noqa: B018  raises if rate, momentum and plan contradict each other
         config.model.batchnorm.check(ranks)
         shape = config.data.shape(train)
         if len(config.data.mean) != shape[0]:
-            raise ValueError(f"data.mean={config.data.mean}: one for each channel, and data.source={source} has {shape[0]}")
+            raise ValueError(f"data.mean={config.data.mean}: give one for each channel; data.source={source} has {shape[0]}")
         config.model.check(shape, len(train.classes))
     except ValueError as error:
         raise ConfigError(str(error)) from None

@@ -24,7 +24,7 @@ HIGHEST = 1e30  # of a learning rate; the sum of a few would be infinite
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What one step of a run is given. Its `number`, from 1, is None where nobody knows how many an epoch has."""
+    """What one step of a run gets. Its `number`, from 1, is None if the number of steps per epoch is unknown."""
 
     number: int | None
     progress: float  # epochs, this step included
@@ -35,7 +35,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Course:
-    """What a batch plan, a rate and an optimizer make of a run's steps; ValueError where they contradict each other."""
+    """What a batch plan, a rate and an optimizer give each step of a run; ValueError if they contradict each other."""
 
     plan: BatchPlan
     rate: RateConfig
@@ -55,18 +55,18 @@ class Course:
         return self._momentum_of(self.plan.at(epoch))
 
     def at(self, epoch: int, done: float, number: int | None = None) -> Moment:
-        """The step of `epoch` after which the share `done` of it is over."""
+        """The step after which the share `done` of `epoch` is complete."""
         progress, batch = epoch + done, self.plan.at(epoch).batch
         try:
             rate = self.rate_in(epoch)(progress)
         except OverflowError:
             rate = math.inf
         if not abs(rate) <= HIGHEST:
-            raise ValueError(f"the learning rate of epoch {progress:.4g} is {rate:g}: change what `rate` has in the recipe")
+            raise ValueError(f"the learning rate of epoch {progress:.4g} is {rate:g}: change the settings of `rate`")
         return Moment(number, progress, batch, rate, self.momentum_in(epoch))
 
     def at_step(self, number: int, samples: int, last: Last) -> Moment:
-        """Step `number`, from 1, of a run on so many samples, where `last` is the rule for those that fill no batch."""
+        """Step `number`, from 1, of a run on `samples` samples; `last` says what happens to those that fill no batch."""
         epochs = self.plan.epochs
         steps = self.plan.steps_before(epochs, samples, last)
         if not 1 <= number <= steps:
@@ -80,9 +80,7 @@ class Course:
         correct = self.optimizer.correct_momentum
         rate = lr.apply(optimizer, self.rate_in(epoch), progress, correct_momentum=correct)
         lr.apply(optimizer, lr.constant(1, self.momentum_in(epoch)), progress, option="momentum")
-        if self.optimizer.name == "rmsprop_warmup":
-            ramp = lr.elu_ramp(self.optimizer.ramp_center, self.optimizer.ramp_period)
-            lr.apply(optimizer, ramp, progress, option="sgd_share")
+        self.optimizer.rule.steer(optimizer, progress)
         return rate
 
     def _momentum_of(self, stage: Stage) -> float:

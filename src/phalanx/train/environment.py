@@ -1,4 +1,4 @@
-"""Where a run ran: versions, hosts, schedule, command. The second thing that anybody asks about a number."""
+"""Where a run ran: versions, hosts, schedule and command, without which its numbers mean little."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from phalanx.grad.gossip import level_of
 from phalanx.schedule import Schedule, gossip, gossip_period, to_text
 from phalanx.train.update import CommConfig
 
-DRAWN = 64  # ranks of a schedule that is worth its text
+DRAWN = 64  # most ranks of a schedule that is recorded as text
 
 
 def describe_environment(comm: Communicator, config: CommConfig) -> dict[str, Any]:
-    """Plain data; the schedule as text, so that a report can draw it."""
+    """The environment as plain data, with the schedule as text, so that a report can draw it."""
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": command(sys.argv),
@@ -44,7 +44,7 @@ def describe_environment(comm: Communicator, config: CommConfig) -> dict[str, An
 
 
 def launcher() -> str:
-    """Who started the ranks."""
+    """What started the ranks."""
     if AGENT in os.environ:
         return "phalanx"
     try:
@@ -54,7 +54,7 @@ def launcher() -> str:
 
 
 def command(argv: list[str]) -> list[str]:
-    """The command of this process as one would type it; of ranks that a launcher started, without the launcher."""
+    """The command of this process as you would type it, without a launcher."""
     program, *rest = argv or [""]
     path = Path(program)
     if path.name == "__main__.py":
@@ -63,7 +63,7 @@ def command(argv: list[str]) -> list[str]:
 
 
 def describe_schedule(comm: Communicator, config: CommConfig) -> dict[str, Any]:
-    """What carries gradients, or mixes replicas: its name, who takes part, and its text where it is not too large."""
+    """The schedule that carries gradients or mixes replicas: its name, what takes part, and its text if it is not too large."""
     gossips = config.sync == "gossip"
     schedule = first_rounds(comm, config) if gossips else comm.schedule
     seats = level_of(comm, config.gossip) if gossips else "rank"
@@ -71,7 +71,7 @@ def describe_schedule(comm: Communicator, config: CommConfig) -> dict[str, Any]:
 
 
 def first_rounds(comm: Communicator, config: CommConfig) -> Schedule:
-    """The rounds of gossip after which everybody has heard of everybody; then partners rotate, or it begins again."""
+    """The rounds of gossip after which information from every rank has reached every other; then partners rotate or repeat."""
     sync = config.gossip
     level = level_of(comm, sync)
     seats = comm.size if level == "rank" else comm.inter_size

@@ -1,4 +1,4 @@
-"""Evaluation over all ranks: every sample counts once, however the shards are cut, and all ranks get the same bits.
+"""Evaluation over all ranks: every sample counts once, whatever the sizes of the shards, and all ranks get the same bits.
 
     def evaluate(model):                                        # on this rank's shard
         ...
@@ -7,7 +7,7 @@
 
     evaluate = phalanx.create_multi_node_evaluator(evaluate, comm)        # returns {"accuracy": ..., "loss": ...}
 
-ChainerMN's name. Differences: it takes the unweighted mean of the ranks' means, which is wrong where shards are not equal.
+The name is ChainerMN's. ChainerMN takes the unweighted mean of the ranks' means, which is wrong if shards have different sizes.
 """
 
 from __future__ import annotations
@@ -32,10 +32,28 @@ Totals = dict[str, tuple[float, float, bool]]  # name -> (sum or mean, count, wh
 
 
 def create_multi_node_evaluator(evaluate: Any, comm: Communicator) -> Callable[..., dict[str, float]]:
-    """Make `evaluate`, a function or an object with a method `evaluate`, return the results over all ranks of `comm`.
+    """Make an evaluation of one shard return the results over all ranks.
 
-    It is called with the arguments given, on all ranks together. A rank whose shard is empty returns a count of 0, or no results
-    at all: `({}, 0)` or `{}`. What no rank has a sample of is NaN.
+    Args:
+        evaluate: A function, or an object with a method `evaluate`. For its shard it returns a sum and a count per result,
+            `{"accuracy": (right, seen)}`, or means and their count, `({"accuracy": right / seen}, seen)`. A rank whose shard is
+            empty returns a count of 0, or no results: `({}, 0)` or `{}`.
+        comm: The communicator of all ranks that evaluate together.
+
+    Returns:
+        A function that takes the arguments of `evaluate` and returns the means over all samples, the same on all ranks. All ranks
+        call it together. A result without any samples is NaN.
+
+    Raises:
+        TypeError: If `evaluate` cannot be called, or `comm` is no communicator.
+
+    Example:
+        >>> import phalanx
+        >>> def on_shard(comm):
+        ...     seen = 10 * (comm.rank + 1)
+        ...     return phalanx.create_multi_node_evaluator(lambda: {"accuracy": (9, seen)}, comm)()
+        >>> phalanx.run_local(2, on_shard)
+        [{'accuracy': 0.6}, {'accuracy': 0.6}]
     """
     if not isinstance(comm, Communicator):
         raise TypeError(f"comm is what phalanx.create_communicator() returns, got {type(comm).__name__}")
@@ -50,17 +68,17 @@ def create_multi_node_evaluator(evaluate: Any, comm: Communicator) -> Callable[.
             totals = read_results(own)
         except (TypeError, ValueError) as error:
             totals, problem = {}, f"{type(error).__name__}: {error}"
-        told = comm.allgather_obj((totals, problem))
-        for rank, (_, text) in enumerate(told):
+        ranks = comm.allgather_obj((totals, problem))
+        for rank, (_, text) in enumerate(ranks):
             if text is not None:
                 raise TypeError(f"the results of rank {rank}: {text}")
-        return combine([own for own, _ in told])
+        return combine([own for own, _ in ranks])
 
     return over_all_ranks
 
 
 def read_results(results: Any) -> Totals:
-    """What an evaluation of one shard returned, in either form; TypeError tells how to return counts."""
+    """What an evaluation of one shard returned, in either form; the TypeError says how to return counts."""
     if isinstance(results, tuple) and len(results) == 2 and isinstance(results[0], Mapping):
         means, count = results
         seen = _count(count, "the count")
@@ -79,7 +97,7 @@ def read_results(results: Any) -> Totals:
 
 
 def combine(shards: list[Totals]) -> dict[str, float]:
-    """The mean over all samples of all shards: sums are exact, and rounded once."""
+    """The mean over all samples of all shards. Sums are exact and rounded once."""
     names = list(dict.fromkeys(name for totals in shards for name in totals))
     for rank, totals in enumerate(shards):
         has_samples = any(is_mean and count for _, count, is_mean in totals.values())
@@ -89,7 +107,7 @@ def combine(shards: list[Totals]) -> dict[str, float]:
 
 
 def _mean(parts: list[tuple[float, float, bool]]) -> float:
-    """Of finite numbers as fractions, which know no rounding and no order; of others in the order of ranks."""
+    """The sum: of finite numbers as fractions, exact in any order; of others in the order of ranks."""
     parts = [(value, count, is_mean) for value, count, is_mean in parts if count]
     if not parts:
         return math.nan
@@ -101,12 +119,12 @@ def _mean(parts: list[tuple[float, float, bool]]) -> float:
 
 def _name(name: Any) -> str:
     if not isinstance(name, str):
-        raise TypeError(f"{name!r} is no name of a result: a str")
+        raise TypeError(f"{name!r} is not the name of a result: use a str")
     return name
 
 
 def _number(value: Any, name: Any) -> float:
-    """As a plain number; an int stays one, however large."""
+    """A plain number; an int stays an int, however large."""
     if isinstance(value, torch.Tensor | numpy.generic | numpy.ndarray) and math.prod(value.shape) == 1:
         value = value.item()
     if not isinstance(value, int | float):

@@ -1,9 +1,9 @@
-"""What a run tells: rows to `metrics.jsonl`, a line to the person who watches, and who holds the others up.
+"""The records of a run: rows in `metrics.jsonl`, a progress line, and a warning about slow ranks.
 
 DIR/config.json        the resolved configuration
 DIR/environment.json   versions, hosts, schedule, command
 DIR/metrics.jsonl      one row per interval, evaluation and event; see docs/report.md
-DIR/checkpoints/       checkpoint.py
+DIR/checkpoints/       checkpoint/
 DIR/trace.json         trace.py
 DIR/report.html        report/, made at the end
 """
@@ -27,12 +27,12 @@ from phalanx.train.mllog import MLLog
 from phalanx.train.progress import Progress, show_progress
 from phalanx.train.report import write_report
 from phalanx.train.rows import Rows, write_json
-from phalanx.train.stragglers import Times, Watch
+from phalanx.train.stragglers import StragglerWatch, Times
 from phalanx.train.tensorboard import TensorBoard
 
 
 class Log:
-    """The only place that writes and prints during a run; rank 0 speaks for all."""
+    """The only place that writes and prints during a run; rank 0 does so for all ranks."""
 
     def __init__(self, config: RunConfig, comm: Communicator, out: Path | None, *, resume: bool, show: bool) -> None:
         self.config, self.comm, self.out = config, comm, out
@@ -41,7 +41,7 @@ class Log:
         self._rows: Rows | None = None
         self._board: TensorBoard | None = None
         self._mllog = MLLog(config) if config.mllog and self._speaks else None
-        self.samples = (0, 0)  # to train and to test with; told by who opens them
+        self.samples = (0, 0)  # to train and to test with; set when the data are open
         self._resume = resume
         self._begun, self._before = time.perf_counter(), 0.0
         self._first: tuple[float, float] | None = None  # epoch and seconds of the first interval of this start
@@ -50,16 +50,16 @@ class Log:
         self._sums = torch.zeros(3, dtype=torch.float64)  # loss, right, samples
         self._since = time.perf_counter()
         self._latest: dict[str, Any] = {}
-        self._watch = Watch()
+        self._watch = StragglerWatch()
         self._told_of_loss = self._told_of_disk = False
 
     @property
     def seconds(self) -> float:
-        """Of the run, over all its starts."""
+        """Seconds of the run, over all its starts."""
         return self._before + time.perf_counter() - self._begun
 
     def begin(self, step: int, seconds: float) -> None:
-        """The first step comes next; `step` and `seconds` were done by earlier starts of this run."""
+        """The first step comes next; earlier starts of this run did `step` steps in `seconds`."""
         if self.out is not None and self._speaks:
             self._rows = Rows(self.out / "metrics.jsonl", keep_to_step=step if self._resume else None)
             write_json(self.out / "config.json", plain(self.config))
@@ -72,7 +72,7 @@ class Log:
         self._since = time.perf_counter()
         self._write({"kind": "start", "step": step, "ranks": self.comm.size, "seconds": seconds})
         if self._progress is not None and self._resume:
-            self._progress.say(f"resumed after step {step}" if step else "no checkpoint yet: from the beginning")
+            self._progress.say(f"resumed after step {step}" if step else "no checkpoint yet: starting from the beginning")
 
     def begin_epoch(self, epoch: int) -> None:
         if self._mllog is not None:
@@ -92,9 +92,9 @@ class Log:
         travelling: float,
         groups: int,
     ) -> None:
-        """Note one step of this rank; `loss` is a sum over its samples. Nothing is communicated or, on a GPU, waited for.
+        """Note one step of this rank; `loss` is a sum over its samples. This neither communicates nor waits for a GPU.
 
-        `travelling`: seconds from the first group's leaving to the last one's end; `groups`: how many travelled.
+        `travelling`: seconds from the first group that leaves to the last one that arrives; `groups`: how many there were.
         """
         sums = torch.stack([loss.double(), right.double(), torch.full_like(loss, samples, dtype=torch.float64)])
         self._sums = sums + self._sums.to(sums.device)
@@ -104,17 +104,17 @@ class Log:
         self._latest = {"step": number, "epoch": epoch, "rate": rate, "batch": batch, "groups": groups}
 
     def interval(self) -> float:
-        """Make means over all ranks of what was noted since the last interval, write and show them. All ranks call it.
+        """Write and show the means over all ranks since the last interval. All ranks call it.
 
-        The mean seconds of a step on the slowest rank: the same on all ranks.
+        Returns the mean seconds of a step on the slowest rank, which is the same on all ranks.
         """
         if self._steps == 0:
             return 0.0
         own, elapsed = self._times / self._steps, time.perf_counter() - self._since
         sums = [*self._sums.tolist(), self._travelling, self._waited]
-        told = self.comm.allgather_obj((sums, [own.input, own.compute, own.wait, own.update]))
-        loss, right, samples, travelling, waited = (sum(sums[i] for sums, _ in told) for i in range(5))
-        ranks = [Times(*times) for _, times in told]
+        gathered = self.comm.allgather_obj((sums, [own.input, own.compute, own.wait, own.update]))
+        loss, right, samples, travelling, waited = (sum(sums[i] for sums, _ in gathered) for i in range(5))
+        ranks = [Times(*times) for _, times in gathered]
         mean = sum(ranks, Times()) / len(ranks)
         row = self._latest | {
             "kind": "interval",
@@ -131,7 +131,9 @@ class Log:
             self._progress.interval(row, self.comm.size, self._left(row["epoch"]))
             if not math.isfinite(row["loss"]) and not self._told_of_loss:
                 self._told_of_loss = True
-                self._progress.warn(f"the loss is {row['loss']} at step {row['step']}: a lower rate.peak, or more rate.warmup?")
+                self._progress.warn(
+                    f"the loss is {row['loss']} at step {row['step']}: try a lower rate.peak, or more rate.warmup"
+                )
         straggler = self._watch.interval(ranks, elapsed)
         if straggler is not None:
             named = {"rank": straggler.rank, "cause": straggler.cause, "factor": straggler.factor}
@@ -164,29 +166,29 @@ class Log:
             self._progress.end(result, self.out)
 
     def _left(self, epoch: float) -> float:
-        """Seconds to the last epoch at the pace of this start: another one may have had other ranks."""
+        """Seconds to the last epoch at the pace of this start; an earlier start may have had other ranks."""
         if self._first is None:
             self._first = epoch, self.seconds
         before, seconds = self._first if epoch > self._first[0] else (0.0, 0.0)
         return (self.seconds - seconds) / max(epoch - before, 1e-9) * max(self.config.epochs - epoch, 0.0)
 
     def _report(self) -> None:
-        """Make the page. A run that is done and saved does not fail for it."""
+        """Write the report. A run that is done and saved does not fail if that fails."""
         if self.out is None or not self._speaks:
             return
         try:
             write_report([self.out], self.out / "report.html")
-        except Exception as error:  # noqa: BLE001  whatever it is, it is told
+        except Exception as error:  # noqa: BLE001  whatever it is, it becomes a warning
             words = f"no report ({type(error).__name__}: {error}); `phalanx report {self.out}` tries again"
             warnings.warn(words, stacklevel=2)
 
     def warn(self, words: str) -> None:
-        """A line that somebody should see."""
+        """Print a warning."""
         if self._progress is not None:
             self._progress.warn(words)
 
     def _write(self, row: dict[str, Any]) -> None:
-        """A disk that is full does not stop the training."""
+        """Write a row. A full disk does not stop training."""
         try:
             if self._rows is not None:
                 self._rows.write(row)
@@ -203,7 +205,7 @@ class Log:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
         if self._progress is not None:
             self._progress.close()
-        with contextlib.suppress(OSError):  # on a full disk, which was told
+        with contextlib.suppress(OSError):  # a full disk, which had its warning
             if self._rows is not None:
                 self._rows.close()
             if self._board is not None:

@@ -1,4 +1,4 @@
-"""Lines of MLPerf's log (https://github.com/mlcommons/logging) on rank 0's standard output, for runs that are to be submitted.
+"""Lines of MLPerf's log (https://github.com/mlcommons/logging) on rank 0's standard output, for runs that you want to submit.
 
 :::MLLOG {"namespace": "", "time_ms": 1592000000000, "event_type": "INTERVAL_START", "key": "run_start", "value": null, ...}
 """
@@ -20,13 +20,13 @@ class MLLog:
 
     def __init__(self, config: RunConfig, stream: TextIO | None = None) -> None:
         self._config, self._stream = config, stream or sys.stdout
-        self._epoch: int | None = None  # the one that has begun
+        self._epoch: int | None = None  # the epoch under way
         self._write("INTERVAL_START", "init_start")
 
     def begin(self, *, train: int, test: int) -> None:
         """Everything is built: hyperparameters, then the clock starts."""
         config = self._config
-        told = {
+        settings = {
             "submission_benchmark": config.name,
             "seed": config.seed,
             "global_batch_size": config.plan.stages[0].batch,
@@ -38,7 +38,7 @@ class MLLog:
             "opt_weight_decay": config.optimizer.weight_decay,
             "opt_learning_rate_warmup_epochs": config.rate.warmup,
         }
-        for key, value in told.items():
+        for key, value in settings.items():
             self._write("POINT_IN_TIME", key, value)
         self._write("INTERVAL_END", "init_stop")
         self._write("INTERVAL_START", "run_start")
@@ -49,7 +49,7 @@ class MLLog:
         self._write("INTERVAL_START", "epoch_start", epoch_num=self._epoch)
 
     def _end_epoch(self) -> None:
-        """Where something else begins: an epoch is over then, complete or stopped in its midst."""
+        """End the epoch under way, complete or not."""
         if self._epoch is not None:
             self._write("INTERVAL_END", "epoch_stop", epoch_num=self._epoch)
             self._epoch = None

@@ -1,53 +1,56 @@
-"""The network of a run: which one, its batch norms, in which memory layout and precision, compiled or not."""
+"""The network of a run: which one, its batch norms, memory layout and precision."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from phalanx.comm.communicator import Communicator
-from phalanx.nn import models
 from phalanx.nn.batchnorm import convert_batchnorm, use_last_batch_
 from phalanx.nn.init import init_parameters_, seed_everything
 from phalanx.nn.models.initial import initialize_
+from phalanx.train.components import names_with, pick, settings_of
+from phalanx.train.networks import NETWORKS, NetworkConfig
+from phalanx.train.settings import setting
 
 _building = threading.Lock()  # ranks that are threads of one process share its generators
 
 Precision = Literal["float32", "bfloat16", "float16"]
 Network = Literal["small_cnn", "mlp", "strided_cnn", "resnet_cifar", "resnet9", "resnet18", "resnet50", "googlenet"]
-SMALL = ("small_cnn", "mlp", "strided_cnn", "resnet9")  # networks that come in any width
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchNormConfig:
-    """Whose samples make the statistics of batch norms in training, and which ones evaluation uses.
+    """Which samples make the statistics of batch norms in training, and which statistics evaluation uses.
 
-    `statistics`: each rank's "own" samples, as Fujitsu and Sony have it, or those "shared" by all ranks, or by `group`
-    consecutive ones. For evaluation a moving average is kept, into which each batch enters with the share `momentum` (None: the
-    network's, 0.1; MXNet and TensorFlow count the other way, 0.9); with `last_batch` it is the last batch alone. It is averaged
-    over the ranks.
+    Evaluation uses a moving average, or the last batch, averaged over the ranks.
     """
 
-    statistics: Literal["own", "shared"] = "own"
-    group: int | None = None
-    momentum: float | None = None
-    last_batch: bool = False
+    statistics: Literal["own", "shared"] = setting(
+        "own", "Normalise with each rank's own samples, as Fujitsu and Sony do, or with samples shared between ranks."
+    )
+    group: int | None = setting(None, "How many consecutive ranks share their statistics; none for all ranks.")
+    momentum: float | None = setting(
+        None, "Share of a new batch in the moving average; none for the network's, 0.1. MXNet and TensorFlow write 0.9 for it."
+    )
+    last_batch: bool = setting(False, "Evaluate with the statistics of the last batch instead of a moving average.")
 
     def __post_init__(self) -> None:
         if self.group is not None and (self.statistics == "own" or self.group < 1):
-            raise ValueError(f"group={self.group}: a number of ranks, at least 1, that share statistics: statistics=shared")
+            raise ValueError(f"group={self.group}: at least 1 rank, and only with statistics=shared")
         if self.momentum is not None and not 0 < self.momentum <= 1:
             raise ValueError(f"momentum={self.momentum}: the share of a new batch, more than 0 and at most 1")
         if self.momentum is not None and self.last_batch:
-            raise ValueError(f"last_batch=True keeps no moving average, of which momentum={self.momentum} would be the share")
+            raise ValueError(
+                f"last_batch=True keeps no moving average, so momentum={self.momentum} has no effect: leave one of them out"
+            )
 
     def check(self, ranks: int) -> None:
-        """Raise ValueError unless `ranks` can share statistics so."""
+        """Raise ValueError if a group has more than `ranks` ranks."""
         if self.group is not None and self.group > ranks:
             raise ValueError(f"model.batchnorm.group={self.group}: at most the number of ranks, {ranks}")
 
@@ -63,74 +66,70 @@ class BatchNormConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Which network. `depth` is resnet_cifar's, `width` that of the small ones, `auxiliary_heads` googlenet's.
+    """The network, its initial weights, and how it computes."""
 
-    `zero_gamma` lets residual blocks begin as identities. `initialise`: ranks draw equal weights because they draw in one "order"
-    from one seed, or because every layer draws from (seed, its "name"), so that a layer more or less changes no other.
-    """
-
-    name: Network = "small_cnn"
-    depth: int | None = None
-    width: int | None = None
-    zero_gamma: bool = False
-    auxiliary_heads: bool = False
-    batchnorm: BatchNormConfig = field(default_factory=BatchNormConfig)
-    initialise: Literal["order", "name"] = "order"
-    channels_last: bool = False
-    compile: bool = False
-    precision: Precision = "float32"  # of forward and backward (autocast); parameters stay float32
+    name: Network = setting("small_cnn", "The network.")
+    depth: int | None = setting(None, "Layers of resnet_cifar: 20, 32, 44, 56 and 110 are the paper's.")
+    width: int | None = setting(
+        None, "Channels of small_cnn, strided_cnn and resnet9, or units of mlp; none for the network's default."
+    )
+    zero_gamma: bool = setting(False, "Start the residual blocks of resnet_cifar, resnet18 and resnet50 as identities.")
+    auxiliary_heads: bool = setting(False, "Train googlenet with its two auxiliary classifiers.")
+    batchnorm: BatchNormConfig = setting(BatchNormConfig(), "Batch norms.")
+    initialise: Literal["order", "name"] = setting(
+        "order",
+        "Draw initial weights in the order of layers, or for each layer by its name, so that layers do not affect others.",
+    )
+    channels_last: bool = setting(False, "Keep images and weights in channels-last memory layout.")
+    compile: bool = setting(False, "Compile the network with torch.compile.")
+    precision: Precision = setting(
+        "float32", "Type of forward and backward, by autocast; parameters stay float32, and float16 scales the loss."
+    )
 
     def __post_init__(self) -> None:
         if self.depth is None and self.name == "resnet_cifar":
             raise ValueError("resnet_cifar has a depth: 20, 32, 44, 56 and 110 are the paper's")
-        if self.depth is not None and self.name != "resnet_cifar":
-            raise ValueError(f"depth={self.depth}: only resnet_cifar has one, {self.name} has not")
-        if self.width is not None and self.name not in SMALL:
-            raise ValueError(f"width={self.width}: only {', '.join(SMALL)} have one, {self.name} has not")
+        for option in ("depth", "width", "zero_gamma", "auxiliary_heads"):
+            value, owners = getattr(self, option), names_with(NETWORKS, option)
+            if value is not None and value is not False and self.name not in owners:
+                have = "has one" if len(owners) == 1 else "have one"
+                raise ValueError(f"{option}={value}: only {', '.join(owners)} {have}, {self.name} has not")
         if self.width is not None and self.width < 1:
             raise ValueError(f"width={self.width}: at least 1")
-        if self.zero_gamma and self.name not in ("resnet_cifar", "resnet18", "resnet50"):
-            raise ValueError(f"zero_gamma=True: {self.name} has no residual blocks that end with a batch norm")
-        if self.auxiliary_heads and self.name != "googlenet":
-            raise ValueError(f"auxiliary_heads=True: only googlenet has some, {self.name} has not")
-        if self.batchnorm != BatchNormConfig() and self.name == "small_cnn":
-            raise ValueError(f"{self.batchnorm}: small_cnn has no batch norms")
+        if self.batchnorm != BatchNormConfig() and not self.network.has_batchnorm:
+            raise ValueError(f"{self.batchnorm}: {self.name} has no batch norms")
+
+    @classmethod
+    def of(cls, network: NetworkConfig, **options: Any) -> ModelConfig:
+        """The settings of a network, as a recipe writes it: `ModelConfig.of(ResNet50Config(), channels_last=True)`."""
+        return cls(**settings_of(NETWORKS, network), **options)
+
+    @property
+    def network(self) -> NetworkConfig:
+        """The network with its own options."""
+        return pick(NETWORKS, self)
 
     def build(self, *, in_channels: int, classes: int, seed: int) -> nn.Module:
-        """Equal on all ranks without a broadcast: the same seed on all of them."""
+        """The network; equal seeds give equal weights on all ranks, without a broadcast."""
         with _building:
             seed_everything(seed)
-            model = self._network(in_channels, classes)
+            model = self.network.build(in_channels, classes)
             if self.initialise == "name":
                 zero = {name for name, m in model.named_modules() if isinstance(m, nn.BatchNorm2d) and not m.weight.any()}
-                own_rule = None if self.name in ("small_cnn", "mlp") else initialize_  # None: torch's
+                own_rule = None if self.network.torch_weights else initialize_
                 init_parameters_(model, seed, initialize=own_rule, zero_gamma=zero.__contains__)
         return model.to(memory_format=torch.channels_last) if self.channels_last else model  # type: ignore[call-overload]
 
     def check(self, shape: tuple[int, int, int], classes: int) -> None:
-        """Raise ValueError unless the network takes images of `shape`; nothing is computed for it."""
+        """Raise ValueError unless the network takes images of `shape`; this computes nothing."""
         with torch.device("meta"), torch.no_grad():
             try:
-                self._network(shape[0], classes).eval()(torch.empty(1, *shape))
+                self.network.build(shape[0], classes).eval()(torch.empty(1, *shape))
             except (ValueError, RuntimeError) as error:
                 size = " x ".join(map(str, shape))
                 raise ValueError(f"model.name={self.name} does not take images of {size}: {error}") from None
 
-    def _network(self, in_channels: int, classes: int) -> nn.Module:
-        options: dict[str, Any] = {"zero_gamma": True} if self.zero_gamma else {}
-        makers: dict[str, Callable[[], nn.Module]] = {
-            "small_cnn": lambda: models.small_cnn(classes, in_channels=in_channels, width=self.width or 32),
-            "mlp": lambda: models.mlp(classes, in_channels=in_channels, width=self.width or 256),
-            "strided_cnn": lambda: models.strided_cnn(classes, in_channels=in_channels, width=self.width or 16),
-            "resnet_cifar": lambda: models.resnet_cifar(self.depth or 20, classes, in_channels=in_channels, **options),
-            "resnet9": lambda: models.resnet9(classes, in_channels=in_channels, width=self.width or 64),
-            "resnet18": lambda: models.resnet18(classes, in_channels=in_channels, **options),
-            "resnet50": lambda: models.resnet50(classes, in_channels=in_channels, **options),
-            "googlenet": lambda: models.googlenet(classes, in_channels=in_channels, auxiliary_heads=self.auxiliary_heads),
-        }
-        return makers[self.name]()
-
     @property
     def autocast(self) -> torch.dtype | None:
-        """The type of forward and backward, where it is not the parameters'."""
+        """The type of forward and backward, if it is not that of the parameters."""
         return None if self.precision == "float32" else getattr(torch, self.precision)

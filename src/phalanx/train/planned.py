@@ -1,4 +1,4 @@
-"""A plan as `phalanx plan --json FILE` writes it, followed by a run: which settings it means, and for what it was made."""
+"""A plan that `phalanx plan --json FILE` wrote, for a run to follow: its settings, and the cluster it was made for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WIRES = {4: "none", 2: "float16"}
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """What a plan says about a run. `content` is all of it, for the report."""
+    """What a plan says about a run. `content` is the whole plan, for the report."""
 
     path: Path
     ranks: int
@@ -26,22 +26,22 @@ class PlannedRun:
     content: dict[str, Any]
 
     def check(self, config: RunConfig, ranks: int) -> None:
-        """Raise where the plan is for another run than this."""
+        """Raise if the plan was made for another run."""
         if ranks != self.ranks:
             raise ConfigError(
-                f"{self.path} is a plan for {self.ranks} ranks on {self.hosts} host(s), here are {ranks}: run it there, or plan"
-                f" with --ranks {ranks}"
+                f"{self.path} is for {self.ranks} ranks on {self.hosts} host(s), but there are {ranks} here: run it there, "
+                f"or plan with --ranks {ranks}"
             )
         batches = sorted({stage.batch for stage in config.plan.stages})
         if self.batch not in batches:
-            told = ", ".join(map(str, batches))
+            named = ", ".join(map(str, batches))
             raise ConfigError(
-                f"{self.path} is a plan for a batch of {self.batch:g}, the recipe has {told}: plan with that --batch"
+                f"{self.path} is a plan for a batch of {self.batch:g}, but the recipe has {named}: plan with that --batch"
             )
 
 
 def read_plan(path: Path) -> PlannedRun:
-    """The plan in a file; ConfigError where it is none."""
+    """The plan in a file; ConfigError if it holds none."""
     try:
         return parse_plan(path.read_text(encoding="utf-8"), path)
     except OSError as error:
@@ -55,7 +55,7 @@ LARGEST = 1 << 53  # of a batch, or of a group's bytes
 
 
 def parse_plan(text: str, path: Path) -> PlannedRun:
-    """The plan that this text is; ConfigError, with the `path` from which it came, where it is none."""
+    """The plan in a text; ConfigError, which names `path`, if it holds none."""
     try:
         content = loads(text)
         hosts, per_host, batch, run = (content[name] for name in ("hosts", "per_host", "batch", "run"))
@@ -77,7 +77,7 @@ def _settings(run: dict[str, Any], hosts: int) -> dict[str, str]:
     if sync == "gossip":
         level = "host" if schedule.startswith("gossip-hosts") else "rank"
         return settings | {"comm.sync": "gossip", "comm.gossip.level": level}
-    # on one host a ring is one call, which is what a communicator does without being told a schedule
+    # on one host a ring is one call, which a communicator does by default
     algorithm = "none" if hosts == 1 and schedule.startswith("ring:") else schedule
     group = int(read_number(run["group_bytes"], "group_bytes", 1, LARGEST))
     settings |= {"comm.sync": "allreduce", "comm.algorithm": algorithm, "comm.bucket_bytes": str(group)}

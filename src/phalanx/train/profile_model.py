@@ -4,7 +4,7 @@
 
     write_profile("mine.json", *profile_model(model, lambda n: (images[:n], labels[:n]), loss, sizes=(16, 64), samples=50_000))
 
-It runs on the CPU. For another device the shares of the layers remain useful, and `--rate` replaces the speed.
+It runs on the CPU. For another device, the shares of the layers remain useful and `--rate` replaces the speed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from phalanx.cluster.workload_file import to_json
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One forward and backward: when they ended, and when each gradient was complete, in seconds from the begin of each."""
+    """One forward and backward: when they ended, and when each gradient was complete, in seconds from the start of each."""
 
     forward: float
     backward: float
@@ -51,7 +51,7 @@ def profile_model(
         )
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not trained:
-        raise ValueError(f"{type(model).__name__} has no parameter that is trained")
+        raise ValueError(f"{type(model).__name__} has no trainable parameters")
     small, large = sorted(sizes)
     passes = {size: _measure(model, trained, batch(size), loss, repeat) for size in (small, large)}
     totals = {size: median(p.forward + p.backward for p in found) for size, found in passes.items()}
@@ -91,7 +91,7 @@ def _measure(
 
 @contextmanager
 def _watching(trained: dict[str, nn.Parameter]) -> Iterator[dict[str, float]]:
-    """When each gradient was completed last, by name."""
+    """When each gradient was complete, by name."""
     ready: dict[str, float] = {}
 
     def note(name: str) -> Callable[[torch.Tensor], None]:
@@ -106,7 +106,7 @@ def _watching(trained: dict[str, nn.Parameter]) -> Iterator[dict[str, float]]:
 
 
 def _describe(model: nn.Module, trained: dict[str, nn.Parameter], passes: list[Pass], samples: int) -> Model:
-    """Parameters in the reverse of the order in which their gradients came; one without a gradient is there at the end."""
+    """Parameters in reverse order of their gradients; those without a gradient come last."""
     ready = {name: median(p.ready.get(name, p.backward) for p in passes) for name in trained}
     end = max(median(p.backward for p in passes), *ready.values())
     tensors, before = [], 0.0
@@ -117,7 +117,7 @@ def _describe(model: nn.Module, trained: dict[str, nn.Parameter], passes: list[P
 
 
 def _time_update(optimizer: torch.optim.Optimizer, repeat: int) -> float:
-    """Seconds of a step on gradients of zero, which moves nothing but momentum and weight decay; both are put back."""
+    """Seconds of an update with zero gradients; what momentum and weight decay change is restored."""
     saved = [p.detach().clone() for group in optimizer.param_groups for p in group["params"]]
     state = deepcopy(optimizer.state_dict())
     for group in optimizer.param_groups:

@@ -1,4 +1,4 @@
-"""What a person sees of a run: on a terminal a line that is redrawn in place, in a file one line per evaluation.
+"""What you see of a run: on a terminal a line that is redrawn in place, in a file one line per evaluation.
 
 epoch 12.3/30 ━━━━━━────────  loss 0.0213  accuracy 99.2%  2,335 images/s (1,168 per rank)  left 5.1 s  rate 0.0467  ...
 """
@@ -23,7 +23,7 @@ DIM, BOLD, YELLOW, PLAIN = "\x1b[2m", "\x1b[1m", "\x1b[33m", "\x1b[0m"
 
 
 def show_progress(config: RunConfig, stream: TextIO | None = None) -> Progress:
-    """For where the output goes: redrawn and coloured on a terminal that can, unless NO_COLOR wants it plain."""
+    """The progress for where output goes: redrawn and coloured on a terminal that can, unless NO_COLOR is set."""
     stream = stream or sys.stdout
     if stream is None:  # standard output was closed before Python started
         return Progress(config, None, live=False, colour=False)
@@ -35,13 +35,13 @@ class Progress:
     """Written to `stream`; `live` redraws a line in place, as terminals can."""
 
     def __init__(self, config: RunConfig, stream: TextIO | None, *, live: bool, colour: bool) -> None:
-        # the command line's streams write control characters out: this line has some of its own
+        # the command line's streams escape control characters, which this line needs
         self.config, self.stream, self.live, self.colour = config, getattr(stream, "own", stream), live, colour
         self._drawn, self._shown = 0.0, False
         self._row: dict[str, Any] = {}
 
     def interval(self, row: dict[str, Any], ranks: int, left: float) -> None:
-        """The means of an interval, and the seconds that are left, as far as one can tell."""
+        """The means of an interval, and an estimate of the seconds left."""
         self._row = row
         if self.live and time.perf_counter() - self._drawn > REDRAW:
             width = shutil.get_terminal_size().columns - 1  # the last column would wrap
@@ -58,7 +58,7 @@ class Progress:
         )
 
     def warn(self, words: str) -> None:
-        """A line that stays, and that somebody should see."""
+        """A line that stays, in yellow."""
         self._keep(f"{YELLOW}{printable(words)}{PLAIN}" if self.colour else printable(words))
 
     def say(self, words: str) -> None:
@@ -70,7 +70,7 @@ class Progress:
         self._put(f"{words}\n")
 
     def end(self, result: Any, out: Path | None) -> None:
-        words = {"epochs": "done", "target": "target reached", "stopped": "stopped on request, --resume goes on"}[result.why]
+        words = {"epochs": "done", "target": "target reached", "stopped": "stopped on request; --resume continues"}[result.why]
         accuracy = f"test accuracy {result.top1:.4f} " if result.top1 == result.top1 else ""
         text = f"{words}: {accuracy}after {result.epochs} epochs, {result.steps} steps, {duration(result.seconds)}"
         self._keep((f"{BOLD}{text}{PLAIN}" if self.colour else text) + (printable(f"; {out}") if out else ""))
@@ -88,7 +88,7 @@ class Progress:
             self._shown = False
 
     def _put(self, text: str) -> None:
-        """A training does not end because nobody can watch it: where the output is full or closed, nothing more is shown."""
+        """Write. If the output is full or closed, training continues and shows nothing more."""
         if self.stream is None:
             return
         try:
@@ -98,16 +98,16 @@ class Progress:
         except (OSError, ValueError) as error:
             self.stream = None
             with contextlib.suppress(OSError, ValueError, AttributeError):
-                sys.stderr.write(f"phalanx: the progress is not shown any more: {error}\n")
+                sys.stderr.write(f"phalanx: progress is no longer shown: {error}\n")
 
     def _coloured(self, text: str) -> str:
-        """The rest of the bar, which is yet to come, in the background."""
+        """Dim the part of the bar that is still to come."""
         first, last = text.find("─"), text.rfind("─")
         return text if not self.colour or first < 0 else f"{text[:first]}{DIM}{text[first : last + 1]}{PLAIN}{text[last + 1 :]}"
 
 
 def line(row: dict[str, Any], ranks: int, epochs: int, left: float, width: int) -> str:
-    """What is known of a run, the most important first; whatever exceeds `width` characters is left out, whole."""
+    """The state of a run, the most important first; fields that do not fit into `width` characters are left out."""
     full = min(BAR, int(BAR * row["epoch"] / epochs))
     fields = [
         f"epoch {row['epoch']:.1f}/{epochs} {'━' * full}{'─' * (BAR - full)}",

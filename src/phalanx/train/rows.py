@@ -1,4 +1,4 @@
-"""Rows on disk, one JSON object per line, safe against whatever ends the process: a line is there whole, or is not read."""
+"""Rows on disk, one JSON object per line. Whatever ends the process, readers see whole lines only."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from phalanx.schedule.plain_json import loads
 
 
 class Rows:
-    """Appends to `path`; with `keep_to_step`, rows of earlier starts stay up to that step, and those beyond it go.
+    """Appends to `path`; with `keep_to_step`, rows of earlier starts are kept up to that step and deleted beyond it.
 
-    A run that resumes at step 100 does steps 101 and on again, so their first rows are of a past that did not happen; nor did
-    the run end.
+    A run that resumes at step 100 repeats step 101 and later ones, so their earlier rows, and the end of the run, are obsolete.
     """
 
     def __init__(self, path: Path, *, keep_to_step: int | None = None) -> None:
@@ -32,7 +31,7 @@ class Rows:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """All whole rows; what a killed process left half-written at the end is not one, nor is what no `Rows` writes."""
+    """All whole rows. A line that a killed process left half-written is skipped, and so is one that no `Rows` wrote."""
     if not path.is_file():  # a fifo would wait for its writer
         return []
     rows = []
@@ -47,7 +46,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Whole or not at all."""
+    """Write JSON to a file, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _write_whole(path, json.dumps(_finite(value), indent=2) + "\n")
 
@@ -68,7 +67,7 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """JSON knows no NaN."""
+    """JSON has no NaN."""
     if isinstance(value, dict):
         return {key: _finite(own) for key, own in value.items()}
     if isinstance(value, list | tuple):

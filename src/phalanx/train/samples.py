@@ -1,4 +1,4 @@
-"""The data of a run: where they are, how they are cut and coloured for training, and left alone for testing."""
+"""The data of a run: where to find them, and how to prepare images for training and for testing."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from phalanx.data.draws import Draws
 from phalanx.data.position import Last
 from phalanx.data.source import Encoded
 from phalanx.data.transforms import Transform
+from phalanx.train.settings import setting
 
 Image = TypeVar("Image", bytes, Tensor)
 
@@ -34,32 +35,29 @@ class Until(Generic[Image]):
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """`source` is a spec of `phalanx.data.open`; `test` another one, where the test set is not the source's own.
+    """The data, and how images are cut and mirrored for training and left alone for testing."""
 
-    Images from files are cut to `crop` pixels: randomly with `area` and `aspect` for training, from the centre after a resize to
-    `resize` for testing. Images in memory are padded by `pad` and cut back at a random place. `flip`: half of them are mirrored.
-    From the epoch `plain_from` on they are only mirrored: those from files are cut to the largest square in their centre.
-    `last`: the samples of an epoch that fill no batch are dropped, padded to one, or kept as a smaller one.
-    """
-
-    source: str = "digits"
-    test: str | None = None
-    mean: tuple[float, ...] = (0.5,)
-    std: tuple[float, ...] = (0.5,)
-    pad: int = 0
-    flip: bool = False
-    crop: int | None = None
-    resize: int = 256
-    area: tuple[float, float] = (0.08, 1.0)
-    aspect: tuple[float, float] = (3 / 4, 4 / 3)
-    plain_from: int | None = None
-    last: Last = "drop"
-    test_batch: int = 1000  # samples of all ranks together
-    workers: int | None = None
-    on_bad: Literal["error", "skip"] = "error"
+    source: str = setting("digits", "Data to train with, as `phalanx.data.open` takes it, such as cifar10:DIR.")
+    test: str | None = setting(None, "Data to test with; none for the test set of `data.source`.")
+    mean: tuple[float, ...] = setting((0.5,), "Mean of each channel, from 0 to 1, that normalisation subtracts.")
+    std: tuple[float, ...] = setting((0.5,), "Standard deviation of each channel, by which normalisation divides.")
+    pad: int = setting(0, "Pixels of padding around images in memory; a random crop brings them back to their size.")
+    flip: bool = setting(False, "Mirror half of the training images.")
+    crop: int | None = setting(None, "Height and width to which images from files are cut; none for 224.")
+    resize: int = setting(256, "Shorter side to which test images from files are scaled before the centre is cut out.")
+    area: tuple[float, float] = setting((0.08, 1.0), "Smallest and largest share of an image that a random crop covers.")
+    aspect: tuple[float, float] = setting((3 / 4, 4 / 3), "Smallest and largest ratio of width to height of a random crop.")
+    plain_from: int | None = setting(
+        None,
+        "Epoch from which training images are only mirrored: no padding, and the largest square in the centre. None for never.",
+    )
+    last: Last = setting("drop", "What to do with the last samples of an epoch if they fill no batch.")
+    test_batch: int = setting(1000, "Samples per batch of an evaluation, over all ranks.")
+    workers: int | None = setting(None, "Processes per rank that prepare samples; none to choose, 0 to use the rank itself.")
+    on_bad: Literal["error", "skip"] = setting("error", "Stop at a sample that cannot be read, or skip it.")
 
     def __post_init__(self) -> None:
-        Normalise(self.mean, self.std)  # raises for those that fit no image
+        Normalise(self.mean, self.std)  # raises for values that fit no image
         for name, least in (("pad", 0), ("crop", 1), ("resize", 1), ("test_batch", 1), ("workers", 0), ("plain_from", 0)):
             value = getattr(self, name)
             if value is not None and value < least:

@@ -1,4 +1,4 @@
-"""A wish to stop, as a flag that a training loop polls and all ranks agree on: SIGTERM, the word of a scheduler, or Ctrl-C.
+"""A request to stop, by SIGTERM or Ctrl-C, as a flag that a training loop polls and all ranks agree on.
 
 with StopRequest(comm) as stop:
     for step, batch in enumerate(loader):
@@ -23,19 +23,19 @@ from phalanx.comm.communicator import Communicator
 from phalanx.comm.verdict import CommunicationError
 
 HEARD = (signal.SIGTERM, signal.SIGINT)
-SAME = 1.0  # seconds: a launcher hands on what the terminal has sent to all ranks already; that is no second Ctrl-C
-IN_SIGHT = 2  # standard error; not through Python's buffers, which the signal may have interrupted
+SAME = 1.0  # seconds: a launcher repeats the signal that the terminal sent to all ranks; that is not a second Ctrl-C
+IN_SIGHT = 2  # standard error, without Python's buffers, which the signal may have interrupted
 
 
 class StopRequest:
-    """Inside its `with`, SIGTERM and SIGINT do not end the process but are remembered; a second SIGINT ends it at once.
+    """Inside its `with`, SIGTERM and SIGINT set a flag instead of ending the process; a second SIGINT ends it at once.
 
-    Rank 0 says `words` when it hears one. For a rank that is a thread there are no signals.
+    Rank 0 prints `words` at the first signal. A rank that is a thread receives no signals.
     """
 
     def __init__(self, comm: Communicator, words: str = "") -> None:
         self._comm, self._words = comm, words
-        self.signal = 0  # that all ranks agreed on
+        self.signal = 0  # the one that all ranks agreed on
         self._heard = 0
         self._interrupted = 0.0
         self._before: dict[int, Any] = {}
@@ -61,12 +61,12 @@ class StopRequest:
             os.write(IN_SIGHT, f"{words}\n".encode())
 
     def __enter__(self) -> StopRequest:
-        if threading.current_thread() is threading.main_thread():  # the only one that may
+        if threading.current_thread() is threading.main_thread():  # only the main thread may set handlers
             self._before = {number: signal.signal(number, self._hear) for number in HEARD}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
         for number, handler in self._before.items():
-            # after a failure launchers send SIGTERM to those who are left: not to be heard while a checkpoint is finished
+            # after a failure launchers send SIGTERM to the ranks that are left: ignore it while a checkpoint is finished
             if number != signal.SIGTERM or not isinstance(error, CommunicationError):
                 signal.signal(number, handler)

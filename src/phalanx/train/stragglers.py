@@ -1,8 +1,8 @@
-"""Who holds the others up, and with what: found in the times *before* ranks wait for each other.
+"""Which rank slows the others down, and why: found in the times *before* ranks wait for each other.
 
-Synchronous steps take equally long on all ranks, whoever is slow: the quick ones wait. What tells them apart is the time until a
-rank's gradients are ready, and within it the time that it waited for its input. One slow interval is noise, of the operating
-system say; a straggler is slow again and again, and only then it is named.
+Synchronous steps take equally long on all ranks, because fast ranks wait for slow ones. What differs is the time until a rank's
+gradients are ready, and within it the time that the rank waited for input. One slow interval is noise, from the operating system
+for example. A straggler is slow again and again, and only then gets a warning.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from dataclasses import dataclass
 from statistics import median
 
 SLOW = 1.5  # times the median of the others, before a rank is suspected
-LEAST = 0.005  # seconds per step below which nobody is
-NETWORK = 0.6  # share of a step that all ranks wait, before the network is
+LEAST = 0.005  # seconds per step below which no rank is suspected
+NETWORK = 0.6  # share of a step that all ranks wait, before the network is suspected
 INTERVALS, SECONDS = 3, 5.0  # in a row, and in all, before a suspect is named
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Where a step's seconds go on one rank: waiting for input, computing until gradients are ready, waiting for the others'."""
+    """Where the seconds of a step go on one rank: wait for input, compute gradients, wait for those of other ranks."""
 
     input: float = 0.0
     compute: float = 0.0
     wait: float = 0.0
-    update: float = 0.0  # of the weights, and whatever else the step does
+    update: float = 0.0  # of the weights, and everything else
 
     def __add__(self, other: Times) -> Times:
         return Times(self.input + other.input, self.compute + other.compute, self.wait + other.wait, self.update + other.update)
@@ -47,12 +47,12 @@ class Straggler:
 
     def __str__(self) -> str:
         if self.rank is None:
-            return f"the network holds all ranks up: they wait for {self.factor:.0%} of every step"
-        return f"rank {self.rank} holds the others up: its {self.cause} takes {self.factor:.1f} times theirs"
+            return f"the network slows all ranks down: they wait for {self.factor:.0%} of every step"
+        return f"rank {self.rank} slows the others down: its {self.cause} takes {self.factor:.1f} times as long as theirs"
 
 
 def suspect(ranks: Sequence[Times]) -> Straggler | None:
-    """Who is slow in one interval, from the mean times of a step on every rank."""
+    """The straggler of one interval, from the mean times of a step on every rank."""
     if len(ranks) < 2:
         return None
     own = [times.input + times.compute for times in ranks]
@@ -71,15 +71,15 @@ def suspect(ranks: Sequence[Times]) -> Straggler | None:
     return None
 
 
-class Watch:
-    """Names a suspect that stays one, once for as long as it stays."""
+class StragglerWatch:
+    """Names a rank that stays slow, once for as long as it does."""
 
     def __init__(self) -> None:
         self._whom: tuple[int | None, str] | None = None
         self._intervals, self._seconds, self._named = 0, 0.0, False
 
     def interval(self, ranks: Sequence[Times], seconds: float) -> Straggler | None:
-        """An interval of so many seconds is over; the straggler, if now it is sure."""
+        """An interval of `seconds` is over; returns the straggler if there is now enough evidence."""
         found = suspect(ranks)
         whom = (found.rank, found.cause) if found else None
         if whom != self._whom:

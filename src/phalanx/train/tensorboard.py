@@ -23,13 +23,13 @@ SCALARS = {
 
 
 def check_tensorboard() -> None:
-    """Raise before anything is trained, rather than after the first interval."""
+    """Raise before training starts, rather than after the first interval."""
     if importlib.util.find_spec("tensorboard") is None:
         raise ConfigError("tensorboard=true, but the package is not installed: pip install tensorboard (or phalanx[tensorboard])")
 
 
 class TensorBoard:
-    """Writes what rows hold to `directory`; a resumed run hides the points of steps that it does again."""
+    """Writes rows to `directory`; a resumed run hides the points of steps that it repeats."""
 
     def __init__(self, directory: Path, *, step: int) -> None:
         check_tensorboard()

@@ -4,9 +4,9 @@
              all-reduce                        | group 0 |
                                                     | group 1      |
 
-Spans are noted with `time.perf_counter()`, which on Linux is one clock for all processes of a host. Clocks of different hosts are
-aligned where all ranks leave a barrier together, so between hosts a trace is right up to the time that a barrier takes. On a GPU
-the spans are those of the thread that queues the work.
+Spans use `time.perf_counter()`, which on Linux is one clock for all processes of a host. Clocks of different hosts are aligned
+at a barrier, so between hosts a trace is accurate up to the time that a barrier takes. On a GPU the spans are those of the thread
+that queues the work.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.comm.communicator import Communicator
-from phalanx.grad.travel import Journey
+from phalanx.grad.reducer import TransferTime
 from phalanx.train.config import RunConfig
 from phalanx.train.rows import write_json
 
@@ -41,9 +41,9 @@ class Span:
 
 
 class Tracer:
-    """Notes the first `config.trace_steps` steps of the second epoch (of the only one, if there is no second) on this rank.
+    """Records `config.trace_steps` steps of the second epoch on this rank, or of the first if there is no second.
 
-    The very first one of the epoch is passed over where there are enough: its input has to be waited for.
+    If there are enough steps, the first one of the epoch is skipped, because its input takes longer.
     """
 
     def __init__(self, config: RunConfig, comm: Communicator, out: Path | None) -> None:
@@ -58,7 +58,7 @@ class Tracer:
         self._number = 0
 
     def begin_step(self, epoch: int, index: int, steps: int, *, number: int, at: float) -> None:
-        """A step begins at `at`, with waiting for its input: the `index`-th of `steps` of its epoch, step `number` of the run."""
+        """A step begins at `at` by waiting for input: the `index`-th of `steps` in its epoch, step `number` of the run."""
         if self._wanted and epoch == self._epoch and index == int(steps > self._wanted):
             self._left, self._wanted = min(self._wanted, steps), 0
         self._active = self._left > 0
@@ -66,25 +66,25 @@ class Tracer:
         self._number = number
 
     def mark(self, phase: str, at: float | None = None) -> None:
-        """A phase of this step ends, at `at` or now; it began where the one before it ended."""
+        """A phase of this step ends, at `at` or now; it began when the one before it ended."""
         if self._active:
             ended = max(time.perf_counter() if at is None else at, self._mark)
             self._spans.append(Span("phase", phase, self._mark, ended, self._number))
             self._mark = ended
 
-    def end_step(self, journeys: Iterable[Journey]) -> None:
-        """The step ends. After the last one that is wanted the spans of all ranks are gathered and written: all ranks call it."""
+    def end_step(self, transfers: Iterable[TransferTime]) -> None:
+        """The step ends. After the last one, the spans of all ranks are gathered and written; all ranks call it."""
         if not self._active:
             return
         self._spans.append(Span("step", f"step {self._number}", self._begun, self._mark, self._number))
-        for number, way in enumerate(sorted(journeys, key=lambda way: way.left)):
+        for number, way in enumerate(sorted(transfers, key=lambda way: way.left)):
             kind, name = ("exchange", "exchange") if self._gossips else ("all-reduce", f"group {number}")
             self._spans.append(Span(kind, name, way.left, way.ended, self._number, way.bytes))
         self._left -= 1
         if self._left == 0:
-            told = gather(self._spans, self._comm)
+            ranks = gather(self._spans, self._comm)
             if self._comm.rank == 0 and self._out is not None:
-                write_json(self._out / "trace.json", to_chrome(told))
+                write_json(self._out / "trace.json", to_chrome(ranks))
             self._spans = []
 
 
@@ -93,10 +93,10 @@ def gather(spans: Sequence[Span], comm: Communicator) -> list[list[Span]]:
     comm.barrier()
     now = time.perf_counter()
     plain = [[s.kind, s.name, s.begun, s.ended, s.step, s.bytes] for s in spans]
-    told = comm.allgather_obj((comm.inter_rank, comm.intra_rank, now, plain))
-    clocks = {host: at for host, place, at, _ in told if place == 0}
-    here = clocks[told[0][0]]
-    return [[_shifted(Span(*words), here - clocks[host]) for words in own] for host, _, _, own in told]
+    ranks = comm.allgather_obj((comm.inter_rank, comm.intra_rank, now, plain))
+    clocks = {host: at for host, place, at, _ in ranks if place == 0}
+    here = clocks[ranks[0][0]]
+    return [[_shifted(Span(*words), here - clocks[host]) for words in own] for host, _, _, own in ranks]
 
 
 def _shifted(span: Span, seconds: float) -> Span:
@@ -107,7 +107,7 @@ def _shifted(span: Span, seconds: float) -> Span:
 
 
 def to_chrome(ranks: Sequence[Sequence[Span]]) -> dict[str, Any]:
-    """Chrome's trace format: processes are ranks, thread 0 trains, and what travels has a thread for each that is under way."""
+    """Chrome's trace format: ranks are processes, thread 0 trains, and messages that overlap have a thread each."""
     first = min((span.begun for own in ranks for span in own), default=0.0)
     events: list[dict[str, Any]] = []
     for rank, own in enumerate(ranks):
@@ -127,7 +127,7 @@ def to_chrome(ranks: Sequence[Sequence[Span]]) -> dict[str, Any]:
 
 
 def place_on_lanes(spans: Sequence[Span]) -> dict[Span, int]:
-    """A lane for each span, such that those of one lane do not overlap: the lowest one that is free."""
+    """A lane for each span, the lowest that is free, so that spans of one lane do not overlap."""
     free_from: list[float] = []
     lanes: dict[Span, int] = {}
     for span in sorted(spans, key=lambda span: span.begun):

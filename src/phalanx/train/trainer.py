@@ -1,322 +1,86 @@
-"""The loop: one update after another, evaluation, checkpoints, and an end that all ranks agree on.
+"""From a configuration to a run.
 
-    result = train(config, comm, out=Path("runs/digits"))
+    result = train(config, out=Path("runs/digits"))
 
-Everything it needs was built from the configuration before the first step; what it sees goes to a `Log`, which writes and shows.
-Numbers that are shown are means over all samples of all ranks, never rank 0's own.
+`assemble` builds everything that a run needs before its first step. loop.py trains.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
 from phalanx.comm.communicator import Communicator
-from phalanx.data import Loader, Step
-from phalanx.nn.batchnorm import average_batchnorm_
 from phalanx.nn.init import seed_everything
 from phalanx.nn.loss import LabelSmoothingLoss
 from phalanx.optim.gossip_step import GossipOptimizer
-from phalanx.optim.multi_node import MultiNodeOptimizer
 from phalanx.train.check import check, open_sources
-from phalanx.train.checkpoint import Checkpointer, CheckpointError, RandomState
+from phalanx.train.checkpoint import Checkpointer
+from phalanx.train.checkpoint.lock import one_job
+from phalanx.train.communicator import check_communicator, create_communicator_for
 from phalanx.train.config import RunConfig, identity, plain
-from phalanx.train.course import Course
-from phalanx.train.evaluate import create_multi_node_evaluator
-from phalanx.train.lock import one_job
 from phalanx.train.log import Log
-from phalanx.train.sigterm import StopRequest
-from phalanx.train.stragglers import Times
+from phalanx.train.loop import Trainer, not_saved
+from phalanx.train.result import Result
 from phalanx.train.trace import Tracer
 
-AUXILIARY = 0.3  # weight of GoogLeNet's auxiliary heads (Szegedy et al., arXiv 1409.4842)
-HEARD_WITHIN = 1.0  # seconds after which ranks tell each other of a SIGTERM; torchrun and Slurm kill after 30
-
-
-@dataclass(frozen=True)
-class Result:
-    """How a run ended: the last evaluation, what it took, and why it ended ("epochs", "target" or "stopped")."""
-
-    epochs: int
-    steps: int
-    top1: float
-    top5: float
-    loss: float
-    seconds: float
-    why: str
-    signal: int = 0  # that stopped it
-
-
-@dataclass
-class Position:
-    """Where a run stands; part of every checkpoint. `seconds` are those of training and evaluation, over all its starts."""
-
-    step: int = 0
-    epoch: int = 0  # those that are complete, and evaluated where they should be
-    seconds: float = 0.0
-    top1: float = float("nan")
-    top5: float = float("nan")
-    loss: float = float("nan")
-
-    def state_dict(self) -> dict[str, Any]:
-        return dict(vars(self))
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-
-
-@dataclass
-class Trainer:
-    """What a run consists of; made by `assemble`."""
-
-    config: RunConfig
-    comm: Communicator
-    model: nn.Module
-    forward: Callable[[torch.Tensor], Any]  # the model, compiled if asked
-    optimizer: MultiNodeOptimizer | GossipOptimizer
-    course: Course
-    loader: Loader
-    test: Loader
-    device: torch.device
-    scaler: torch.amp.GradScaler
-    loss: nn.Module
-    log: Log
-    tracer: Tracer
-    position: Position = field(default_factory=Position)
-    goes_on_with: str = ""  # the command that resumes it
-
-    def run(self, checkpoints: Checkpointer | None, *, resume: bool) -> Result:
-        """Train to the end, from where the newest checkpoint stands if `resume`."""
-        state = {
-            "model": self.model,
-            "optimizer": self.optimizer,
-            "communication": self.optimizer.communication,
-            "loader": self.loader,
-            "scaler": self.scaler,
-            "position": self.position,
-            "random": RandomState(),
-        }
-
-        def save(*, last: bool = False) -> None:
-            if checkpoints is not None:
-                self.position.seconds = self.log.seconds
-                try:
-                    checkpoints.save(self.position.step, **state)
-                except CheckpointError as error:  # on all ranks, and before anything was written
-                    if last:
-                        raise
-                    self.log.warn(not_saved(error))
-
-        if checkpoints is not None and resume:
-            checkpoints.load(**state)
-        self.log.begin(self.position.step, self.position.seconds)
-        words = "stopping: a checkpoint is saved after this step; Ctrl-C again ends at once, without it"
-        resume_with = f"\nto go on: {self.goes_on_with}" if self.goes_on_with else ""
-        with StopRequest(self.comm, words + resume_with if checkpoints is not None else "stopping after this step") as stop:
-            while not (why := self.why_over()):
-                complete = self.train_epoch(stop, save)
-                if complete and self.evaluation_is_due():
-                    self.evaluate()
-                over = self.why_over()
-                stopped = not complete or (not over and stop.agreed())
-                if stopped or over or self.position.epoch % self.config.checkpoint_every == 0:
-                    save(last=bool(stopped or over))
-                if stopped:
-                    return self.finish("stopped", stop.signal)
-        return self.finish(why)
-
-    def why_over(self) -> str:
-        """Why nothing is left to do; "" if something is. The same on all ranks, as the results of an evaluation are."""
-        if self.config.target is not None and self.position.top1 >= self.config.target:
-            return "target"
-        return "epochs" if self.position.epoch >= self.config.epochs else ""
-
-    def train_epoch(self, stop: StopRequest, save: Callable[[], None]) -> bool:
-        """To the end of the present epoch; False if some rank was asked to stop before it. `save` is for checkpoints amid it."""
-        steps = self.loader.steps_per_epoch(self.position.epoch)
-        listen_every = 1
-        self.model.train()
-        self.log.begin_epoch(self.position.epoch)
-        waiting = time.perf_counter()
-        for step in self.loader.steps():
-            self.tracer.begin_step(step.epoch, step.index, steps, number=self.position.step + 1, at=waiting)
-            self.update(step, (step.index + 1) / steps, input_seconds=time.perf_counter() - waiting)
-            self.position.step += 1
-            if step.index + 1 == steps:
-                break  # what is due now comes after the evaluation
-            save_now = self.config.checkpoint_every_steps and self.position.step % self.config.checkpoint_every_steps == 0
-            if save_now or self.position.step % self.config.log_every == 0:
-                seconds = self.log.interval()
-                listen_every = max(1, int(HEARD_WITHIN / max(seconds, 1e-6)))
-            if self.position.step % listen_every == 0 and stop.agreed():
-                self.log.interval()
-                return False
-            if save_now:
-                save()
-            waiting = time.perf_counter()
-        self.log.interval()
-        self.position.epoch += 1
-        return True
-
-    def update(self, step: Step, done: float, *, input_seconds: float) -> None:
-        """One update of the weights, from all micro-batches of `step`. `done` is the share of the epoch after it."""
-        begun = time.perf_counter()
-        self.tracer.mark("input", begun)
-        epoch = step.epoch + done
-        rate = self.course.steer(self.optimizer, step.epoch, epoch)
-        self.optimizer.zero_grad()
-        if isinstance(self.optimizer, MultiNodeOptimizer) and self.optimizer.sync.weighted:
-            self.optimizer.weight = step.samples
-        loss = torch.zeros((), device=self.device)
-        right = torch.zeros((), device=self.device)
-        for number, (x, y) in enumerate(step.micro):
-            if len(y) == 0:
-                continue  # nothing to learn from here; the others' gradients count alone
-            accumulating = number < len(step.micro) - 1
-            with self.optimizer.no_sync() if accumulating else nullcontext():
-                own_loss, own_right = self.backward(x, y, share=len(y) / step.samples)
-            loss += own_loss
-            right += own_right
-        ready = time.perf_counter()
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        record = self.optimizer.last_record
-        wait = record.wait if record else 0.0
-        in_backward = wait if record and begun <= record.begun < ready else 0.0  # an exchange ends its backward; gossip's a step
-        journeys = self.optimizer.last_journeys
-        if not in_backward:
-            self.tracer.mark("wait", ready + wait)
-        self.tracer.mark("update")
-        self.log.step(
-            number=self.position.step + 1,
-            epoch=epoch,
-            samples=step.samples,
-            batch=step.batch,
-            loss=loss * step.samples,
-            right=right,
-            rate=rate,
-            times=Times(input_seconds, ready - begun - in_backward, wait, time.perf_counter() - ready - (wait - in_backward)),
-            travelling=max(way.ended for way in journeys) - min(way.left for way in journeys) if journeys else 0.0,
-            groups=len(journeys),
-        )
-        try:
-            self.tracer.end_step(journeys)
-        except OSError as error:  # a full disk, on rank 0, when all ranks have told
-            self.log.warn(f"no trace: {error.strerror or error}")
-
-    def backward(self, x: torch.Tensor, y: torch.Tensor, *, share: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add the gradient of a micro-batch, `share` of the step's samples; its part of the mean loss, and how many are right."""
-        x, y = x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
-        with self.in_precision():
-            outputs = self.forward(x)
-            outputs, early = (outputs[0], outputs[1:]) if isinstance(outputs, tuple) else (outputs, ())
-            loss = self.loss(outputs, y) + sum(AUXILIARY * self.loss(head, y) for head in early)
-        self.tracer.mark("forward")
-        begun = time.perf_counter()
-        self.scaler.scale(loss * share).backward()
-        record = self.optimizer.last_record
-        if record and record.begun >= begun:  # it ended with the exchange of gradients
-            self.tracer.mark("backward", record.begun)
-            self.tracer.mark("wait")
-        else:
-            self.tracer.mark("backward")
-        return loss.detach() * share, (outputs.detach().argmax(1) == y).sum()
-
-    def in_precision(self) -> Any:
-        """The context of a forward pass."""
-        kind = self.config.model.autocast
-        return torch.autocast(self.device.type, dtype=kind) if kind else nullcontext()
-
-    # ---- evaluation ----------------------------------------------------------------------------------------------------------
-
-    def evaluation_is_due(self) -> bool:
-        return self.position.epoch % self.config.evaluate_every == 0 or self.position.epoch == self.config.epochs
-
-    def evaluate(self) -> None:
-        """Top-1, top-5 and loss over the whole test set, each sample on one rank."""
-        self.log.begin_evaluation(self.position.epoch)
-        apart = {}
-        if isinstance(self.optimizer, GossipOptimizer):  # one model is evaluated: the mean of all replicas
-            apart["spread"] = self.optimizer.spread()
-            self.optimizer.average_()
-        average_batchnorm_(self.model, self.comm)
-        self.model.eval()
-        found = create_multi_node_evaluator(self._evaluate_shard, self.comm)()
-        self.model.train()
-        self.position.top1, self.position.top5, self.position.loss = found["top1"], found["top5"], found["loss"]
-        self.log.evaluation(self.position.step, self.position.epoch, found | apart)
-
-    @torch.no_grad()
-    def _evaluate_shard(self) -> dict[str, tuple[float, int]]:
-        sums, seen = torch.zeros(3, dtype=torch.float64), 0
-        self.test.rewind()
-        for x, y in self.test:
-            if len(y) == 0:
-                continue
-            x, y = x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
-            with self.in_precision():
-                outputs = self.forward(x)
-            best = outputs.topk(min(5, outputs.shape[1]), dim=1).indices == y[:, None]
-            losses = nn.functional.cross_entropy(outputs.float(), y, reduction="sum")
-            sums += torch.stack([best[:, 0].sum(), best.sum(), losses]).double().cpu()
-            seen += len(y)
-        return {name: (float(value), seen) for name, value in zip(("top1", "top5", "loss"), sums)}
-
-    def finish(self, why: str, signal: int = 0) -> Result:
-        """The result, told."""
-        at = self.position
-        result = Result(at.epoch, at.step, at.top1, at.top5, at.loss, self.log.seconds, why, signal)
-        self.log.end(result)
-        return result
-
-
-def not_saved(error: BaseException) -> str:
-    """A warning: a full disk may have room again at the next save, and what was learned until then is not thrown away."""
-    return f"no checkpoint: {error}; older checkpoints are kept, and training continues"
-
-
-# ---- from a configuration to a run ---------------------------------------------------------------------------------------------
+__all__ = ["Result", "Trainer", "assemble", "train"]
 
 
 def train(
     config: RunConfig,
-    comm: Communicator,
+    comm: Communicator | None = None,
     *,
     out: Path | None = None,
     resume: bool = False,
     show: bool = True,
-    goes_on_with: str = "",
+    resume_command: str = "",
 ) -> Result:
-    """Train as `config` says on the ranks of `comm`. Records and checkpoints go to `out`, and `resume` continues them.
+    """Train as `config` describes, on the ranks of a communicator. All ranks call it.
 
-    `goes_on_with` is the command that does so, for a person who stops the run. DirectoryInUseError on all ranks if another job
-    has `out`.
+    Args:
+        config: What to train, and how.
+        comm: The ranks. Without it, `train` creates a communicator with `comm.algorithm` and `comm.timeout` of `config`.
+        out: Directory for records and checkpoints; without it, the run keeps none.
+        resume: Continue from the newest checkpoint in `out`.
+        show: Print progress on rank 0.
+        resume_command: The command that continues the run, printed when the run is asked to stop.
+
+    Returns:
+        How the run ended; the same on all ranks.
+
+    Raises:
+        ConfigError: If parts of the configuration do not fit together, or `comm` is not what the configuration asks for.
+        DirectoryInUseError: If another job writes in `out`.
     """
-    with one_job(out, comm) if out is not None else nullcontext(), Log(config, comm, out, resume=resume, show=show) as log:
+    with ExitStack() as stack:
+        if comm is None:
+            comm = stack.enter_context(create_communicator_for(config.comm))
+        if out is not None:
+            stack.enter_context(one_job(out, comm))
+        log = stack.enter_context(Log(config, comm, out, resume=resume, show=show))
         trainer = assemble(config, comm, log)
-        trainer.goes_on_with = goes_on_with
-        with trainer.loader, trainer.test:
-            if out is None:
-                return trainer.run(None, resume=False)
-            with Checkpointer(
-                out / "checkpoints",
-                comm,
-                keep=config.keep,
-                config=identity(plain(config)),
-                failed=lambda error: log.warn(not_saved(error)),
-            ) as checkpoints:
-                return trainer.run(checkpoints, resume=resume)
+        trainer.resume_command = resume_command
+        stack.enter_context(trainer.loader)
+        stack.enter_context(trainer.test)
+        if out is None:
+            return trainer.run(None, resume=False)
+        checkpoints = Checkpointer(
+            out / "checkpoints",
+            comm,
+            keep=config.keep,
+            config=identity(plain(config)),
+            failed=lambda error: log.warn(not_saved(error)),
+        )
+        return trainer.run(stack.enter_context(checkpoints), resume=resume)
 
 
 def assemble(config: RunConfig, comm: Communicator, log: Log) -> Trainer:
-    """Build everything that a run needs; ConfigError where the parts do not fit together."""
+    """Build everything that a run needs; ConfigError if the parts do not fit together."""
+    check_communicator(config.comm, comm)
     device = torch.device("cuda", comm.intra_rank) if torch.cuda.is_available() else torch.device("cpu")
     source, held_out = open_sources(config)
     check(config, comm.size, source, held_out)
@@ -333,7 +97,7 @@ def assemble(config: RunConfig, comm: Communicator, log: Log) -> Trainer:
     channels, classes = config.data.shape(source)[0], len(source.classes)
     model = config.model.build(in_channels=channels, classes=classes, seed=config.seed).to(device)
     model = config.model.batchnorm.install(model, comm)
-    if any(isinstance(module, nn.Dropout) for module in model.modules()):  # else equal generators make smaller checkpoints
+    if any(isinstance(module, nn.Dropout) for module in model.modules()):  # otherwise equal generators make smaller checkpoints
         seed_everything((config.seed + 1 + comm.rank) % 2**32)  # ranks drop different neurons
     optimizer = config.comm.wrap(config.optimizer.build(model), comm, weighted=config.uneven)
     if isinstance(optimizer, GossipOptimizer):

@@ -1,4 +1,4 @@
-"""How a run updates its weights: optimizer, learning rate over its epochs, and what travels between ranks.
+"""How a run updates its weights: optimizer, learning rate, and communication between ranks.
 
 What changes from step to step, by the rules that are named here, is put together in course.py.
 """
@@ -6,7 +6,7 @@ What changes from step to step, by the rules that are named here, is put togethe
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -17,48 +17,65 @@ from phalanx.comm.settings import check_timeout
 from phalanx.grad.allreduce import AllReduce
 from phalanx.grad.gossip import Gossip
 from phalanx.optim import lr
+from phalanx.optim.create import create_multi_node_optimizer
 from phalanx.optim.gossip_step import GossipOptimizer
-from phalanx.optim.lars import Lars
-from phalanx.optim.multi_node import MultiNodeOptimizer, create_multi_node_optimizer
-from phalanx.optim.rmsprop_warmup import RmspropWarmup
+from phalanx.optim.multi_node import MultiNodeOptimizer
+from phalanx.train.components import pick, settings_of
+from phalanx.train.optimizers import RULES, LarsConfig, MomentumRule, RmspropWarmupConfig, RuleConfig, SgdConfig
+from phalanx.train.settings import setting
+
+GOSSIP = {
+    "topology": "Which partner a rank has: 2**k ranks away in step k of a period, or across dimension k of a hypercube.",
+    "rotate": "Shuffle the ranks after every period, so that partners change.",
+    "exchange": "Mix weights and optimizer state after the update, or gradients before it.",
+    "level": "Let every rank gossip, or let the ranks of a host act as one; none for hosts where several hold several ranks.",
+    "overlap": "Exchange during the next forward and backward; false waits for it in the step.",
+    "average_every": "Steps after which all replicas become their exact mean; none for evaluations only.",
+    "seed": "Seed of the rotation.",
+    "patience": "Seconds to wait for a partner before continuing without it; none for 4 usual steps, at least 1 s.",
+}
 
 Decay = Literal["constant", "linear", "polynomial", "cosine", "step", "natan"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """SGD with momentum, LARS, or SGD that begins as RMSprop (arXiv 1711.04325).
+    """The settings of all update rules of optimizers.py; `name` chooses the rule, and the others apply where it has them."""
 
-    `decay_all`: weight decay for biases and batch norms, too. `momentum_rule`: what becomes of the momentum where the batch
-    changes: nothing, or "noise", what keeps the noise of SGD (`phalanx.lr.momentum_for`). LARS has `trust_coefficient` and `eps`;
-    its velocity contains the rate unless `lr_in_momentum` is False, and `correct_momentum` then makes it follow the rate at once.
-    RMSprop's rate is `rmsprop_rate`; it has given way to SGD by half at epoch `ramp_center`, wholly half a `ramp_period` later.
-    """
-
-    name: Literal["sgd", "lars", "rmsprop_warmup"] = "sgd"
-    momentum: float = 0.9
-    momentum_rule: Literal["fixed", "noise"] = "fixed"
-    nesterov: bool = False
-    weight_decay: float = 5e-5
-    decay_all: bool = False
-    trust_coefficient: float = 0.001
-    eps: float = 1e-9
-    lr_in_momentum: bool = True
-    correct_momentum: bool = False
-    rmsprop_rate: float = 3e-4
-    ramp_center: float = 10.0
-    ramp_period: float = 5.0
+    name: Literal["sgd", "lars", "rmsprop_warmup"] = setting("sgd", "The update rule.")
+    momentum: float = setting(SgdConfig.momentum, "Share of the velocity that each step keeps.")
+    momentum_rule: MomentumRule = setting(
+        SgdConfig.momentum_rule, "Keep the momentum when the batch changes, or choose it so that the noise of SGD stays the same."
+    )
+    nesterov: bool = setting(SgdConfig.nesterov, "Nesterov's momentum; for sgd and lars.")
+    weight_decay: float = setting(
+        SgdConfig.weight_decay, "Weight decay; biases and batch norms have none unless `decay_all` is set."
+    )
+    decay_all: bool = setting(SgdConfig.decay_all, "Decay biases and batch norms, too; not for lars.")
+    trust_coefficient: float = setting(LarsConfig.trust_coefficient, "LARS: factor of the ratio of weight norm to gradient norm.")
+    eps: float = setting(LarsConfig.eps, "LARS: what is added to the denominator of that ratio.")
+    lr_in_momentum: bool = setting(LarsConfig.lr_in_momentum, "LARS: let the velocity contain the learning rate.")
+    correct_momentum: bool = setting(
+        LarsConfig.correct_momentum, "LARS: rescale the velocity when the rate changes; this needs lr_in_momentum."
+    )
+    rmsprop_rate: float = setting(RmspropWarmupConfig.rmsprop_rate, "rmsprop_warmup: learning rate of RMSprop.")
+    ramp_center: float = setting(
+        RmspropWarmupConfig.ramp_center, "rmsprop_warmup: epoch at which RMSprop and SGD have equal shares."
+    )
+    ramp_period: float = setting(
+        RmspropWarmupConfig.ramp_period, "rmsprop_warmup: epochs of the ramp; half of it after `ramp_center` only SGD is left."
+    )
 
     def __post_init__(self) -> None:
         for name in ("momentum", "weight_decay", "trust_coefficient", "eps", "rmsprop_rate", "ramp_center"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)}: 0 or more")
         if self.momentum >= 1:
-            raise ValueError(f"momentum={self.momentum}: less than 1, or what was once added never fades")
+            raise ValueError(f"momentum={self.momentum}: less than 1, or old gradients never fade")
         if self.ramp_period <= 0:
             raise ValueError(f"ramp_period={self.ramp_period}: epochs, more than 0")
         if self.nesterov and not self.momentum:
-            raise ValueError("nesterov=True looks ahead along the momentum, and momentum is 0")
+            raise ValueError("nesterov=True needs a momentum, but momentum is 0")
         if self.nesterov and self.name == "rmsprop_warmup":
             raise ValueError("nesterov=True: rmsprop_warmup has no such variant")
         if self.name == "lars" and self.decay_all:
@@ -66,52 +83,43 @@ class OptimizerConfig:
         if self.correct_momentum and not (self.name == "lars" and self.lr_in_momentum):
             raise ValueError("correct_momentum=True is for velocities that contain the rate: name=lars with lr_in_momentum=True")
 
+    @classmethod
+    def of(cls, rule: RuleConfig) -> OptimizerConfig:
+        """The settings of an update rule, as a recipe writes it: `OptimizerConfig.of(LarsConfig(momentum=0.95))`."""
+        return cls(**settings_of(RULES, rule))
+
+    @property
+    def rule(self) -> RuleConfig:
+        """The update rule with its own settings."""
+        return pick(RULES, self)
+
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Over all parameters that are trained, by name, so that messages can name them."""
-        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        if self.name == "lars":
-            return Lars(
-                named,
-                lr=0.0,
-                momentum=self.momentum,
-                nesterov=self.nesterov,
-                weight_decay=self.weight_decay,
-                trust_coefficient=self.trust_coefficient,
-                eps=self.eps,
-                lr_in_momentum=self.lr_in_momentum,
-            )
-        decayed = [(name, p) for name, p in named if self.decay_all or p.dim() > 1]
-        plain = [(name, p) for name, p in named if not self.decay_all and p.dim() <= 1]
-        parts = [{"params": decayed, "weight_decay": self.weight_decay}, {"params": plain, "weight_decay": 0.0}]
-        groups = [group for group in parts if group["params"]]
-        if self.name == "rmsprop_warmup":
-            return RmspropWarmup(groups, lr=0.0, momentum=self.momentum, rmsprop_lr=self.rmsprop_rate)
-        return torch.optim.SGD(groups, lr=0.0, momentum=self.momentum, nesterov=self.nesterov)
+        """The optimizer of all parameters that are trained."""
+        return self.rule.build(model)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RateConfig:
-    """The learning rate: `peak` after `warmup` epochs, then `decay` to `end`, a share of the peak.
+    """The learning rate: `peak` after `warmup` epochs, then `decay` down to `end`."""
 
-    That is reached at the end of the run or after `decay_epochs`, and stays. `scaling`: `peak` is the rate for batches of
-    `reference` samples, and larger ones, in each stage of a plan, get more in proportion ("linear") or by the root ("sqrt").
-    `rule`, a rule of `phalanx.lr` in rates, is for what this cannot say; it replaces all but the scaling.
-    """
-
-    peak: float = 0.1
-    scaling: Literal["none", "linear", "sqrt"] = "none"
-    reference: int | None = None
-    warmup: float = 0.0
-    warmup_start: float = 0.0  # a share of the peak
-    warmup_kind: Literal["linear", "exponential"] = "linear"
-    decay: Decay = "cosine"
-    decay_epochs: float | None = None
-    end: float = 0.0
-    power: float = 2.0  # of polynomial
-    steps: tuple[float, ...] = ()  # of step: epochs of the run
-    factor: float = 0.1  # of step
-    turn: float | None = None  # of natan: the epoch of the run where half of the peak is reached
-    rule: lr.Rule | None = None
+    peak: float = setting(0.1, "Highest learning rate.")
+    scaling: Literal["none", "linear", "sqrt"] = setting(
+        "none", "Scale the rate with the batch, or with its square root; `peak` is then the rate of `reference` samples."
+    )
+    reference: int | None = setting(None, "Batch for which `peak` is right, with `scaling`.")
+    warmup: float = setting(0.0, "Epochs over which the rate rises to `peak`.")
+    warmup_start: float = setting(0.0, "Share of the peak at which the warm-up begins.")
+    warmup_kind: Literal["linear", "exponential"] = setting("linear", "Shape of the warm-up.")
+    decay: Decay = setting("cosine", "Shape of the decay after the warm-up.")
+    decay_epochs: float | None = setting(None, "Epochs of the decay, after which the rate stays; none for the rest of the run.")
+    end: float = setting(0.0, "Share of the peak at which the decay ends.")
+    power: float = setting(2.0, "decay=polynomial: its power.")
+    steps: tuple[float, ...] = setting((), "decay=step: epochs of the run at which the rate falls.")
+    factor: float = setting(0.1, "decay=step: factor of each fall.")
+    turn: float | None = setting(None, "decay=natan: epoch of the run at which the rate is half the peak; none for the middle.")
+    rule: lr.Rule | None = setting(
+        None, "A rule of `phalanx.lr`, for rates that the other settings cannot express; it replaces all but the scaling."
+    )
 
     def __post_init__(self) -> None:
         for name in ("peak", "warmup", "warmup_start", "end", "factor"):
@@ -127,7 +135,7 @@ class RateConfig:
             raise ValueError(f"decay_epochs={self.decay_epochs:g}: more than 0, and not for decay=step, which has steps")
         if (self.scaling == "none") != (self.reference is None):
             raise ValueError(
-                f"scaling={self.scaling}, reference={self.reference}: both, the batch for which peak is right; or none"
+                f"scaling={self.scaling}, reference={self.reference}: set both (peak is right for batches of reference), or none"
             )
         if self.reference is not None and self.reference < 1:
             raise ValueError(f"reference={self.reference}: samples, at least 1")
@@ -135,14 +143,12 @@ class RateConfig:
             raise ValueError(f"warmup_kind=exponential, warmup_start={self.warmup_start:g}: a share of the peak, such as 0.01")
 
     def over(self, epochs: int) -> lr.Rule:
-        """The rate for a batch of `reference` as a function of epochs, for a run of so many."""
+        """The rate for a batch of `reference` as a function of progress, in a run of `epochs` epochs."""
         if self.rule is not None:
             return self.rule
         rest = epochs - self.warmup
         if rest <= 0:
-            raise ValueError(
-                f"warmup={self.warmup:g} epochs, but the run has {epochs}: leave some to train, by a smaller rate.warmup"
-            )
+            raise ValueError(f"warmup={self.warmup:g} epochs, but the run has {epochs}: use a smaller rate.warmup")
         if self.decay == "step":
             warming = self._warming() >> lr.constant(rest) if self.warmup else lr.constant(epochs)
             return self.peak * (warming * lr.step(*self.steps, factor=self.factor))
@@ -150,7 +156,7 @@ class RateConfig:
         return self.peak * (self._warming() >> falling if self.warmup else falling)
 
     def scaled(self, batch: int) -> float:
-        """How many times the rate for `reference` samples a batch gets."""
+        """The factor of the rate for a batch, relative to `reference` samples."""
         if self.reference is None:
             return 1.0
         rule = lr.linear_scaling if self.scaling == "linear" else lr.sqrt_scaling
@@ -161,7 +167,7 @@ class RateConfig:
         return kind(self.warmup, self.warmup_start)
 
     def _falling(self, epochs: float, turn: float) -> lr.Rule:
-        """From 1; `turn` counts from its own beginning."""
+        """The decay from 1; `turn` counts from the end of the warm-up."""
         makers: dict[str, Callable[[], lr.Rule]] = {
             "constant": lambda: lr.constant(epochs),
             "linear": lambda: lr.linear(epochs, self.end),
@@ -174,21 +180,28 @@ class RateConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CommConfig:
-    """How ranks communicate. `algorithm` is a name such as "torus:2x4"; None chooses for the hosts found.
+    """How ranks communicate."""
 
-    `sync`: "gossip" mixes replicas with one partner per step, as `gossip` says; they are averaged before every evaluation.
-    """
-
-    sync: Literal["allreduce", "gossip"] = "allreduce"
-    gossip: Gossip = field(default_factory=Gossip)
-    algorithm: str | None = None
-    timeout: float = 60.0
-    wire: Literal["float16", "bfloat16"] | None = None
-    bucket_bytes: int | None = 8 << 20  # fixed, where None measures: sums of a resumed run are cut as they were
-    growing: int | None = None
-    overlap: bool | None = None
-    fused: bool | None = None
-    double_buffering: bool = False
+    sync: Literal["allreduce", "gossip"] = setting(
+        "allreduce", "Average gradients over all ranks, or mix replicas with one partner per step and average before evaluations."
+    )
+    gossip: Gossip = setting(Gossip(), "GossipGraD, with comm.sync=gossip.", parts=GOSSIP)
+    algorithm: str | None = setting(
+        None, "All-reduce schedule: a name such as torus:2x4, or a file. None chooses one for the hosts found."
+    )
+    timeout: float = setting(60.0, "Seconds that a rank waits for another one before the run fails.")
+    wire: Literal["float16", "bfloat16"] | None = setting(None, "Type in which gradients travel; none for their own.")
+    bucket_bytes: int | None = setting(
+        8 << 20, "Bytes of gradients that travel together. Fixed, so that a resumed run adds in the same order; none to measure."
+    )
+    growing: int | None = setting(
+        None, "Group gradients as Fujitsu did, instead of by bytes: group k ends after growing * k**3 tensors."
+    )
+    overlap: bool | None = setting(None, "Send gradients during backward; none to measure both ways and keep the faster one.")
+    fused: bool = setting(False, "Update weights while gradients are summed, if all ranks share a host.")
+    double_buffering: bool = setting(
+        False, "Apply the mean gradient of the step before, so that its exchange can take a whole step."
+    )
 
     def __post_init__(self) -> None:
         check_timeout(self.timeout)
@@ -197,14 +210,14 @@ class CommConfig:
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value}: at least 1")
         if self.fused and (self.wire or self.double_buffering):
-            raise ValueError("fused=True goes without wire and double_buffering: nothing travels")
+            raise ValueError("fused=True does not allow wire or double_buffering: nothing travels")
         if self.sync == "gossip" and (self.fused or self.double_buffering or self.growing is not None):
-            raise ValueError("sync=gossip goes without fused, double_buffering and growing, which are for all-reduce")
+            raise ValueError("sync=gossip does not allow fused, double_buffering or growing, which are for all-reduce")
 
     def wrap(
         self, optimizer: torch.optim.Optimizer, comm: Communicator, *, weighted: bool
     ) -> MultiNodeOptimizer | GossipOptimizer:
-        """The multi-node optimizer; `weighted` where ranks may have different numbers of samples in a step."""
+        """The multi-node optimizer; `weighted` if ranks may have different numbers of samples in a step."""
         if self.sync == "gossip":
             return create_multi_node_optimizer(
                 optimizer, comm, sync=self.gossip, wire=getattr(torch, self.wire) if self.wire else None

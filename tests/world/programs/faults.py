@@ -13,7 +13,7 @@ import torch
 
 import phalanx
 import phalanx.data
-import phalanx.train.write
+import phalanx.train.checkpoint.write
 
 LARGE = 1 << 16  # elements: more than what counts as a small message, so that the schedule runs
 
@@ -135,13 +135,13 @@ def saving(directory: str, timeout: float, seconds: float, others: str = "") -> 
 
     Without `others` every rank has a part of its own to save, and the last one sleeps.
     """
-    write_tensors = phalanx.train.write.write_tensors
+    write_tensors = phalanx.train.checkpoint.write.write_tensors
 
     def slowly(*args, **kwargs):
         time.sleep(seconds)
         return write_tensors(*args, **kwargs)
 
-    phalanx.train.write.write_tensors = slowly
+    phalanx.train.checkpoint.write.write_tensors = slowly
     comm = start(timeout)
     checkpoints = phalanx.Checkpointer(directory, comm)
     state = {"model": torch.nn.Linear(100, 100)} if others else {"own": {"rank": torch.full((50,), comm.rank)}}

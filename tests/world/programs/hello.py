@@ -1,4 +1,4 @@
-"""A rank that tells on stdout, as one JSON line, who it is and what it got: `hello.py [own METHOD | netns NAME]`."""
+"""A rank that tells on stdout, as one JSON line, who it is and what it got: `hello.py [own METHOD | netns NAME | train]`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 
 import torch
 import torch.distributed
-from listening import listeners  # beside this file
+from tests.world.programs.listening import listeners
 
 import phalanx
 
@@ -50,6 +50,10 @@ def main() -> None:
             "schedule": comm.schedule.name,
             "listens": sorted({address for address, port in listeners(os.getpid()) if (address, port) not in inherited}),
         }
+        if what == "train":
+            from tests.world.programs.train import results
+
+            told |= {"trained": results(comm), "shares": comm.shares_memory}
     if what == "own":
         x = torch.ones(4)
         torch.distributed.all_reduce(x)  # still the user's, after close()

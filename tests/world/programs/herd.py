@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.warm.popen import Python, warm
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 PATIENCE = 90.0  # seconds for what is not under test: to fork, to meet, to be reaped
@@ -54,6 +56,7 @@ class Outcome:
     struck: float
     folder: Path
     port: int
+    pids: dict[int, int]
 
     def word(self, rank: int, what: str) -> dict:
         """The first line of this kind that `rank` said."""
@@ -68,31 +71,38 @@ def clean_environment() -> dict[str, str]:
     mine = os.environ.keys() - {"RANK", "WORLD_SIZE"}
     env = {name: os.environ[name] for name in mine if not name.startswith(foreign)}
     # torch's store asks for the name of every address that it talks to: a DNS that does not answer must not take 5 s
-    return env | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "RES_OPTIONS": "timeout:1 attempts:1"}
+    return env | {
+        "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
+        "OMP_NUM_THREADS": "1",
+        "RES_OPTIONS": "timeout:1 attempts:1",
+    }
+
+
+class Rank(Python):
+    """A process whose end is the subject of tests."""
+
+    ends_wholly = True
 
 
 class Herd:
-    """The zygote and the processes that it forks."""
+    """Processes that are forked with torch and phalanx imported, and the end of each as soon as it comes."""
 
     def __init__(self) -> None:
-        command = [sys.executable, str(HERE / "zygote.py")]
-        self._zygote = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=clean_environment())
-        self._asking = threading.Lock()
+        warm()
         self._news = threading.Condition()
-        self._born: list[int] = []
+        self._ranks: dict[int, Rank] = {}
+        self._watchers: list[threading.Thread] = []
         self._ended: dict[int, tuple[int, float]] = {}
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
 
     def fork(self, program: Path, args: Sequence[str], env: dict[str, str], out: Path, err: Path) -> int:
         """The process id of a new process that runs `program`."""
-        request = {"program": str(program), "args": list(args), "env": env, "out": str(out), "err": str(err)}
-        with self._asking, self._news:
-            count = len(self._born)
-            self._zygote.stdin.write(json.dumps(request).encode() + b"\n")
-            self._zygote.stdin.flush()
-            assert self._news.wait_for(lambda: len(self._born) > count, PATIENCE), "the zygote does not answer"
-            return self._born[-1]
+        with open(out, "ab") as said, open(err, "ab") as complained:
+            command, null = [sys.executable, str(program), *args], subprocess.DEVNULL
+            rank = Rank(command, env=clean_environment() | env, stdin=null, stdout=said, stderr=complained)
+        self._ranks[rank.pid] = rank
+        self._watchers.append(threading.Thread(target=self._watch, args=(rank,), daemon=True))
+        self._watchers[-1].start()
+        return rank.pid
 
     def wait(self, pid: int, deadline: float) -> tuple[int, float] | None:
         """(exit code, time of death), or None if it still lives at the deadline."""
@@ -101,20 +111,17 @@ class Herd:
             return self._ended.get(pid)
 
     def close(self) -> None:
-        self._zygote.stdin.close()
-        self._zygote.wait(PATIENCE)
-        self._reader.join(PATIENCE)
-        self._zygote.stdout.close()
+        """End those that still run, by process id."""
+        for rank in self._ranks.values():
+            rank.kill()
+        for watcher in self._watchers:
+            watcher.join(PATIENCE)
 
-    def _read(self) -> None:
-        for line in self._zygote.stdout:
-            news = json.loads(line)
-            with self._news:
-                if "code" in news:
-                    self._ended[news["pid"]] = news["code"], news["at"]
-                else:
-                    self._born.append(news["pid"])
-                self._news.notify_all()
+    def _watch(self, rank: Rank) -> None:
+        code = rank.wait()
+        with self._news:
+            self._ended[rank.pid] = code, time.monotonic()
+            self._news.notify_all()
 
 
 def play(herd: Herd, case: Case, folder: Path) -> Outcome:
@@ -155,9 +162,8 @@ def play(herd: Herd, case: Case, folder: Path) -> Outcome:
     said = {rank: [json.loads(line) for line in (folder / f"stdout.{rank}").read_text().splitlines()] for rank in pids}
     text = err.read_text()
     assert not late, f"rank(s) {late} still ran {case.deadline:g} s later: {said}\n{text}"
-    return Outcome(
-        {r: end[0] for r, end in ends.items()}, {r: end[1] for r, end in ends.items()}, said, text, started, struck, folder, port
-    )
+    codes, ended = ({rank: end[i] for rank, end in ends.items()} for i in (0, 1))
+    return Outcome(codes, ended, said, text, started, struck, folder, port, pids)
 
 
 def _wait_ready(herd: Herd, pids: dict[int, int], folder: Path, deadline: float) -> None:

@@ -1,13 +1,8 @@
-"""A rank that trains with every option and tells, as one JSON line, how far it is from one process with the whole batch.
-
-python -m tests.world.programs.train
-"""
+"""Training with every option, and how far it is from one process with the whole batch: part of `hello.py train`."""
 
 from __future__ import annotations
 
 import copy
-import json
-import os
 import zlib
 from typing import Any
 
@@ -25,13 +20,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "groups": {"bucket_bytes": 3000, "sync": phalanx.AllReduce(overlap=True)},
     "growing": {"sync": phalanx.AllReduce(growing=2, overlap=True)},
     "no overlap": {"sync": phalanx.AllReduce(overlap=False, fused=False)},
-    "one replica": {},  # of the large model
+    "large": {},
     "one pass": {"sync": phalanx.AllReduce(fused=True)},  # of the model in float32
     "weighted": {"sync": phalanx.AllReduce(weighted=True)},
     "bfloat16": {"wire": torch.bfloat16},
     "float16": {"wire": torch.float16},
 }
-MODELS = {"one replica": LARGE, "one pass": copy.deepcopy(MODEL).float()}
+MODELS = {"large": LARGE, "one pass": copy.deepcopy(MODEL).float()}
 
 
 def train(model: torch.nn.Module, opt: torch.optim.Optimizer, comm: phalanx.Communicator | None, t: int) -> None:
@@ -40,27 +35,22 @@ def train(model: torch.nn.Module, opt: torch.optim.Optimizer, comm: phalanx.Comm
     opt.step()
 
 
-def main() -> None:
-    told: dict[str, Any] = {}
-    with phalanx.create_communicator(timeout=20) as comm:
-        for name, options in OPTIONS.items():
-            model = copy.deepcopy(MODELS.get(name, MODEL))
-            phalanx.bcast_parameters(model, comm)
-            wanted = alone(train, steps=STEPS, model=model)[-1]
-            opt, before = create_multi_node_optimizer(sgd(model), comm, **options), flat(model)
-            for t in range(STEPS):
-                if name == "weighted":
-                    opt.weight = 120 // comm.size
-                train(model, opt, comm, t)
-            told[name] = {
-                "off": float((flat(model) - wanted).abs().max()),
-                "moved": float((flat(model) - before).abs().max()),
-                "print": zlib.crc32(flat(model).numpy().tobytes()),
-                "one_replica": opt.one_replica,
-            }
-        # in one write: a launcher may cut a line that comes in two
-        os.write(1, (json.dumps({"rank": comm.rank, "size": comm.size, "shares": comm.shares_memory, **told}) + "\n").encode())
-
-
-if __name__ == "__main__":
-    main()
+def results(comm: phalanx.Communicator) -> dict[str, dict[str, Any]]:
+    """What each option did to the parameters of this rank."""
+    told: dict[str, dict[str, Any]] = {}
+    for name, options in OPTIONS.items():
+        model = copy.deepcopy(MODELS.get(name, MODEL))
+        phalanx.bcast_parameters(model, comm)
+        wanted = alone(train, steps=STEPS, model=model)[-1]
+        opt, before = create_multi_node_optimizer(sgd(model), comm, **options), flat(model)
+        for t in range(STEPS):
+            if name == "weighted":
+                opt.weight = 120 // comm.size
+            train(model, opt, comm, t)
+        told[name] = {
+            "off": float((flat(model) - wanted).abs().max()),
+            "moved": float((flat(model) - before).abs().max()),
+            "print": zlib.crc32(flat(model).numpy().tobytes()),
+            "one_replica": opt.one_replica,
+        }
+    return told

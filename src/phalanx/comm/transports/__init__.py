@@ -10,6 +10,10 @@ import torch
 from phalanx.schedule import Collective, Schedule
 
 
+class TransportError(RuntimeError):
+    """Messages did not get through: a connection broke, or the engine's own time limit ran out."""
+
+
 class Message(NamedTuple):
     """A contiguous tensor and the rank it goes to or comes from."""
 
@@ -18,7 +22,10 @@ class Message(NamedTuple):
 
 
 class Transport(Protocol):
-    """Point-to-point messages, and library collectives where the engine prefers them."""
+    """Point-to-point messages, and library collectives where the engine prefers them.
+
+    A failure of the network is a `TransportError`. Any other exception counts as an error of the work itself.
+    """
 
     library: bool  # whether NCCL carries tensors on GPUs
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from phalanx.comm.transports import Message
+from phalanx.comm.transports import Message, TransportError
 from phalanx.schedule import Collective, Schedule
 
 
@@ -37,7 +37,7 @@ class LocalWorld:
         with self._news:
             while not self._boxes.get(key):
                 if self._closed:
-                    raise RuntimeError("the local world was closed")
+                    raise TransportError("the local world was closed")
                 self._news.wait()
             x = self._boxes[key].popleft()
             if not self._boxes[key]:
@@ -45,7 +45,7 @@ class LocalWorld:
             return x
 
     def close(self) -> None:
-        """Wake whoever still waits for a message that will not come."""
+        """Wake threads that still wait for a message: it will not come."""
         with self._news:
             self._closed = True
             self._news.notify_all()

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from phalanx.comm.transports import Message, Transport
-from phalanx.comm.transports.shm import TYPES, HostTeam
+from phalanx.native.core import TYPES
+from phalanx.native.team import HostTeam
 from phalanx.schedule import Collective, Schedule
 
 

@@ -2,9 +2,9 @@
 
     write_report([Path("runs/digits")], Path("runs/digits/report.html"))
 
-run        what a directory tells, as a value         figures, tables   what the page shows of it
+run        a run as a value, from its directory       figures, tables   what the page shows of it
 plots      lines, areas and bars as SVG               pictures, timeline   schedules and a few steps as SVG
-prediction what a plan said beside what was measured
+prediction what a plan predicted, beside what was measured
 page       the HTML around them, with page.css and page.js inside
 """
 
@@ -22,9 +22,17 @@ __all__ = ["ReportError", "build", "write_report"]
 
 
 def write_report(directories: Sequence[Path], out: Path) -> None:
-    """Write the page of these runs to `out`, whole or not at all; ReportError names a directory that is no run."""
-    if out.exists() and not out.is_file():  # root would replace /dev/null by a page
-        raise ReportError(f"{out} is there and is no file: name another one")
+    """Write the report of one or several runs to one HTML file, whole or not at all.
+
+    Args:
+        directories: Directories of runs, as `phalanx train --out DIR` writes them.
+        out: The file to write.
+
+    Raises:
+        ReportError: If a directory holds no run, or `out` is not a regular file.
+    """
+    if out.exists() and not out.is_file():  # root would replace /dev/null
+        raise ReportError(f"{out} exists and is not a regular file: name another one")
     text = build(read_runs(directories))
     fresh = out.with_name(f".{out.name}.{os.getpid()}")
     fresh.write_text(text, encoding="utf-8")

@@ -18,7 +18,7 @@ PARTS = {"compute": 0, "input": 1, "wait": 3, "update": 2}  # of a step, and the
 def lines(
     runs: Sequence[Run], kind: str, y: str, x: str, *, name: str = "", colour: int = 0, style: str = "solid", per: float = 1.0
 ) -> list[Series]:
-    """One series for each run, of the rows of a kind that have a place: in the run's colour where there are several."""
+    """One series per run, from its rows of a kind that have an `x`; with several runs, each has its own colour."""
     made = []
     for i, run in enumerate(runs):
         rows = [(place / per, value_of(row, y)) for row in run.of(kind) if (place := value_of(row, x)) is not None]
@@ -35,19 +35,19 @@ def _time_axis(runs: Sequence[Run]) -> tuple[str, float]:
 
 
 def _legend(series: Sequence[Series], runs: Sequence[Run]) -> Sequence[Series]:
-    """Of one run its series; of several the runs, because the note says what the strokes mean."""
+    """The series of one run; or the runs, if there are several, because the note explains the strokes."""
     if len(runs) > 1:
         return [Series(run.name, (), (), i) for i, run in enumerate(runs)]
     return series if len(series) > 1 else ()
 
 
 def _resumed(runs: Sequence[Run], x: str, per: float = 1.0) -> list[tuple[float, str]]:
-    """Where one run was resumed. Of several it is not drawn: the lines would not say whose they are."""
-    return [(at / per, told) for at, told in runs[0].resumed_at(x)] if len(runs) == 1 else []
+    """Where a run was resumed. Not for several runs: the lines would not show to which run they belong."""
+    return [(at / per, text) for at, text in runs[0].resumed_at(x)] if len(runs) == 1 else []
 
 
 def learning(runs: Sequence[Run]) -> Iterator[Figure]:
-    """Loss and accuracy over epochs and over time, learning rate and batch size over steps, for gossip the spread."""
+    """Loss and accuracy over epochs and over time, learning rate and batch size over steps, and the spread of gossip."""
     unit, per = _time_axis(runs)
     many = len(runs) > 1
     for x, axis, size in (("epoch", "epochs", 1.0), ("seconds", unit, per)):
@@ -113,30 +113,32 @@ def communication(runs: Sequence[Run]) -> Iterator[Figure]:
 
 
 def _overlap(runs: Sequence[Run]) -> Iterator[Figure]:
-    """The share of communication that computation hides, where there was something to hide."""
+    """The share of communication that computation hides, if there was something to hide."""
     recorded = lines(runs, "interval", "overlapped_share", "epoch", name="" if len(runs) > 1 else "hidden", colour=4)
     single = {i for i, run in enumerate(runs) if not run.gossips and _groups(run) == 1}
-    overlapped = [own for own in recorded if (own.colour if len(runs) > 1 else 0) not in single]  # several have their number's
+    overlapped = [
+        own for own in recorded if (own.colour if len(runs) > 1 else 0) not in single
+    ]  # with several runs the colour is the number of the run
     if overlapped:
         behind = "the next forward and backward" if all(run.gossips for run in runs) else "backward"
         drawn = plot_lines(overlapped, title="overlap with backward", x="epochs", unit="percent", zero=True, most=1.0)
         yield Figure("Overlap", drawn, _legend(overlapped, runs), f"share of communication hidden behind {behind}")
     elif recorded:
-        told = "The gradients travel in one group, which is complete when backward ends: there is nothing to overlap."
-        yield Figure("Overlap", tag("span"), note=told)
+        reason = "The gradients travel in one group, which is complete when backward ends: there is nothing to overlap."
+        yield Figure("Overlap", tag("span"), note=reason)
 
 
 def _groups(run: Run) -> Number:
-    """In how many groups gradients travelled at most; None where the rows do not say."""
+    """The most groups in which gradients travelled; None if the rows do not say."""
     return max((value for row in run.of("interval") if (value := value_of(row, "groups")) is not None), default=None)
 
 
 def _schedules(runs: Sequence[Run]) -> Iterator[Figure]:
-    """Each schedule once, whoever ran it."""
+    """Each schedule once, however many runs used it."""
     drawn: dict[tuple[str, str], list[str]] = {}
     for run in runs:
-        told = run.environment.get("schedule")
-        text, seats = (told.get("text"), told.get("seats", "rank")) if isinstance(told, dict) else (None, "")
+        recorded = run.environment.get("schedule")
+        text, seats = (recorded.get("text"), recorded.get("seats", "rank")) if isinstance(recorded, dict) else (None, "")
         if isinstance(text, str):
             drawn.setdefault((text, str(seats)), []).append(run.name)
     for (text, seats), names in drawn.items():

@@ -1,4 +1,4 @@
-"""The page itself: HTML with its style and its script inside, and a policy that forbids the browser to load anything."""
+"""The page: HTML that contains its style and its script, with a policy that forbids the browser to load anything."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCRIPT = Markup((Path(__file__).parent / "page.js").read_text(encoding="utf-8"))
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture (SVG) with its title, a legend of `series`, and a note. Where the picture is empty the page says so."""
+    """A picture (SVG) with its title, a legend of `series`, and a note. An empty picture becomes a note."""
 
     title: str
     picture: Markup
@@ -28,7 +28,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text. `keyed`: the first cell has the colour of its run; `text`: cells are words rather than numbers."""
+    """Rows of text. `keyed`: the first cell has the colour of its run. `text`: cells hold words, not numbers."""
 
     title: str
     columns: tuple[str, ...]
@@ -48,10 +48,10 @@ def page(
     facts: Sequence[tuple[str, str, str]],
     sections: Sequence[tuple[str, Sequence[Figure | Table]]],
 ) -> str:
-    """The whole file. Names may hold anything: `tag` escapes them, and the policy is the second wall."""
+    """The whole file. Names may contain anything: `tag` escapes them, and the policy is a second defence."""
     allowed = base64.b64encode(
         hashlib.sha256(SCRIPT.encode()).digest()
-    ).decode()  # this script and no other, whatever a name holds
+    ).decode()  # this script and no other, whatever a name contains
     # forms and the base of links do not follow default-src
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{allowed}'; form-action 'none'; base-uri 'none'"
     badge = tag("span", status, class_=f"badge {'good' if status in ('complete', 'target reached') else 'open'}")
@@ -78,7 +78,7 @@ def page(
 
 
 def _lines(parts: Sequence[Markup]) -> Markup:
-    """One below the other, for people who read the source."""
+    """One part per line, for people who read the source."""
     return join(["\n", join(parts, "\n"), "\n"])
 
 

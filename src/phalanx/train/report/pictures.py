@@ -8,14 +8,14 @@ from phalanx.schedule import Collective, Move, Schedule, lower, show
 from phalanx.schedule.describe import describe
 from phalanx.schedule.markup import Markup, tag
 
-RANKS, STEPS = 16, 40  # of a schedule that is drawn; a larger one is shown as text, with its middle left out
-APART = 14  # pixels between groups that stand side by side in one step
+RANKS, STEPS = 16, 40  # most that are drawn; a larger schedule becomes text without its middle
+APART = 14  # pixels between groups side by side in one step
 
 
 def draw_schedule(schedule: Schedule, seats: str = "rank") -> Markup:
-    """As it is called and, where it calls a library, as the messages of that call. `seats`: what its rows are, ranks or hosts."""
+    """The schedule and, if it calls a library, the messages of that call. `seats`: what its rows are, ranks or hosts."""
     if schedule.world == 1:
-        return tag("p", f"One {seats} has nobody to communicate with.", class_="quiet")
+        return tag("p", f"One {seats} has no other to communicate with.", class_="quiet")
     if schedule.world > RANKS:
         return tag("pre", show(schedule, width=110))
     drawn = [_picture(schedule, schedule.name, seats)]
@@ -46,22 +46,22 @@ def _picture(s: Schedule, title: str, seats: str) -> Markup:
         if number:
             body.append(tag("line", class_="grid", x1=x, x2=x, y1=22, y2=height - 4))
         for op in step.ops:
-            told = tag("title", f"step {number + 1}, {step.label}: {describe(op)}")
+            hint = tag("title", f"step {number + 1}, {step.label}: {describe(op)}")
             if isinstance(op, Move):
                 colour = 0 if op.reduce else 2
-                body.append(_arrow(x + 12, y(op.src), x + column - 12, y(op.dst), colour, told))
+                body.append(_arrow(x + 12, y(op.src), x + column - 12, y(op.dst), colour, hint))
             elif isinstance(op, Collective):
                 aside = APART * (beside[number][op.group] - (lanes - 1) / 2)
-                body.append(_call(x + column / 2 + aside, [y(rank) for rank in op.group], op.kind, told))
+                body.append(_call(x + column / 2 + aside, [y(rank) for rank in op.group], op.kind, hint))
             else:
-                body += [tag("circle", told, class_="op c3", cx=x + column / 2, cy=y(rank), r=4) for rank in op.ranks]
+                body += [tag("circle", hint, class_="op c3", cx=x + column / 2, cy=y(rank), r=4) for rank in op.ranks]
     size = {"viewBox": f"0 0 {width} {height}", "style": f"width:{width}px"}
     picture = tag("svg", *body, class_="picture", **size, role="img", aria_label=title)
     return tag("div", tag("p", title, class_="quiet"), picture, class_="wide")
 
 
 def _side_by_side(groups: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], int]:
-    """A place for each group, from left to right: groups whose lines would lie on each other get different ones."""
+    """A place for each group, from left to right, so that lines of groups do not overlap."""
     below: list[int] = []  # the lowest rank that each place has reached
     places: dict[tuple[int, ...], int] = {}
     for group in sorted(set(groups), key=min):
@@ -71,20 +71,20 @@ def _side_by_side(groups: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], in
     return places
 
 
-def _arrow(x0: float, y0: float, x1: float, y1: float, colour: int, told: Markup) -> Markup:
+def _arrow(x0: float, y0: float, x1: float, y1: float, colour: int, hint: Markup) -> Markup:
     length = ((x1 - x0) ** 2 + (y1 - y0) ** 2) ** 0.5
     dx, dy = (x1 - x0) / length, (y1 - y0) / length
     wing = [(x1 - 7 * dx - 3.2 * dy, y1 - 7 * dy + 3.2 * dx), (x1 - 7 * dx + 3.2 * dy, y1 - 7 * dy - 3.2 * dx)]
     head = " ".join(f"{px:.1f},{py:.1f}" for px, py in [(x1, y1), *wing])
     shaft = tag("line", x1=f"{x0:.1f}", y1=f"{y0:.1f}", x2=f"{x1 - 5 * dx:.1f}", y2=f"{y1 - 5 * dy:.1f}")
-    return tag("g", shaft, tag("polygon", points=head), told, class_=f"op c{colour}")
+    return tag("g", shaft, tag("polygon", points=head), hint, class_=f"op c{colour}")
 
 
-def _call(x: float, ys: Sequence[float], kind: str, told: Markup) -> Markup:
-    """A library call: its ranks as dots on one line, beside it what is called."""
+def _call(x: float, ys: Sequence[float], kind: str, hint: Markup) -> Markup:
+    """A library call: its ranks as dots on one line."""
     colour = {"reduce_scatter": 0, "reduce": 0, "all_gather": 2, "broadcast": 2, "all_reduce": 5}[kind]
     dots = [tag("circle", cx=x, cy=y, r=5) for y in ys]
-    return tag("g", tag("line", x1=x, x2=x, y1=min(ys), y2=max(ys)), *dots, told, class_=f"op c{colour}")
+    return tag("g", tag("line", x1=x, x2=x, y1=min(ys), y2=max(ys)), *dots, hint, class_=f"op c{colour}")
 
 
 def name_calls(schedule: Schedule) -> list[tuple[str, int]]:

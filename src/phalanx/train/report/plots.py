@@ -1,18 +1,27 @@
-"""Plots as SVG text: nice ticks, lines with gaps, stacked areas, bars. Colours are classes `c0` to `c7`, which the page defines.
+"""Plots as SVG: lines with gaps, stacked areas, bars. Colours are classes `c0` to `c7`, which the page defines.
 
-Every series carries its numbers (`data-x`, `data-y`), for the page's hover and for whoever wants them. A line of more than `MOST`
-points is thinned: it is cut into MOST / 2 runs of points, and each gives its least and its greatest, so that no peak is lost.
-Of an area's points every n-th is drawn, so that its parts stay together.
+Every series carries its numbers (`data-x`, `data-y`), for the page's hover and for your own scripts. A line of more than `MOST`
+points is thinned: it is cut into MOST / 2 runs, and each gives its least and its greatest point, so that no peak is lost. An area
+is drawn from every n-th point, so that its parts stay together.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from phalanx.schedule.markup import NOTHING, Markup, join, tag
+from phalanx.train.report.axis import UNITS, AxisScale, decades, number, ticks
+
+STYLE = Markup("""<style>
+  .plot { --card: #ffffff; --quiet: #5b6573; --grid: #e3e6eb; --c: #2f6fde; background: var(--card) }
+  .plot text { fill: var(--quiet); font: 11.5px system-ui, sans-serif }
+  .plot .end { text-anchor: end } .plot .middle { text-anchor: middle }
+  .plot .grid { stroke: var(--grid) } .plot path { fill: none; stroke: var(--c); stroke-width: 2; stroke-linejoin: round }
+  @media (prefers-color-scheme: dark) { .plot { --card: #181c23; --quiet: #a3acb9; --grid: #2a303a; --c: #6ea2ff } }
+</style>""")  # of a plot without a page around it
 
 MOST = 600  # points of one series: more than a plot has pixels to show
 COLOURS = 8
@@ -20,33 +29,6 @@ WIDTH, HEIGHT = 480, 236
 LEFT, RIGHT, TOP, BOTTOM = 50, 468, 10, 202
 
 Number = float | None
-Format = Callable[[float], str]
-
-
-# ---- numbers as people write them ----------------------------------------------------------------------------------------------
-
-
-def number(value: float) -> str:
-    """`0.05`, `120`, `2.5k`, `1e-06`."""
-    size = abs(value)
-    if size >= 10_000:
-        for limit, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-            if size >= limit:
-                return f"{value / limit:.4g}{letter}"
-    return f"{value:.4g}"
-
-
-def percent(value: float) -> str:
-    """`97.5 %`."""
-    return f"{100 * value:.4g} %"
-
-
-def milliseconds(value: float) -> str:
-    """Of seconds: `12.5 ms`."""
-    return f"{1000 * value:.3g} ms"
-
-
-UNITS: dict[str, Format] = {"number": number, "percent": percent, "ms": milliseconds}
 
 
 # ---- values ------------------------------------------------------------------------------------------------------------------
@@ -67,43 +49,6 @@ class Series:
             raise ValueError(f"{self.name}: {len(self.xs)} places, but {len(self.ys)} values")
 
 
-@dataclass(frozen=True)
-class Scale:
-    """From values to places on the page: `low` at `begin`, `high` at `end`, by ratio if `log`."""
-
-    low: float
-    high: float
-    begin: float
-    end: float
-    log: bool = False
-
-    def __call__(self, value: float) -> float:
-        if self.log:
-            share = math.log(value / self.low) / math.log(self.high / self.low)
-        else:
-            share = (value - self.low) / (self.high - self.low)
-        return self.begin + share * (self.end - self.begin)
-
-
-def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """About `count` round numbers (1, 2, 2.5 or 5 times a power of ten apart) from at most `low` to at least `high`."""
-    if high <= low:
-        pad = abs(low) / 2 or 1.0
-        low, high = low - pad, high + pad
-    rough = (high - low) / count
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= rough * (1 - 1e-9))
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(i * step, 12 - math.floor(math.log10(step))) for i in range(first, last + 1)]
-
-
-def decades(low: float, high: float) -> list[float]:
-    """Powers of ten from at most `low` to at least `high`, every n-th where there are many."""
-    first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
-    apart = max(1, math.ceil((last - first) / 6))
-    return [10.0**i for i in range(first, max(last, first + 1) + apart, apart) if i < last + apart]
-
-
 def thin(s: Series, most: int = MOST) -> Series:
     """At most `most` points: the least and the greatest of each of most / 2 runs, in their order. A run without any is a gap."""
     count, runs = len(s.xs), most // 2
@@ -118,7 +63,7 @@ def thin(s: Series, most: int = MOST) -> Series:
 
 
 def is_number(value: Number) -> bool:
-    """Whether it can be drawn."""
+    """Whether a value can be drawn."""
     return value is not None and math.isfinite(value)
 
 
@@ -144,7 +89,7 @@ def plot_lines(
 ) -> Markup:
     """Lines over one axis `x`. `zero`: the y axis begins there; `most`: it ends there; `log`: by ratio.
 
-    `events`: places where something happened, as vertical lines that tell what.
+    `events`: places where something happened, as vertical lines with a text.
     """
     lines = [thin(s) for s in series]
     ys = [y for s in lines for y in s.ys if y is not None and math.isfinite(y)]
@@ -154,16 +99,22 @@ def plot_lines(
     if log:
         marks = decades(min(ys), max(ys))
     elif zero and not any(ys):
-        marks = ticks(0.0, 1.0 if most is None else most)  # nothing but zeros: they lie at the bottom
+        marks = ticks(0.0, 1.0 if most is None else most)  # only zeros: draw them at the bottom
     else:
         marks = ticks(min([*ys, 0.0] if zero else ys), max(ys))
     if most is not None and not log:
         marks = [mark for mark in marks if mark <= most + 1e-9]
         marks = marks if len(marks) > 1 else [most - 1e-3 * (abs(most) or 1.0), most]
     across, along = _axes(xs, marks, log)
-    happened = [_event(across(at), told) for at, told in events if across.low <= at <= across.high]
+    happened = [_event(across(at), text) for at, text in events if across.low <= at <= across.high]
     body = [_frame(across, along, marks, x, unit), *happened, *(_line(s, across, along) for s in lines)]
     return _svg(title, x, unit, across, along, body)
+
+
+def stand_alone(plot: Markup) -> str:
+    """A plot of one line as a file of its own, for light and dark."""
+    size = f"0 0 {WIDTH} {HEIGHT}"
+    return f"{tag('svg', STYLE, plot, xmlns='http://www.w3.org/2000/svg', class_='plot', viewBox=size)}\n"
 
 
 def plot_stack(xs: Sequence[float], parts: Sequence[Series], *, title: str, x: str, unit: str) -> Markup:
@@ -192,7 +143,7 @@ def plot_stack(xs: Sequence[float], parts: Sequence[Series], *, title: str, x: s
 
 
 def plot_bars(names: Sequence[str], parts: Sequence[Series], *, title: str, unit: str) -> Markup:
-    """One bar for each name, lying, of the parts' values end to end; `ys[i]` of a part belongs to names[i]."""
+    """One horizontal bar per name, of the parts' values end to end; `ys[i]` of a part belongs to names[i]."""
     values = [[part.ys[i] or 0.0 for part in parts] for i in range(len(names))]
     longest = max(map(sum, values), default=0.0)
     if not longest:
@@ -200,7 +151,7 @@ def plot_bars(names: Sequence[str], parts: Sequence[Series], *, title: str, unit
     marks = ticks(0.0, longest)
     row, left = 34, 120
     height = row * len(names) + 40
-    across = Scale(0.0, marks[-1], left, RIGHT - 20)
+    across = AxisScale(0.0, marks[-1], left, RIGHT - 20)
     body = []
     for m in marks:
         x = f"{across(m):.1f}"
@@ -212,21 +163,21 @@ def plot_bars(names: Sequence[str], parts: Sequence[Series], *, title: str, unit
         body.append(tag("text", short, tag("title", name), x=left - 8, y=y + 15, class_="end"))
         for part, value in zip(parts, own):
             wide = across(at + value) - across(at)
-            told = tag("title", f"{part.name}: {UNITS[unit](value)}")
+            hint = tag("title", f"{part.name}: {UNITS[unit](value)}")
             place = {"x": f"{across(at):.2f}", "y": y, "width": f"{wide:.2f}", "height": 22}
-            body.append(tag("rect", told, class_=f"bar c{part.colour % COLOURS}", **place))
+            body.append(tag("rect", hint, class_=f"bar c{part.colour % COLOURS}", **place))
             at += value
     return tag("svg", *body, class_="bars", viewBox=f"0 0 {WIDTH} {height}", role="img", aria_label=title)
 
 
-def _axes(xs: Sequence[float], marks: Sequence[float], log: bool) -> tuple[Scale, Scale]:
-    low, high = min([0.0, *xs]), max(xs)  # runs begin at 0, even where the first row comes later
+def _axes(xs: Sequence[float], marks: Sequence[float], log: bool) -> tuple[AxisScale, AxisScale]:
+    low, high = min([0.0, *xs]), max(xs)  # runs begin at 0, even if the first row comes later
     if low == high:
         low, high = low - 0.5, high + 0.5
-    return Scale(low, high, LEFT, RIGHT), Scale(marks[0], marks[-1], BOTTOM, TOP, log)
+    return AxisScale(low, high, LEFT, RIGHT), AxisScale(marks[0], marks[-1], BOTTOM, TOP, log)
 
 
-def _frame(across: Scale, along: Scale, marks: Sequence[float], x: str, unit: str) -> Markup:
+def _frame(across: AxisScale, along: AxisScale, marks: Sequence[float], x: str, unit: str) -> Markup:
     """Grid, ticks and the name of the x axis."""
     parts = []
     for mark in marks:
@@ -242,13 +193,13 @@ def _frame(across: Scale, along: Scale, marks: Sequence[float], x: str, unit: st
     return join(parts)
 
 
-def _event(x: float, told: str) -> Markup:
-    """A wide line without colour lies over the thin one, so that the pointer finds what it tells."""
+def _event(x: float, text: str) -> Markup:
+    """A thin line, and over it a wide one without colour, so that the pointer finds its text."""
     ends = {"x1": f"{x:.1f}", "x2": f"{x:.1f}", "y1": TOP, "y2": BOTTOM}
-    return join([tag("line", class_="event", **ends), tag("line", tag("title", told), class_="wide", **ends)])
+    return join([tag("line", class_="event", **ends), tag("line", tag("title", text), class_="wide", **ends)])
 
 
-def _line(s: Series, across: Scale, along: Scale) -> Markup:
+def _line(s: Series, across: AxisScale, along: AxisScale) -> Markup:
     """The line in as many pieces as it has between gaps; a piece of one point is a dot."""
     pieces: list[list[tuple[float, float]]] = [[]]
     for x, y in zip(s.xs, s.ys):
@@ -271,13 +222,13 @@ def _line(s: Series, across: Scale, along: Scale) -> Markup:
 
 
 def _data(name: str, xs: Sequence[float], ys: Sequence[Number]) -> dict[str, str]:
-    def told(values: Sequence[Number]) -> str:
+    def texts(values: Sequence[Number]) -> str:
         return " ".join(f"{v:.6g}" if v is not None and math.isfinite(v) else "-" for v in values)
 
-    return {"data_name": name, "data_x": told(xs), "data_y": told(ys)}
+    return {"data_name": name, "data_x": texts(xs), "data_y": texts(ys)}
 
 
-def _svg(title: str, x: str, unit: str, across: Scale, along: Scale, body: Sequence[Markup]) -> Markup:
+def _svg(title: str, x: str, unit: str, across: AxisScale, along: AxisScale, body: Sequence[Markup]) -> Markup:
     return tag(
         "svg",
         *body,

@@ -33,8 +33,8 @@ def _rows(run: Run, plan: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     told_terms = plan.get("terms_s")
     terms = {name: value_of(told_terms, name) for name in told_terms} if isinstance(told_terms, dict) else {}
     error = value_of(plan, "error")
-    told = f" (± {error:.0%})" if error is not None else ""
-    yield _row(f"step, ms{told}", value_of(plan, "step_s"), step, 1e3)
+    error_text = f" (± {error:.0%})" if error is not None else ""
+    yield _row(f"step, ms{error_text}", value_of(plan, "step_s"), step, 1e3)
     yield _row("  computing, ms", _sum(terms, COMPUTING), typical(run, "times.compute"), 1e3)
     waiting = [typical(run, f"times.{part}") for part in ("input", "wait")]
     yield _row("  waiting for input, others and the network, ms", _sum(terms, WAITING), _total(waiting), 1e3)

@@ -1,4 +1,4 @@
-"""A run as its directory tells it, and the numbers that sum it up."""
+"""A run as a value, read from its directory, and the numbers that sum it up."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from phalanx.train.rows import read_rows
 
 WHY = {"epochs": "complete", "target": "target reached", "stopped": "stopped on request"}
 NO_END = "no end recorded"  # killed, or still running
-LEAST, MOST = 1e-30, 1e15  # of a number that a run can have measured: what is drawn has room for them
+LEAST, MOST = 1e-30, 1e15  # limits of the numbers that are drawn
 
 
 class ReportError(ValueError):
-    """A directory that is no run; the message says what is missing."""
+    """A directory does not hold a run; the message says what is missing."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a directory says of a run. `name` is what the page calls it."""
+    """A run as its directory describes it. `name` is its name on the page."""
 
     name: str
     config: dict[str, Any]
     environment: dict[str, Any]
     rows: tuple[dict[str, Any], ...]
     trace: dict[str, Any] | None = None
-    plan: dict[str, Any] | None = None  # that it followed
+    plan: dict[str, Any] | None = None  # the plan that it followed
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         """The rows of a kind."""
@@ -54,7 +54,7 @@ class Run:
 
     @property
     def resumed(self) -> list[dict[str, Any]]:
-        """The rows of later starts, which went on from a checkpoint."""
+        """The rows of later starts, which continued from a checkpoint."""
         return [row for row in self.of("start") if value_of(row, "step")]
 
     def resumed_at(self, x: str) -> list[tuple[float, str]]:
@@ -70,13 +70,13 @@ class Run:
 
     @property
     def seconds(self) -> Number:
-        """Of training and evaluation, as far as it is known."""
-        told = [value for row in self.rows if is_number(value := value_of(row, "seconds"))]
-        return told[-1] if told else None
+        """Seconds of training and evaluation, as far as known."""
+        known = [value for row in self.rows if is_number(value := value_of(row, "seconds"))]
+        return known[-1] if known else None
 
 
 def value_of(row: dict[str, Any], path: str) -> Number:
-    """A number of a row, `times.input` for one inside another; None where there is none."""
+    """A number of a row, `times.input` for a nested one; None if there is none."""
     found: Any = row
     for name in path.split("."):
         found = found.get(name) if isinstance(found, dict) else None
@@ -86,7 +86,7 @@ def value_of(row: dict[str, Any], path: str) -> Number:
 
 
 def read_runs(directories: Sequence[Path]) -> list[Run]:
-    """The runs, called by the last part of their paths that tells them apart."""
+    """The runs, named by the last part of their paths that distinguishes them."""
     whole = [directory.absolute() for directory in directories]
     if len(set(whole)) < len(whole):
         raise ReportError(f"{next(d for d in directories if whole.count(d.absolute()) > 1)} is named twice")
@@ -99,7 +99,7 @@ def read_run(directory: Path, name: str) -> Run:
     if not directory.is_dir():
         raise ReportError(f"{directory}: there is no such directory")
     if not (directory / "config.json").is_file():
-        raise ReportError(f"{directory} is no run: it has no config.json, which `phalanx train --out DIR` writes")
+        raise ReportError(f"{directory} holds no run: it has no config.json, which `phalanx train --out DIR` writes")
     trace = _read(directory / "trace.json") if (directory / "trace.json").is_file() else None
     environment = _read(directory / "environment.json") if (directory / "environment.json").is_file() else {}
     plan = _read(directory / "plan.json") if (directory / "plan.json").is_file() else None
@@ -112,7 +112,7 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ReportError(f"{path}: {error}") from None
     if not isinstance(found, dict):
-        raise ReportError(f"{path} is damaged: it holds no object")
+        raise ReportError(f"{path} is damaged: it holds no JSON object")
     return found
 
 
@@ -122,7 +122,7 @@ def best(run: Run, key: str) -> Number:
 
 
 def last(run: Run, kind: str, key: str) -> Number:
-    """The value of the last row of a kind that has one."""
+    """The value of the last row of a kind that has it."""
     return next((value for row in reversed(run.of(kind)) if (value := value_of(row, key)) is not None), None)
 
 

@@ -1,4 +1,4 @@
-"""The facts and tables of the page: what came out, where it ran, and how it was configured."""
+"""The facts and tables of the page: results, environment and configuration."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from phalanx.train.duration import duration
+from phalanx.train.report.axis import number, percent
 from phalanx.train.report.page import Table
-from phalanx.train.report.plots import Number, number, percent
+from phalanx.train.report.plots import Number
 from phalanx.train.report.run import Run, best, last, typical, value_of
 
 
@@ -56,7 +57,7 @@ def facts(run: Run) -> list[tuple[str, str, str]]:
 
 
 def comparison(runs: Sequence[Run]) -> Table:
-    """What came out, a line for each run."""
+    """The results, one line per run."""
     columns = ("", "Top-1", "Best", "Top-5", "Test loss", "Time", "Images/s", "Waiting", "Epochs", "Ranks", "Ended")
     rows = [
         (
@@ -80,7 +81,7 @@ def comparison(runs: Sequence[Run]) -> Table:
 def environment(runs: Sequence[Run]) -> Table:
     """Where it ran, and with which command."""
 
-    def told(run: Run) -> dict[str, str]:
+    def cells(run: Run) -> dict[str, str]:
         env = run.environment
         versions, schedule = (found if isinstance(found := env.get(name), dict) else {} for name in ("versions", "schedule"))
         command = env.get("command")
@@ -95,23 +96,23 @@ def environment(runs: Sequence[Run]) -> Table:
             "launcher": str(env.get("launcher", "–")),
         }
 
-    all_told = [told(run) for run in runs]
-    rows = [(name, *(own[name] for own in all_told)) for name in all_told[0]]
+    all_cells = [cells(run) for run in runs]
+    rows = [(name, *(own[name] for own in all_cells)) for name in all_cells[0]]
     return Table("Environment", ("", *(run.name for run in runs)), rows, head=len(runs) > 1, text=True)
 
 
 def _starts(run: Run) -> str:
     """Each start of the run: from where, and on how many ranks."""
-    told = []
+    starts = []
     for row in run.of("start"):
         step = value_of(row, "step") or 0.0
         where = f"resumed after step {step:.0f}" if step else "from the beginning"
-        told.append(f"{where}, {row.get('ranks', '–')} rank(s)")
-    return "; ".join(told) or "–"
+        starts.append(f"{where}, {row.get('ranks', '–')} rank(s)")
+    return "; ".join(starts) or "–"
 
 
 def configuration(runs: Sequence[Run]) -> Iterator[Table]:
-    """What differs (between runs, or from the recipe) in the open, the rest folded."""
+    """The settings that differ between runs, or from the recipe; the others are folded."""
     flat = [dict(flatten(run.config)) for run in runs]
     paths = list(dict.fromkeys(path for own in flat for path in own))
     if len(runs) > 1:
@@ -132,7 +133,7 @@ def configuration(runs: Sequence[Run]) -> Iterator[Table]:
             f"Configuration: changed from {name}",
             ("", "this run", name),
             rows,
-            empty=f"Nothing: it is {name} as it is.",
+            empty="Nothing was changed.",
             text=True,
         )
     rows = [(path, *(_text(own.get(path, "–")) for own in flat)) for path in paths]
@@ -152,8 +153,8 @@ def flatten(value: Any, before: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def recipe_of(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The recipe that has the run's name, as it is in this version, with its paths and values; else the defaults."""
-    from phalanx import recipes  # here: they bring torch along, and a comparison of runs does without
+    """The recipe with the name of the run, as paths and values of this version; else the defaults."""
+    from phalanx import recipes  # here, because recipes import torch, which a comparison of runs does not need
     from phalanx.train.config import RunConfig, plain
 
     name = str(config.get("name", ""))
@@ -171,19 +172,19 @@ def _text(value: Any) -> str:
 
 
 def stragglers(runs: Sequence[Run]) -> Iterator[Table]:
-    """Each rank and cause once: how often it was found, how bad at most, and where."""
+    """Each rank and cause once: how often it was slow, by how much at most, and when."""
     several = len(runs) > 1
     found: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for name, row in ((run.name, row) for run in runs for row in run.of("straggler")):
         who = "network" if row.get("rank") is None else f"rank {row['rank']}"
         found.setdefault((name, who, str(row.get("cause"))), []).append(row)
     rows = []
-    for (name, who, cause), told in found.items():
-        most = max((value for row in told if (value := value_of(row, "factor")) is not None), default=None)
+    for (name, who, cause), slow in found.items():
+        most = max((value for row in slow if (value := value_of(row, "factor")) is not None), default=None)
         much = _told(most, lambda v, share=who == "network": f"{v:.0%} of the step" if share else f"{v:.1f} times the others")  # type: ignore[misc]
-        at = [step for row in told if (step := value_of(row, "step")) is not None]
+        at = [step for row in slow if (step := value_of(row, "step")) is not None]
         where = f"{min(at):.0f} to {max(at):.0f}" if at else "–"
-        rows.append((*([name] if several else []), who, cause, much, str(len(told)), where))
+        rows.append((*([name] if several else []), who, cause, much, str(len(slow)), where))
     columns = (*(["Run"] if several else []), "Who", "Cause", "At most", "Intervals", "Steps")
     if rows:
         yield Table("Stragglers", columns, rows, text=True)

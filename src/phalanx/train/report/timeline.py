@@ -8,17 +8,17 @@ from typing import Any, TypeGuard
 
 from phalanx.schedule.limits import MAX_RANKS
 from phalanx.schedule.markup import NOTHING, Markup, join, tag
-from phalanx.train.report.plots import ticks
+from phalanx.train.report.axis import ticks
 from phalanx.train.report.run import MOST
 
-LANES = 8  # ranks that are drawn
+LANES = 8  # most ranks that are drawn
 TRAVELS = {"all-reduce": 5, "exchange": 5}  # what is on the wire, and its colour
 PHASES = {"input": 1, "forward": 0, "backward": 4, "wait": 3, "update": 2}  # and their colours
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """Something that took time on a rank; both in microseconds."""
+class DrawnSpan:
+    """Something that took time on a rank; `begun` and `took` are in microseconds."""
 
     rank: int
     kind: str
@@ -27,13 +27,13 @@ class Span:
     took: float
 
 
-def read_spans(trace: Mapping[str, Any]) -> list[Span]:
-    """What can be drawn of a trace. The file may come from another program: events of another shape are passed over."""
+def read_spans(trace: Mapping[str, Any]) -> list[DrawnSpan]:
+    """The spans of a trace that can be drawn. The file may come from another program, so unknown events are skipped."""
     events = trace.get("traceEvents")
     return list(_spans(events)) if isinstance(events, list) else []
 
 
-def _spans(events: list[Any]) -> Iterator[Span]:
+def _spans(events: list[Any]) -> Iterator[DrawnSpan]:
     for event in events:
         if not isinstance(event, dict) or event.get("ph") != "X":
             continue
@@ -41,7 +41,7 @@ def _spans(events: list[Any]) -> Iterator[Span]:
         if not isinstance(kind, str) or kind not in ("phase", *TRAVELS) or not isinstance(name, str):
             continue
         if type(rank) is int and 0 <= rank < MAX_RANKS and _is_time(begun) and _is_time(took):
-            yield Span(rank, kind, name, float(begun), float(took))
+            yield DrawnSpan(rank, kind, name, float(begun), float(took))
 
 
 def _is_time(value: Any) -> TypeGuard[float]:
@@ -58,7 +58,7 @@ def draw_timeline(trace: Mapping[str, Any]) -> Markup:
     begin, end = min(span.begun for span in spans), max(span.begun + span.took for span in spans)
     left, width, row, top = 58, 1000, 46, 26
     height = top + row * len(shown)
-    whole = max(end - begin, 1e-3)  # a nanosecond: nothing shorter is worth an axis
+    whole = max(end - begin, 1e-3)  # at least a nanosecond, for the axis
     scale = (width - left - 10) / whole
     body = []
     for tick in ticks(0.0, whole / 1000, 8):
@@ -75,13 +75,13 @@ def draw_timeline(trace: Mapping[str, Any]) -> Markup:
     return join([tag("div", picture, class_="wide"), more if len(ranks) > LANES else NOTHING])
 
 
-def _bar(span: Span, x: float, y: float, scale: float) -> Markup:
+def _bar(span: DrawnSpan, x: float, y: float, scale: float) -> Markup:
     phase = span.kind == "phase"
     top, height = (y + 4, 22) if phase else (y + 29, 9)
     colour = PHASES.get(span.name, 6) if phase else 5
-    told = tag("title", f"{span.name}: {span.took / 1000:.3g} ms")
+    hint = tag("title", f"{span.name}: {span.took / 1000:.3g} ms")
     place = {"x": f"{x:.2f}", "y": top, "width": f"{max(span.took * scale, 0.6):.2f}", "height": height, "rx": 1.5}
-    return tag("rect", told, class_=f"bar c{colour}", **place)
+    return tag("rect", hint, class_=f"bar c{colour}", **place)
 
 
 def name_travels(trace: Mapping[str, Any]) -> dict[str, int]:

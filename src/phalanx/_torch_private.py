@@ -1,0 +1,96 @@
+"""Every private name of torch that Phalanx uses. No other file names one; `tests/test_rooms.py` checks that.
+
+CI runs tests with torch 2.6, the oldest version that we support, and with 2.13. Where these versions differ a comment says how;
+all other names are in both.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+# ---- many tensors in one call: what torch.optim itself uses -------------------------------------------------------------------
+
+foreach_add = torch._foreach_add
+foreach_add_ = torch._foreach_add_
+foreach_copy_ = torch._foreach_copy_
+foreach_div_ = torch._foreach_div_
+foreach_mul = torch._foreach_mul
+foreach_mul_ = torch._foreach_mul_
+foreach_norm = torch._foreach_norm
+foreach_sub_ = torch._foreach_sub_
+fused_sgd_ = torch._fused_sgd_  # does not count its writes: call torch.autograd.graph.increment_version after it
+
+# ---- autograd: what DDP and FSDP use ------------------------------------------------------------------------------------------
+
+
+def graph_task_id() -> int:
+    """The number of the backward that runs in this thread."""
+    return torch._C._current_graph_task_id()
+
+
+def queue_callback(call: Callable[[], None]) -> None:
+    """Call it at the end of the running backward."""
+    torch.autograd.Variable._execution_engine.queue_callback(call)
+
+
+def is_inside_a_node() -> bool:
+    """Whether autograd evaluates a node in this thread."""
+    return torch._C._current_autograd_node() is not None
+
+
+# ---- tensors ------------------------------------------------------------------------------------------------------------------
+
+
+def version_of(x: torch.Tensor) -> int:
+    """How often the tensor was written to in place."""
+    return x._version
+
+
+def other_views(x: torch.Tensor) -> int | None:
+    """How many other tensors use the memory of `x`; None where this torch cannot tell."""
+    count: Callable[[Any], int] | None = getattr(torch._C, "_storage_Use_Count", None)
+    return None if count is None else count(x.untyped_storage()._cdata) - _count_of_a_lone_tensor()
+
+
+@functools.cache
+def _count_of_a_lone_tensor() -> int:
+    """Versions of torch differ in whether the object that asks counts: 1 in torch 2.6, 2 in torch 2.13."""
+    lone = torch.empty(1)
+    return torch._C._storage_Use_Count(lone.untyped_storage()._cdata)
+
+
+# ---- modules and optimizers ---------------------------------------------------------------------------------------------------
+
+BatchNorm = torch.nn.modules.batchnorm._BatchNorm  # the parent of all batch norms
+
+
+def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether hooks run before or after its step, its own or those of all optimizers."""
+    from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+    own = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    return bool(own or _global_optimizer_pre_hooks or _global_optimizer_post_hooks)
+
+
+# ---- torch.distributed --------------------------------------------------------------------------------------------------------
+
+
+def default_store() -> Any:
+    """The store of the default process group."""
+    return dist.distributed_c10d._get_default_store()
+
+
+def set_timeout(timeout: datetime.timedelta) -> None:
+    """Set the timeout of the default process group: dist.set_timeout in newer versions of torch, which deprecate the old name."""
+    (getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout)(timeout)
+
+
+def is_excepthook(hook: Any) -> bool:
+    """Whether it is the hook that init_process_group installs, which adds the rank to what Python prints."""
+    return getattr(hook, "__module__", "") == "torch.distributed.distributed_c10d"

@@ -1,0 +1,216 @@
+"""`phalanx bench train` inside a rank: one replica per contender, steps in turns, one row per contender.
+
+A step is zero_grad, forward, backward and update of SGD with momentum. Every rank has other images, so ranks agree on their
+parameters only if they communicated; the benchmark counts those that differ at the end.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import statistics
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+import phalanx
+from phalanx.bench.config import TrainBench
+from phalanx.bench.library import library_fp16_hook
+from phalanx.bench.record import Company, Record, first_record
+from phalanx.comm.communicator import Communicator
+
+RATE = 1e-6  # training must make no progress, so that late steps cost what early ones do
+WARM = 3  # steps before the timed ones: DDP rebuilds its buckets in the second
+TRYING = 12  # WARM for Phalanx, which tries overlap on and off in its first 9 steps
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "resnet50": phalanx.models.resnet50,
+    "resnet18": phalanx.models.resnet18,
+    "resnet_cifar20": lambda: phalanx.models.resnet_cifar(20),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingContender:
+    """A name and one step of training; `averages` if the gradients are equal on all ranks after it."""
+
+    name: str
+    params: list[nn.Parameter]
+    step: Callable[[], None]
+    averages: bool = True
+    warm: int = WARM
+
+
+def measure(bench: TrainBench, launcher: str) -> Iterator[Record]:
+    """The records of the benchmark; all ranks yield the same."""
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)  # vanishing gradients would slow some contenders more than others
+    with phalanx.create_communicator() as comm:
+        company = Company()
+        yield first_record(bench, comm, launcher)
+        contenders = list(enter(bench, comm))
+        # in blocks, not in turns: Phalanx times its own first steps to choose between overlap and none
+        for contender in contenders:
+            for _ in range(contender.warm):
+                contender.step()
+        mine = [[seconds_of(comm, contender) for contender in contenders] for _ in range(bench.repeat)]
+        ranks = comm.allgather_obj(mine)
+        times = [[max(own[k][i] for own in ranks) * 1e3 for k in range(bench.repeat)] for i in range(len(contenders))]
+        medians = {contender.name: statistics.median(own) for contender, own in zip(contenders, times)}
+        for contender, own in zip(contenders, times):
+            yield {
+                "contender": contender.name,
+                "step_ms": medians[contender.name],
+                "spread_ms": _spread(own),
+                "over_none_ms": medians[contender.name] - medians["none"] if contender.name != "none" else None,
+                "times_ddp": medians["DDP"] / medians[contender.name],
+                "wrong": count_differing(comm, contender) if contender.averages else None,
+                "times_ms": [round(ms, 3) for ms in own],
+            }
+        if bench.everybody:
+            present = {contender.name for contender in contenders}
+            yield from ({"contender": name, "note": "not installed"} for name in OTHERS if name not in present)
+        yield company.last_record(comm)
+
+
+def seconds_of(comm: Communicator, contender: TrainingContender) -> float:
+    """Seconds of one step on this rank; all ranks begin together."""
+    comm.barrier()
+    begun = time.perf_counter()
+    contender.step()
+    return time.perf_counter() - begun
+
+
+def _spread(values: list[float]) -> float:
+    """The distance of the quartiles."""
+    if len(values) < 2:
+        return 0.0
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return high - low
+
+
+def count_differing(comm: Communicator, contender: TrainingContender) -> int:
+    """Ranks whose parameters are not, bit by bit, those of rank 0."""
+    print_ = 0
+    for p in contender.params:
+        print_ = zlib.crc32(p.detach().contiguous().view(-1).view(torch.uint8).numpy().data, print_)
+    found = comm.allgather_obj(print_)
+    return sum(own != found[0] for own in found)
+
+
+# ---- the contenders ----------------------------------------------------------------------------------------------------------
+
+
+def enter(bench: TrainBench, comm: Communicator) -> Iterator[TrainingContender]:
+    """The contenders, each with its own replica."""
+    own = torch.Generator().manual_seed(1 + comm.rank)
+    x = torch.randn(bench.batch, 3, bench.pixels, bench.pixels, generator=own)
+    y = torch.randint(0, 10, (bench.batch,), generator=own)
+
+    def replica() -> nn.Module:
+        phalanx.seed_everything(0)
+        return MODELS[bench.model]()
+
+    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+        return _optimizer(bench.optimizer, model.parameters())
+
+    def contender(name: str, model: nn.Module, opt: Any, *, averages: bool = True, warm: int = WARM) -> TrainingContender:
+        def step() -> None:
+            opt.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            opt.step()
+
+        return TrainingContender(name, [p for p in model.parameters() if p.requires_grad], step, averages, warm)
+
+    def ddp() -> nn.Module:
+        return DistributedDataParallel(replica(), static_graph=True, gradient_as_bucket_view=True)
+
+    def ours(**options: Any) -> Callable[[str], TrainingContender]:
+        def make(name: str) -> TrainingContender:
+            model = replica()
+            return contender(name, model, phalanx.create_multi_node_optimizer(optimizer(model), comm, **options), warm=TRYING)
+
+        return make
+
+    def plain(name: str) -> TrainingContender:
+        model = replica()
+        return contender(name, model, optimizer(model), averages=False)
+
+    def fp16(name: str) -> TrainingContender:
+        model = ddp()
+        model.register_comm_hook(None, library_fp16_hook())  # type: ignore[operator]
+        return contender(name, model, optimizer(model))
+
+    def of_ddp(name: str) -> TrainingContender:
+        model = ddp()
+        return contender(name, model, optimizer(model))
+
+    field: dict[str, Callable[[str], TrainingContender]] = {
+        "none": plain,
+        "DDP": of_ddp,
+        "DDP fp16": fp16,
+        "phalanx": ours(),
+        "phalanx inline": ours(sync=phalanx.AllReduce(overlap=False)),
+        "phalanx fused": ours(sync=phalanx.AllReduce(fused=True)),
+        "phalanx bfloat16": ours(wire=torch.bfloat16),
+    }
+    if not comm.shares_memory:
+        del field["phalanx fused"]
+    chosen = {"none", "DDP", *(bench.only or (*field, *OTHERS))}
+    for name, make in field.items():
+        if name in chosen:
+            yield make(name)
+    for name, (module, make_other) in OTHERS.items():
+        if name in chosen and importlib.util.find_spec(module) is not None:
+            yield from make_other(replica(), comm, bench.optimizer, contender)
+
+
+def _optimizer(name: str, params: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
+    """With torch's own fused step, the fastest it has, for all contenders."""
+    if name == "adamw":
+        return torch.optim.AdamW(params, lr=RATE, fused=True)
+    return torch.optim.SGD(params, lr=RATE, momentum=0.9, fused=True)
+
+
+def _horovod(
+    model: nn.Module, comm: Communicator, optimizer: str, contender: Callable[..., TrainingContender]
+) -> Iterator[TrainingContender]:
+    import horovod.torch as hvd  # type: ignore[import-not-found,unused-ignore]
+
+    hvd.init()
+    if hvd.size() == comm.size:  # under a launcher that Horovod does not know, every rank is alone
+        inner = _optimizer(optimizer, model.parameters())
+        yield contender("Horovod", model, hvd.DistributedOptimizer(inner, named_parameters=model.named_parameters()))
+
+
+class _InBackward:
+    """In place of an optimizer, for a model whose backward updates."""
+
+    def zero_grad(self) -> None:
+        """Backward does."""
+
+    def step(self) -> None:
+        """Backward did."""
+
+
+def _decent_dp(
+    model: nn.Module, comm: Communicator, optimizer: str, contender: Callable[..., TrainingContender]
+) -> Iterator[TrainingContender]:
+    from decent_dp.ddp import DecentralizedDataParallel  # type: ignore[import-not-found,unused-ignore]
+
+    def make(named: list[tuple[torch.Tensor, str]]) -> torch.optim.Optimizer:
+        return _optimizer(optimizer, [p for p, _ in named])
+
+    yield contender("decent-dp", DecentralizedDataParallel(model, make, topology="complete"), _InBackward(), averages=False)
+
+
+# name -> (module, what makes a contender of it)
+OTHERS: dict[str, tuple[str, Callable[..., Iterator[TrainingContender]]]] = {
+    "Horovod": ("horovod", _horovod),
+    "decent-dp": ("decent_dp", _decent_dp),
+}

@@ -1,0 +1,71 @@
+"""Run a schedule on a flat tensor: choose its form for the transport, pad where library calls need equal parts, keep scratch."""
+
+from __future__ import annotations
+
+import torch
+
+from phalanx.comm.operations import Operations
+from phalanx.comm.run import Form, cut, execute
+from phalanx.schedule import Schedule, lower
+
+KEEP = 64 << 20  # bytes of scratch kept between operations
+
+
+class Runner:
+    """Runs schedules for one communicator. `shared`: the ranks of every host share memory."""
+
+    def __init__(self, operations: Operations, *, shared: bool) -> None:
+        self._operations, self._shared = operations, shared
+        self._forms: dict[tuple[int, torch.dtype, str], Form] = {}
+        self._scratch: dict[tuple[torch.device, int], torch.Tensor] = {}  # bytes, used for all dtypes
+
+    def run(self, schedule: Schedule, flat: torch.Tensor, op: str, tag: int, *, scatters: bool = False) -> None:
+        """In place; only the issuing thread calls it. `scatters`: the schedule is a reduce-scatter."""
+        form = self._form(schedule, flat, scatters=scatters)
+        if form.cut and flat.numel() % schedule.chunks:
+            # library calls need equal parts, Moves do not. Gradients never come here: their arena is padded once
+            length = -(-flat.numel() // schedule.chunks)
+            padded = flat.new_zeros(length * schedule.chunks)
+            # an element must stay in its chunk where its place matters; otherwise a single copy is enough
+            parts = cut(0, flat.numel(), schedule.chunks) if form.placed else [(0, flat.numel())]
+            pairs = [(flat[a:b], padded[i * length :][: b - a]) for i, (a, b) in enumerate(parts)]
+            for mine, theirs in pairs:
+                theirs.copy_(mine)
+            self.run(schedule, padded, op, tag, scatters=scatters)
+            for mine, theirs in pairs:
+                mine.copy_(theirs)
+            return
+        operations = self._operations
+        execute(
+            form.parts,
+            flat,
+            form.cuts(flat),
+            op=op,
+            me=operations.members.rank,
+            transport=operations.transport,
+            ranks=operations.members.ranks,
+            tag=tag,
+            scratch=self._room,
+            got_on=operations.issuer.got_on,
+        )
+
+    def _form(self, schedule: Schedule, flat: torch.Tensor, *, scatters: bool) -> Form:
+        """How the schedule runs on tensors like `flat`: what the transport does in one call stays, the rest is lowered."""
+        key = (id(schedule), flat.dtype, flat.device.type)
+        if key not in self._forms:
+            transport, members = self._operations.transport, self._operations.members
+            lowered = lower(schedule, keep=lambda call: transport.calls(call, flat, members.ranks))
+            calls = self._shared or transport.library
+            self._forms[key] = Form.of(schedule, lowered, members.rank, calls=calls, scatters=scatters)
+        return self._forms[key]
+
+    def _room(self, count: int, like: torch.Tensor, lane: int) -> torch.Tensor:
+        """Scratch for `count` elements like those of the user's buffer."""
+        nbytes = count * like.element_size()
+        room = self._scratch.get((like.device, lane))
+        if room is None or room.nbytes < nbytes:
+            with torch.inference_mode(False):  # a tensor made in inference mode could not be written to outside of it
+                room = torch.empty(nbytes, dtype=torch.uint8, device=like.device)
+            if nbytes <= KEEP:
+                self._scratch[like.device, lane] = room
+        return room[:nbytes].view(like.dtype)

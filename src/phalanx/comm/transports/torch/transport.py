@@ -1,0 +1,207 @@
+"""Messages and collectives on torch.distributed: gloo on the CPU, NCCL on the GPU.
+
+On gloo a schedule runs as Moves: gloo's reduce_scatter is an all-reduce inside and would move twice the bytes. On NCCL it runs as
+Collectives. PHALANX_FORM=moves or collectives overrides the choice, to compare them.
+
+Sends and receives carry a tag. Ranks that disagree on the operation wait for different tags, and get an error that names them.
+Without tags gloo would write past a buffer and abort the process from a C++ thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from phalanx.comm.addresses import own_address
+from phalanx.comm.settings import forced_form
+from phalanx.comm.signed import Signer
+from phalanx.comm.store import FOR_EVER, clear
+from phalanx.comm.traffic import Traffic, Way
+from phalanx.comm.transports import Message
+from phalanx.comm.transports.torch.errors import is_timeout, network
+from phalanx.schedule import Collective, Schedule
+
+PIECE = 256 << 20  # bytes per message at most: several engines count in 32 bits, and each piece is a sign of life
+
+CUT = (1 << 31) - 1  # the tag of a message that never comes
+
+_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+
+# what gloo's own collectives add up; it sends and receives everything
+_GLOO_ADDS = {
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.int8,
+    torch.uint8,
+    torch.int32,
+    torch.int64,
+}
+
+# newer versions of torch have other names, and deprecate the old ones
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+class TorchTransport:
+    """The default process group as a transport, initialised here or by the user."""
+
+    def __init__(
+        self, store: dist.Store, signer: Signer | None, *, timeout: float, give_back: Callable[[], bool] | None = None
+    ) -> None:
+        """`give_back` returns whether this was the last user of a group that Phalanx initialised, which is then destroyed."""
+        self.store, self.signer = store, signer
+        self.met = contextlib.ExitStack()  # cleaned up when all ranks have met
+        self._give_back = give_back
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self._limit = datetime.timedelta(seconds=2 * timeout + 30)
+        self._collectives = forced_form()
+        self.compares = self._collectives is not None  # PHALANX_FORM: torch.distributed as it is, no shared memory beside it
+        self._groups: dict[tuple[int, ...], Any] = {}
+        self.traffic = Traffic()
+        self.got_on: Callable[[], None] = lambda: None  # called after every message: a long transfer that moves is not a hang
+        backends = _backends()
+        self._cpu = "gloo" in backends.get("cpu", "")
+        self._cuda = "nccl" in backends.get("cuda", "")
+        self.library = self._cuda or bool(self._collectives)
+        self._cpu_group = None if self._cpu else dist.new_group(backend="gloo")
+
+    @property
+    def address(self) -> str:
+        """Where gloo listens: on the interface that the user named, else on the one that leads to the store."""
+        named = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+        store: Any = self.store
+        while isinstance(store, dist.PrefixStore):
+            store = store.underlying_store
+        host = store.host if isinstance(store, dist.TCPStore) else None
+        return own_address(named, host)
+
+    def post(self, sends: Sequence[Message], receives: Sequence[Message], tag: int) -> Any:
+        # receives first: on one gloo pair a send that is posted first makes the exchange half-duplex
+        incoming = [(dist.irecv, piece, m.peer) for m in receives for piece in _pieces(m.tensor)]
+        outgoing = [(dist.isend, piece, m.peer) for m in sends for piece in _pieces(m.tensor)]
+        with network():
+            return self._post(incoming + outgoing, tag)
+
+    def _post(self, messages: Sequence[tuple[Any, torch.Tensor, int]], tag: int) -> Any:
+        if messages and messages[0][1].is_cuda:
+            return [(work, None) for work in dist.batch_isend_irecv([dist.P2POp(kind, x, peer) for kind, x, peer in messages])]
+        return [
+            (
+                kind(x, peer, group=self._cpu_group, tag=tag),
+                self.traffic.post(Way.SEND if kind is dist.isend else Way.RECEIVE, peer, tag),
+            )
+            for kind, x, peer in messages
+        ]
+
+    def wait(self, posted: Any, *, for_ever: bool = False) -> None:
+        limit = FOR_EVER if for_ever else self._limit
+        with network():
+            for message, ticket in posted:
+                if ticket is not None:
+                    self.traffic.wait(ticket)
+                message.wait(limit)  # for NCCL this orders the stream and does not block the host
+                self.traffic.arrived()
+                self.got_on()
+
+    def prepare(self, schedule: Schedule, ranks: Sequence[int]) -> None:
+        if not (self._collectives or (self._collectives is None and self._cuda)):
+            return
+        groups = {tuple(ranks[r] for r in op.group) for op in schedule.ops() if isinstance(op, Collective)}
+        for group in sorted(groups - self._groups.keys()):  # one order on all ranks
+            ordered: Any = {} if list(group) == sorted(group) else {"sort_ranks": False}
+            made = dist.new_group(list(group), **ordered) if group != tuple(range(self.size)) else dist.group.WORLD
+            self._groups[group] = made
+            if self._cuda and self.rank in group:  # NCCL builds its rings at the first call: now rather than in the first step
+                dist.all_reduce(torch.zeros(1, device="cuda"), group=made)
+
+    def calls(self, call: Collective, x: torch.Tensor, ranks: Sequence[int]) -> bool:
+        wanted = (x.is_cuda and self._cuda) if self._collectives is None else self._collectives
+        if x.is_cpu and x.dtype not in _GLOO_ADDS:
+            return False
+        return wanted and tuple(ranks[r] for r in call.group) in self._groups
+
+    def collective(self, call: Collective, x: torch.Tensor, op: str, ranks: Sequence[int]) -> None:
+        members = tuple(ranks[r] for r in call.group)
+        group = self._groups[members]
+        part = x.numel() // len(members)
+        mine = x[members.index(self.rank) * part :][:part]
+        with network():
+            self._call(call, x, mine, op, group, members[0])
+
+    def _call(self, call: Collective, x: torch.Tensor, mine: torch.Tensor, op: str, group: Any, first: int) -> None:
+        if call.kind == "all_reduce":
+            dist.all_reduce(x, _OPS[op], group=group)
+        elif call.kind == "reduce_scatter":
+            if x.is_cuda:
+                _reduce_scatter(mine, x, _OPS[op], group=group)  # in place, as NCCL allows when `mine` lies at its own part
+            else:
+                mine.copy_(_reduced_part(torch.empty_like(mine), x, _OPS[op], group))
+        elif call.kind == "all_gather":
+            _all_gather(x, mine if x.is_cuda else mine.clone(), group=group)
+        elif call.kind == "reduce":
+            dist.reduce(x, first, _OPS[op], group=group)
+        else:
+            dist.broadcast(x, first, group=group)
+
+    def can_carry(self, x: torch.Tensor) -> bool:
+        return not x.is_cuda or self._cuda
+
+    def cut(self) -> None:
+        """After a failure: break the connections, so that a thread which waits in `wait` returns with an error.
+
+        torch has no call for it, but gloo closes all connections of a group in which one wait runs out of time.
+        """
+        for peer in range(self.size):
+            if peer != self.rank:
+                try:
+                    work = dist.irecv(torch.empty(1), peer, group=self._cpu_group, tag=CUT)
+                    assert work is not None  # torch returns None only to ranks outside the group
+                    work.wait(datetime.timedelta(milliseconds=1))
+                except (RuntimeError, ValueError) as error:
+                    if is_timeout(error):
+                        return  # otherwise this peer's connection was broken already: try the next
+
+    def close(self) -> None:
+        own = [*self._groups.values(), *([self._cpu_group] if self._cpu_group is not None else [])]
+        self._groups, self._cpu_group = {}, None
+        give_back, self._give_back = self._give_back, None
+        last = give_back is not None and give_back()
+        if not dist.is_initialized():
+            return
+        if last:
+            if self.rank == 0:  # all have met long ago
+                with contextlib.suppress(RuntimeError):  # an elastic job's store may be gone
+                    clear(self.store)
+            dist.destroy_process_group()
+            return
+        for group in own:
+            if group is not dist.group.WORLD and group is not dist.GroupMember.NON_GROUP_MEMBER:
+                dist.destroy_process_group(group)
+
+
+def _reduced_part(out: torch.Tensor, x: torch.Tensor, op: Any, group: Any) -> torch.Tensor:
+    _reduce_scatter(out, x, op, group=group)
+    return out
+
+
+def _pieces(x: torch.Tensor) -> Sequence[torch.Tensor]:
+    if x.numel() == 0:
+        return ()
+    return (x,) if x.nbytes <= PIECE else x.view(-1).split(PIECE // x.element_size())
+
+
+def _backends() -> dict[str, str]:
+    """Engine by device type of the default group: {'cpu': 'gloo', 'cuda': 'nccl'}."""
+    found = {}
+    for pair in dist.get_backend_config().split(","):
+        device, _, engine = pair.rpartition(":")
+        found[device or "cpu"] = engine
+    return found

@@ -1,0 +1,291 @@
+"""GossipGraD at work: after each update one exchange with one partner; now and then, if wanted, the exact mean of all.
+
+    step t           update        exchange t leaves          (partners of round t)
+    step t + 1       update        exchange t lands, exchange t + 1 leaves
+
+Without overlap exchange t lands in step t. The optimizer says what travels; here is when, with whom, and what if nobody answers.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from phalanx.comm.communicator import Communicator
+from phalanx.grad.gossip import Gossip
+from phalanx.grad.gossip.attendance import Attendance
+from phalanx.grad.gossip.kinds import Kinds, fit, kinds_of
+from phalanx.grad.gossip.packet import WORD, Packet, PacketLayout, average_together, drift, halves, lay_out
+from phalanx.grad.gossip.partners import Partners, check_topology
+from phalanx.grad.gossip.spread import spread
+from phalanx.grad.gossip.transfer import Transfer, Transfers
+from phalanx.grad.record import StepRecord
+from phalanx.grad.reducer import TransferTime
+from phalanx.grad.replicas import ReplicaError, odd
+
+NOTE = torch.int32  # of the membership, and of the step before it: one more, so that zeros are no message
+
+
+class Gossiper:
+    """Mixes the tensors of this rank with those of others. `home` has the ranks of this host, where hosts gossip."""
+
+    def __init__(self, comm: Communicator, home: Communicator | None, sync: Gossip, wire: torch.dtype | None) -> None:
+        self._comm, self._home, self._sync, self._wire = comm, home, sync, wire
+        self._nodes, self._me = (comm.size, comm.rank) if home is None else (comm.inter_size, comm.inter_rank)
+        check_topology(sync, self._nodes, "ranks" if home is None else "hosts")
+        self._transfers = Transfers(comm)
+        self._attendance = Attendance(comm, sync, self._transfers, self._nodes, self._me)
+        # the ranks of every host, of which as many carry a part of the message as the smallest host has
+        self._crews = [[rank] for rank in range(comm.size)] if home is None else _crews(comm)
+        self._carriers = min(map(len, self._crews))
+        self._kinds: Kinds | None = None
+        self._layout: PacketLayout | None = None
+        self._whole: torch.Tensor | None = None  # where the ranks of a host put their parts together
+        self._count = 0  # tensors that drift, in the layout
+        self._agreed = False
+        self._transfer: Transfer | None = None
+        self._restored: dict[str, torch.Tensor] | None = None
+        self.record: StepRecord | None = None
+        self.transfers: list[TransferTime] = []
+
+    @property
+    def round(self) -> int:  # the paper's word
+        """Of the next exchange."""
+        return self._attendance.round
+
+    @round.setter  # noqa: A003
+    def round(self, value: int) -> None:
+        self._attendance.start_from(value)
+
+    @property
+    def steps(self) -> int:
+        """What the optimizer counts. It sets it before an exchange; afterwards it is more where this rank was left behind."""
+        return self._attendance.steps
+
+    @steps.setter
+    def steps(self, value: int) -> None:
+        self._attendance.steps = value
+
+    def offer(self, replica: Callable[[], list[torch.Tensor]]) -> None:
+        """What a rank that was left behind takes over from this one, or this one from another: all that makes a replica.
+
+        A method of the owner of this gossiper, which it must not keep alive.
+        """
+        method = weakref.WeakMethod(replica)
+        self._attendance.replica = lambda: (method() or list)()
+
+    # ---- one exchange --------------------------------------------------------------------------------------------------------
+
+    def mix(self, drifting: Sequence[torch.Tensor], optional: int, averaged: Sequence[torch.Tensor]) -> None:
+        """After an update: `drifting` are parameters and, the last `optional` of them, optimizer state; `averaged` statistics."""
+        self.record, self.transfers = None, []
+        if self._nodes == 1:
+            self._mean_at_home(averaged)
+            return
+        self._agree(drifting, optional, averaged)
+        self._attendance.begin_step()
+        if self._sync.overlap:
+            self.settle(drifting, optional, averaged)
+        self._mean_at_home(averaged)
+        self._begin(drifting, averaged)
+        if not self._sync.overlap:
+            self.settle(drifting, optional, averaged)
+
+    def mix_gradients(self, gradients: Sequence[torch.Tensor], averaged: Sequence[torch.Tensor]) -> None:
+        """Before an update: each becomes the mean of itself and the partner's, which with overlap is that of the step before."""
+        self.record, self.transfers = None, []
+        self._mean_at_home(averaged)
+        if self._nodes == 1:
+            return
+        self._agree(gradients, 0, averaged)
+        self._attendance.begin_step()
+        previous = self._land() if self._sync.overlap else None
+        self._begin(gradients, averaged)
+        transfer = previous if self._sync.overlap else self._land()
+        if transfer is not None:
+            if fit(transfer.kinds, self._kinds):
+                halves([*gradients, *averaged], transfer.received.views[: len(gradients) + len(averaged)])
+            self._transfers.release(transfer)
+
+    def _mean_at_home(self, averaged: Sequence[torch.Tensor]) -> None:
+        if self._home is not None:
+            average_together(averaged, self._home)
+
+    def settle(self, drifting: Sequence[torch.Tensor], optional: int, averaged: Sequence[torch.Tensor]) -> None:
+        """Land what is under way, and mix it with what it was made of."""
+        transfer = self._land()
+        if transfer is None:
+            return
+        if fit(transfer.kinds, kinds_of(drifting, optional, averaged)):  # else parameters came or went meanwhile, on all ranks
+            sent, received = transfer.sent.views, transfer.received.views
+            count = len(received) - len(averaged) - self._trailer
+            if self._sync.overlap or self._wire is not None:
+                drift(drifting[:count], sent[:count], received[:count])
+            else:
+                halves(drifting[:count], received[:count])
+            halves(averaged, received[count : count + len(averaged)])
+        self._transfers.release(transfer)
+
+    def _begin(self, drifting: Sequence[torch.Tensor], averaged: Sequence[torch.Tensor]) -> None:
+        attendance = self._attendance
+        if attendance.catch_up():
+            self._depart(attendance.partners(), drifting, averaged)
+            attendance.round += 1
+        attendance.end_step()
+
+    def _depart(self, who: Partners, drifting: Sequence[torch.Tensor], averaged: Sequence[torch.Tensor]) -> None:
+        if who.dest is None or who.source is None or self._layout is None:
+            return
+        note = [torch.tensor([self.round + 1, *self._attendance.membership.leaves], dtype=NOTE)] if self._trailer else []
+        tensors = [*drifting[: self._count], *averaged, *note]
+        device = tensors[0].device
+        sent, received = self._transfers.packet(self._layout, device), self._transfers.packet(self._layout, device)
+        sent.pack(tensors)
+        transfer = self._transfer = Transfer(self.round, who, sent, received, self._travelling)
+        if self._home is None:
+            dest, source = map(self._attendance.waits_for, (who.dest, who.source))
+            self._transfers.start(transfer, slice(None), dest, source)
+        elif (mine := self._home.rank) < self._carriers:
+            length = len(sent.words) // self._carriers
+            part = slice(mine * length, (mine + 1) * length)
+            self._transfers.start(transfer, part, self._crews[who.dest][mine], self._crews[who.source][mine])
+
+    def _land(self) -> Transfer | None:
+        """The transfer under way, if its message has arrived; on all ranks of a host alike."""
+        transfer, self._transfer = self._transfer, None
+        if transfer is None:
+            return self._take_restored()
+        self._transfers.land(transfer, self._attendance.patience)
+        nbytes = transfer.sent.words.nbytes // self._carriers
+        self.transfers.append(TransferTime(transfer.left, transfer.ended, nbytes))
+        self.record = StepRecord(transfer.waited, transfer.ended - transfer.left, nbytes if self._sync.overlap else 0, nbytes)
+        if self._home is not None:
+            self._gather_at_home(transfer)
+            return transfer
+        step, *membership = transfer.received.views[-1].tolist() if transfer.arrived else [0]
+        transfer.arrived = step == transfer.step + 1  # zeros come from a rank that was away, and only clear the way
+        self._attendance.landed(transfer, membership)
+        if transfer.arrived:
+            return transfer
+        self._transfers.release(transfer)
+        return None
+
+    def _gather_at_home(self, transfer: Transfer) -> None:
+        """Every rank of the host has a part of the message: all of it to all of them."""
+        assert self._home is not None
+        mine, length = self._home.rank, len(transfer.sent.words) // self._carriers
+        words = transfer.sent.words
+        if self._whole is None or len(self._whole) != len(words):
+            self._whole = self._home.buffer(len(words), words.dtype, words.device)
+        whole = self._whole.zero_()
+        if mine < self._carriers:
+            part = slice(mine * length, (mine + 1) * length)
+            whole[part] = (transfer.received if transfer.arrived else transfer.sent).words[part]  # what was sent moves nothing
+        self._home.all_reduce(whole)
+        if transfer.late:  # the message may still come
+            transfer.received = Packet(transfer.received.layout, whole.device)
+        transfer.received.words.copy_(whole)
+
+    def _agree(self, drifting: Sequence[torch.Tensor], optional: int, averaged: Sequence[torch.Tensor]) -> None:
+        """On what travels: state only once all ranks have it. All ranks ask each other when their own tensors have changed."""
+        kinds = kinds_of(drifting, optional, averaged)
+        if kinds == self._kinds and self._agreed:
+            return
+        membership = [torch.empty(1 + self._nodes, dtype=NOTE)] if self._trailer else []
+        always = drifting[: len(drifting) - optional]
+        layouts = [lay_out([*x, *averaged, *membership], self._wire, parts=self._carriers) for x in (drifting, always)]
+        told = self._comm.allgather_obj([layout.digest for layout in layouts])
+        if who := odd([own[1] for own in told]):
+            raise ReplicaError(f"parameters or followed buffers differ in number, shape or dtype: {who} from rank 0")
+        self._kinds, self._agreed = kinds, not odd([own[0] for own in told])
+        self._layout = layouts[0 if self._agreed else 1] if drifting or averaged else None
+        self._count = len(drifting if self._agreed else always)
+        if self._home is None and self._layout is not None and drifting[0].device.type == "cpu":  # NCCL cannot do without a rank
+            self._attendance.open()
+
+    @property
+    def _travelling(self) -> Kinds:
+        """Of what is sent now: state that some ranks do not have yet stays at home."""
+        assert self._kinds is not None
+        parameters, state, averaged = self._kinds
+        return parameters, state if self._agreed else None, averaged
+
+    @property
+    def _trailer(self) -> int:
+        """Tensors of our own at the end of a message: step and membership. None where hosts gossip."""
+        return 1 if self._home is None else 0
+
+    # ---- all together ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Ranks that are known to be dead or left out, or did not answer when they were asked last."""
+        return self._attendance.missing if self._home is None else ()
+
+    def survivors(self) -> Communicator:
+        """A communicator of all who are left. All of them call it: each asks each, so that all know of the same ones."""
+        return self._call()[0]
+
+    def _call(self) -> tuple[Communicator, bool, int]:
+        if self._home is not None or self._nodes == 1:
+            return self._comm, True, self._comm.size
+        return self._attendance.call()
+
+    def average(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Make each tensor the mean over all ranks that took part; who trained alone takes it over."""
+        left, counts, counting = self._call()
+        if counting < left.size:
+            for x in tensors:
+                x.mul_(left.size / counting) if counts else x.zero_()
+        average_together(tensors, left)
+
+    def spread(self, parameters: Sequence[torch.Tensor]) -> float:
+        return spread(parameters, self.survivors())
+
+    # ---- what the next step takes over ---------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The number of the next exchange, and the one under way: what was sent, and what came. Waits for it."""
+        transfer = self._transfer
+        under_way: dict[str, torch.Tensor] = {}
+        if transfer is not None:
+            came = self._transfers.peek(transfer, self._attendance.patience) and self._is_message(transfer)
+            sent = transfer.sent.words.clone()
+            under_way = {"sent": sent, "received": transfer.received.words.clone() if came else sent.clone()}
+        return {"round": self.round, "seats": self._nodes, "under_way": under_way or self._restored or {}}
+
+    def _is_message(self, transfer: Transfer) -> bool:
+        return not self._trailer or int(transfer.received.views[-1][0]) == transfer.step + 1
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there. With another number of nodes only the tensors of the replica count, and rounds begin anew."""
+        same = state["seats"] == self._nodes
+        self.round = int(state["round"]) if same else 0
+        under_way = state["under_way"]
+        self._restored = {name: x.clone() for name, x in under_way.items()} if same and under_way else None
+
+    def _take_restored(self) -> Transfer | None:
+        """What was under way when the state was saved."""
+        words, self._restored = self._restored, None
+        layout = self._layout
+        if words is None or layout is None or words["sent"].numel() != layout.nbytes // WORD.itemsize:
+            return None
+        device = words["sent"].device
+        transfer = Transfer(
+            self.round - 1, Partners(None, None), Packet(layout, device), Packet(layout, device), self._travelling
+        )
+        transfer.sent.words.copy_(words["sent"])
+        transfer.received.words.copy_(words["received"])
+        transfer.arrived = True
+        if self._home is not None:
+            self._gather_at_home(transfer)
+        return transfer
+
+
+def _crews(comm: Communicator) -> list[list[int]]:
+    """The ranks of every host."""
+    hosts = comm.allgather_obj(comm.inter_rank)
+    return [[rank for rank, host in enumerate(hosts) if host == number] for number in range(comm.inter_size)]

@@ -1,0 +1,22 @@
+"""What the tensors of a replica look like, so that a message is only mixed with the tensors it was made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+Kinds = tuple[Any, Any, Any]  # of parameters, optimizer state (None where it stays at home) and statistics
+
+
+def kinds_of(drifting: Sequence[torch.Tensor], optional: int, averaged: Sequence[torch.Tensor]) -> Kinds:
+    """Shapes, dtypes and strides. The last `optional` of the `drifting` tensors are optimizer state."""
+    kinds = [(x.shape, x.dtype, x.stride()) for x in drifting]
+    split = len(drifting) - optional
+    return tuple(kinds[:split]), tuple(kinds[split:]), tuple((x.shape, x.dtype, x.stride()) for x in averaged)
+
+
+def fit(sent: Kinds, now: Kinds | None) -> bool:
+    """Whether what was sent is of the tensors that exist now."""
+    return now is not None and (sent[0], sent[2]) == (now[0], now[2]) and sent[1] in (None, now[1])

@@ -1,0 +1,67 @@
+"""Who is left: a table that travels with every gossip message, so that survivors agree on the dead without a collective.
+
+Who finds a connection broken writes down from which step on the node is left out: late enough for the news to reach everybody by
+gossip before. Until then its partners skip it, one by one; from that step on all choose partners among those who are left. Of two
+entries for one node the earlier step counts, on all ranks, whatever the order in which they come.
+
+A node may also be left out although nobody knows that it is dead: it did not come to a collective. The sign of an entry tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from phalanx.grad.gossip.partners import gossip_period
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """The step from which on each node is left out, negative where it may be alive; 0 for a node that takes part."""
+
+    leaves: tuple[int, ...]
+
+    @staticmethod
+    def of(nodes: int) -> Membership:
+        return Membership((0,) * nodes)
+
+    def nodes(self, step: int) -> list[int]:
+        """Who takes part in `step`."""
+        return [node for node, first in enumerate(self.leaves) if not first or step < abs(first)]
+
+    def mark_dead(self, node: int, step: int) -> Membership:
+        """`node` was found dead in `step`."""
+        news = 2 * gossip_period(len(self.leaves)) + 2  # steps in which everybody hears of it, some messages being lost
+        return self._with(node, step + news)
+
+    def leave_out(self, node: int, step: int) -> Membership:
+        """`node` did not come to a collective in `step`."""
+        return self._with(node, -max(1, step))
+
+    def _with(self, node: int, entry: int) -> Membership:
+        return self.merge([entry if other == node else 0 for other in range(len(self.leaves))])
+
+    def merge(self, other: Sequence[int]) -> Membership:
+        """What both know: the earlier step, and dead if one of them says so."""
+        return Membership(tuple(_merged(a, b) for a, b in zip(self.leaves, other, strict=True)))
+
+    @property
+    def gone(self) -> tuple[int, ...]:
+        """The nodes that are known to be dead or left out, from now or from a later step on."""
+        return tuple(node for node, first in enumerate(self.leaves) if first)
+
+    @property
+    def alive(self) -> int:
+        """How many nodes are not known to be dead."""
+        return len(self.leaves) - len(self.dead)
+
+    @property
+    def dead(self) -> tuple[int, ...]:
+        """The nodes whose process has ended."""
+        return tuple(node for node, first in enumerate(self.leaves) if first > 0)
+
+
+def _merged(a: int, b: int) -> int:
+    if not a or not b:
+        return a or b
+    return min(abs(a), abs(b)) * (1 if max(a, b) > 0 else -1)

@@ -1,0 +1,42 @@
+"""Who gossips with whom in which step: a pure function of the step, the nodes and the seed, so that nobody has to ask.
+
+A node is a rank, or a host whose ranks act as one. Only the nodes that are left take part: all ranks that know of the same ones
+come to the same pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from phalanx.grad.gossip import Gossip
+from phalanx.schedule import gossip_partners, gossip_period
+
+__all__ = ["Partners", "check_topology", "gossip_period", "partners"]
+
+
+@dataclass(frozen=True, slots=True)
+class Partners:
+    """To whom a node sends and from whom it receives, in one step; both None where it sits the step out."""
+
+    dest: int | None
+    source: int | None
+
+
+def partners(me: int, nodes: Sequence[int], step: int, sync: Gossip) -> Partners:
+    """Those of node `me`, one of `nodes`, in step number `step`."""
+    sends = gossip_partners(len(nodes), step, sync.topology, sync.seed, rotate=sync.rotate)
+    place = list(nodes).index(me)
+    dest = sends[place]
+    if dest is None:
+        return Partners(None, None)
+    return Partners(nodes[dest], nodes[sends.index(place)])
+
+
+def check_topology(sync: Gossip, nodes: int, what: str) -> None:
+    """Raise where the topology does not fit: a hypercube has a power of two corners."""
+    if sync.topology == "hypercube" and nodes & (nodes - 1):
+        raise ValueError(
+            f"Gossip(topology='hypercube') wants a power of two, but there are {nodes} {what}: use topology='dissemination', "
+            "which takes any number"
+        )

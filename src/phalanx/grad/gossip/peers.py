@@ -1,0 +1,162 @@
+"""One rank's peers: what it tells the others about itself, whom it does not wait for, and who wants what from it.
+
+The training thread writes, and asks when something is wrong; the hotline's thread only reads, and notes what others want. Nothing
+here is used while every exchange arrives.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from phalanx.comm.communicator import Communicator
+from phalanx.grad.gossip.membership import Membership
+from phalanx.grad.gossip.standing import Place, Word, limit
+from phalanx.grad.gossip.transfer import Transfers, Unmatched
+
+ASK = 0.5  # seconds in which a live process answers, also on a busy machine; who does not is asked again later
+RETRY = 5.0  # seconds after which a rank that does not take part is asked again
+
+
+@dataclass(frozen=True, slots=True)
+class Back:
+    """Rank `rank` takes part again from `round` on; what was never matched between us."""
+
+    rank: int
+    round: int
+    unmatched: Unmatched
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """Rank `rank` wants this one's replica, if it looks like its own."""
+
+    rank: int
+    ticket: int
+    digest: str
+
+
+class Board:
+    """What the hotline's thread reads and writes. It knows no gossiper, so that an optimizer can be collected."""
+
+    def __init__(self, rank: int, nodes: int, transfers: Transfers) -> None:
+        self._lock = threading.Lock()
+        self._transfers = transfers
+        self._word = Word(0, 0, False, (), (0,) * nodes)
+        self._wants: list[Want] = []
+        self._unlike: set[int] = set()  # tickets for which there is no replica of the wanted kind
+        self._backs: list[Back] = []
+        self.rank = rank
+        self.busy = False  # something is wanted: the one thing that a step looks at
+
+    def answer(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        with self._lock:
+            said = self._word.to_answer()
+            if question["ask"] == "where":
+                return said
+            who = int(question["from"])
+            if question["ask"] == "unlike":
+                self._unlike.add(int(question["ticket"]))
+                return said
+            if question["ask"] == "replica":
+                self._wants.append(Want(who, int(question["ticket"]), str(question["digest"])))
+            else:
+                back = Back(who, int(question["round"]), Unmatched.of(question["unmatched"]))
+                self._backs.append(back)
+                said["unmatched"] = self._transfers.unmatched(who, back.round).to_answer()
+            self.busy = True
+            return said
+
+    def publish(self, **changes: Any) -> None:
+        with self._lock:
+            self._word = replace(self._word, **changes)
+
+    def unlike(self, ticket: int) -> bool:
+        """Whether the rank that was asked for its replica has one that looks different."""
+        return ticket in self._unlike
+
+    def take(self) -> tuple[list[Want], list[Back]]:
+        """What others wanted since the last call: who wants the replica, and who is back."""
+        with self._lock:
+            wants, self._wants = self._wants, []
+            backs, self._backs = self._backs, []
+            self.busy = False
+            return wants, backs
+
+
+class Peers:
+    """Asks the others, and remembers for whom not to wait. All ranks of `comm` make it together."""
+
+    def __init__(self, comm: Communicator, transfers: Transfers) -> None:
+        self._comm, self._transfers = comm, transfers
+        self.board = Board(comm.rank, comm.size, transfers)
+        self.line = comm.hotline(self.board.answer)
+        self.silent: frozenset[int] = frozenset()  # who did not answer
+        self._skips: frozenset[int] = frozenset()
+        self._resume: dict[int, int] = {}  # from which round on a rank takes part again
+        self._asked = 0.0  # when the skipped ones were asked last
+        self._near: set[int] = set()  # skipped ranks that were found to be near again, by a thread
+
+    # ---- for whom not to wait --------------------------------------------------------------------------------------------------
+
+    def skips(self, peer: int, round_: int) -> bool:
+        return peer in self._skips or round_ < self._resume.get(peer, 0)
+
+    @property
+    def skipped(self) -> frozenset[int]:
+        return self._skips
+
+    def skip(self, ranks: Collection[int], silent: Collection[int]) -> None:
+        """Wait for all but these from now on."""
+        self._skips, self.silent = frozenset(ranks), frozenset(silent)
+        self._asked = time.monotonic()
+        self.board.publish(skips=tuple(sorted(self._skips)))
+
+    def welcome(self, back: Back) -> None:
+        """A rank takes part again. What was never matched gets something to match."""
+        self._transfers.match(back.rank, back.unmatched)
+        self._resume[back.rank] = back.round
+        self.skip(self._skips - {back.rank}, self.silent - {back.rank})
+
+    def everybody_met(self) -> None:
+        """All who are left have just done something together."""
+        self._resume.clear()
+        self.skip((), ())
+
+    def retry(self, place: Place) -> None:
+        """Now and then ask, in the background, who was silent or far behind: a network heals without telling."""
+        if self._near:
+            near, self._near = self._near, set()
+            self.skip(self._skips - near, self.silent - near)
+        if not self._skips or time.monotonic() - self._asked < RETRY:
+            return
+        self._asked = time.monotonic()
+        asked = self._skips
+
+        def ask() -> None:
+            words = self.ask(asked, RETRY / 2)[0]
+            near = limit(place.size)
+            self._near = {rank for rank, word in words.items() if abs(word.round - place.round) <= near and not word.gathering}
+
+        threading.Thread(target=ask, name="phalanx-retry", daemon=True).start()
+
+    # ---- asking --------------------------------------------------------------------------------------------------------------
+
+    def ask(self, ranks: Collection[int], seconds: float = ASK, **question: Any) -> tuple[dict[int, Word], frozenset[int]]:
+        """What these ranks say of themselves, and which of them have ended."""
+        asked = {rank: {"ask": "where", "from": self._comm.rank, **question} for rank in ranks}
+        answers = self.line.ask(asked, seconds)
+        return {rank: Word.of(said) for rank, said in answers.words.items()}, answers.refused
+
+    def tell_back(self, membership: Membership, round_: int) -> dict[int, Word]:
+        """Tell all that this rank takes part from `round_` on, and match what was left over between us. What they say."""
+        others = [rank for rank in range(self._comm.size) if rank != self._comm.rank and rank not in membership.gone]
+        told = {"ask": "back", "from": self._comm.rank, "round": round_}
+        left_over = {rank: self._transfers.unmatched(rank, round_).to_answer() for rank in others}
+        answers = self.line.ask({rank: {**told, "unmatched": own} for rank, own in left_over.items()}, ASK)
+        for rank, said in answers.words.items():
+            self._transfers.match(rank, Unmatched.of(said["unmatched"]))
+        return {rank: Word.of(said) for rank, said in answers.words.items()}

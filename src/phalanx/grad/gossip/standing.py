@@ -1,0 +1,150 @@
+"""Where a gossiping rank stands among the others, and what it does about it: a pure function of what they answered.
+
+    in step     exchanges arrive
+    late        a partner did not send in time, or this rank was away itself: it asks around, and `decide` says what now
+    left behind the furthest rank is more than two periods ahead: take over its replica, and its round
+    alone       too few ranks answer: stand still and ask again, so that no replica trains on by itself
+    minority    still alone when the communicator's patience ends: stop with an error
+    left out    the others have ended a collective without this rank: stop with an error
+
+Two groups of ranks that cannot reach each other never both go on: a group needs more than half of the ranks that are not known to
+be dead, or exactly half with the lowest of them. Dead means that a process has ended; who is only silent counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from phalanx.grad.gossip.membership import Membership
+from phalanx.grad.gossip.partners import gossip_period
+
+
+def limit(size: int) -> int:
+    """Rounds by which ranks may differ: two periods. What one rank did reaches all others in one."""
+    return 2 * gossip_period(size)
+
+
+def has_quorum(side: Collection[int], size: int, dead: Collection[int]) -> bool:
+    """Whether the ranks of `side` may go on without the others of `size`."""
+    living = [rank for rank in range(size) if rank not in dead]
+    here = [rank for rank in living if rank in side]
+    return 2 * len(here) > len(living) or (2 * len(here) == len(living) and here[:1] == living[:1])
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """What a rank says when it is asked."""
+
+    round: int  # of its next exchange
+    steps: int  # that its optimizer has done
+    gathering: bool  # it waits for all in average_(), spread() or survivors()
+    skips: tuple[int, ...]  # the ranks for which it does not wait now
+    leaves: tuple[int, ...]  # its membership
+
+    @staticmethod
+    def of(answer: Mapping[str, Any]) -> Word:
+        return Word(
+            round=int(answer["round"]),
+            steps=int(answer["steps"]),
+            gathering=bool(answer["gathering"]),
+            skips=tuple(map(int, answer["skips"])),
+            leaves=tuple(map(int, answer["leaves"])),
+        )
+
+    def to_answer(self) -> dict[str, Any]:
+        return {
+            "round": self.round,
+            "steps": self.steps,
+            "gathering": self.gathering,
+            "skips": self.skips,
+            "leaves": self.leaves,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """This rank, as it sees itself."""
+
+    me: int
+    round: int  # of its next exchange
+    membership: Membership
+
+    @property
+    def size(self) -> int:
+        return len(self.membership.leaves)
+
+    def others(self) -> list[int]:
+        """Whom to ask: all who are not known to be dead. Also those left out: they must hear that they are."""
+        return [rank for rank in range(self.size) if rank != self.me and rank not in self.membership.dead]
+
+
+@dataclass(frozen=True, slots=True)
+class GoOn:
+    """In step. For `skips` do not wait: they are silent, too far behind, or wait for all."""
+
+    skips: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """Others passed this rank over, or went further: be there in the furthest round, and tell them.
+
+    With `helpers`, furthest first, it is left behind: take over the replica of one of them.
+    """
+
+    round: int  # of the furthest
+    behind: int  # rounds
+    helpers: tuple[int, ...]
+    skips: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Alone: these ranks do not answer, and the others are too few."""
+
+    silent: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """These ranks have ended a collective without this one."""
+
+    by: tuple[int, ...]
+
+
+Action = GoOn | Return | Hold | Leave
+
+
+def unremarkable(place: Place, words: Mapping[int, Word]) -> bool:
+    """Whether partners that were asked are merely slow: nobody else has to be asked then."""
+    return all(
+        abs(word.round - place.round) <= limit(place.size)
+        and not word.gathering
+        and place.me not in word.skips
+        and not word.leaves[place.me]
+        for word in words.values()
+    )
+
+
+def decide(place: Place, words: Mapping[int, Word]) -> Action:
+    """What to do after all `place.others()` were asked and these answered."""
+    by = tuple(sorted(rank for rank, word in words.items() if word.leaves[place.me]))
+    if by:
+        return Leave(by)
+    heard = {rank: word for rank, word in words.items() if rank not in place.membership.gone}
+    silent = frozenset(place.others()) - heard.keys()
+    if not has_quorum({place.me, *heard}, place.size, place.membership.dead):
+        return Hold(tuple(sorted(silent)))
+    furthest = max([place.round, *(word.round for word in heard.values())])
+    near = furthest - limit(place.size)
+    skips = (silent - set(place.membership.gone)) | {rank for rank, word in heard.items() if word.gathering or word.round < near}
+    if place.round < near:
+        helpers = sorted(
+            (rank for rank, word in heard.items() if word.round >= near), key=lambda rank: (-heard[rank].round, rank)
+        )
+        return Return(furthest, furthest - place.round, tuple(helpers), skips)
+    if any(place.me in word.skips for word in heard.values()):
+        return Return(furthest, furthest - place.round, (), skips)
+    return GoOn(skips)

@@ -1,0 +1,68 @@
+"""Which parameters are trained now, in which order their gradients came, and whether the groups made of them are still right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from phalanx.comm.communicator import Communicator
+from phalanx.grad.allreduce import AllReduce
+from phalanx.grad.layout import Kind, agree_on_groups, kind_of
+from phalanx.grad.reducer import Group
+
+
+class Trained:
+    """The parameters of an optimizer. A frozen one neither travels nor gets a gradient."""
+
+    def __init__(self) -> None:
+        self.params: list[torch.nn.Parameter] = []  # frozen ones, too
+        self.names: dict[torch.nn.Parameter, str] = {}
+        self.now: list[torch.nn.Parameter] = []
+        self.agreed = False  # the groups are those of the parameters trained now
+        self._kinds: list[Kind] = []  # when the groups were agreed on
+        self._seen: dict[torch.nn.Parameter, int] = {}  # pieces in which a gradient came, in the order of the first backward
+
+    def set(self, params: Sequence[torch.nn.Parameter], names: Sequence[str]) -> None:
+        """From now on it is these."""
+        self.params, self.names = list(params), dict(zip(params, names))
+        self.agreed = False
+        self._seen = dict.fromkeys(self._seen, 0)
+
+    def are(self, params: Sequence[torch.nn.Parameter]) -> bool:
+        """Whether it is these, in this order."""
+        return _same(self.params, params)
+
+    def look(self) -> list[torch.nn.Parameter]:
+        """See again which parameters are frozen."""
+        self.now = [p for p in self.params if p.requires_grad]
+        return self.now
+
+    def saw(self, p: torch.nn.Parameter) -> None:
+        """A gradient came, or a piece of one."""
+        if not self.agreed:
+            self._seen[p] = self._seen.get(p, 0) + 1
+
+    @property
+    def changed(self) -> bool:
+        """Whether parameters were added, frozen, or changed in type or layout since the groups were agreed on."""
+        now = [p for p in self.params if p.requires_grad]
+        return not self.agreed or not _same(self.now, now) or any(kind_of(p) != kind for p, kind in zip(now, self._kinds))
+
+    def agree(
+        self, comm: Communicator, sync: AllReduce, *, wire: torch.dtype | None, bucket_bytes: int | None, delayed: bool
+    ) -> list[Group]:
+        """Groups for the parameters trained now, the same on all ranks, which all call it."""
+        names = [self.names[p] for p in self.params]
+        groups = agree_on_groups(
+            self.params, names, self._seen, comm, sync, wire=wire, bucket_bytes=bucket_bytes, delayed=delayed
+        )
+        self._kinds = [kind_of(p) for p in self.now]
+        self.agreed = True
+        return groups
+
+
+def _same(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether two lists hold the same objects: `==` of tensors means something else."""
+    return len(some) == len(others) and all(x is y for x, y in zip(some, others))

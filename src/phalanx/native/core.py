@@ -1,0 +1,47 @@
+"""The extension `phalanx._native`, or the reason why there is none. Its numbers for dtypes and operations come from itself."""
+
+from __future__ import annotations
+
+import logging
+import os
+from enum import Enum
+
+import torch
+
+log = logging.getLogger("phalanx")
+
+SWITCHED_OFF = "PHALANX_NATIVE=0"
+
+try:
+    from phalanx import _native as _native
+
+    UNAVAILABLE = ""
+    TYPES = {getattr(torch, name): number for number, name in enumerate(_native.TYPES)}
+    TYPES[torch.bool] = TYPES[torch.uint8]
+    OPS = {name: number for number, name in enumerate(_native.OPS)}
+except ImportError as error:
+    UNAVAILABLE = f"no native core ({error})"
+    TYPES, OPS = {}, {}
+    if os.environ.get("PHALANX_NATIVE") != "0":  # if you switched it off, you know
+        log.warning("phalanx: %s: ranks of one host talk through torch.distributed; pip install with a C++ compiler", UNAVAILABLE)
+
+
+class Status(Enum):
+    """How a call of the core ended, by the names that the extension gives its numbers."""
+
+    OK = "ok"
+    DISAGREE = "disagree"
+    DEAD = "dead"
+    LATE = "late"
+    ABORTED = "aborted"
+    INTERRUPTED = "interrupted"
+    REFUSED = "refused"
+
+    @staticmethod
+    def of(number: int) -> Status:
+        return Status(_native.STATUSES[number])
+
+
+def is_native() -> bool:
+    """Whether the native core is there, and not switched off by PHALANX_NATIVE=0."""
+    return not UNAVAILABLE and os.environ.get("PHALANX_NATIVE") != "0"

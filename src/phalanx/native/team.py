@@ -1,0 +1,215 @@
+"""The ranks of one host that share memory, and their collectives.
+
+A `HostTeam` is the ranks of a communicator that share a host. Tensors in memory that the team allocated are reduced in place, by
+whichever rank has time. Others pass through a staging area. All ranks make the same calls in the same order, one thread at a
+time; only `abort()` may come from another thread.
+
+    team = HostTeam.join(store, rank, size, timeout=60, name="world/host0")     # None on all ranks if it cannot work
+    flat = team.allocate(nbytes).view(torch.float32)
+    team.all_reduce(flat, scale=1 / size)
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+
+from phalanx.native import core
+from phalanx.native.core import OPS, TYPES, Status
+from phalanx.native.errors import (
+    Aborted,
+    Call,
+    RankDied,
+    RankLate,
+    Refused,
+    SharedMemoryError,
+    call_text,
+    disagreement,
+    ranks_text,
+)
+from phalanx.native.meeting import Store, meet, sweep
+
+log = logging.getLogger("phalanx")
+
+TOPIC = 240  # bytes of the text by which ranks that disagree tell each other what they called
+
+Reduction = Literal["sum", "mean", "max", "min"]
+
+
+class HostTeam:
+    """The ranks of one host that share memory. Made by `join`."""
+
+    def __init__(self, team: Any, rank: int, size: int, timeout: float, pids: Sequence[int]) -> None:
+        self.rank, self.size, self.timeout, self._pids = rank, size, timeout, pids
+        self._team = team
+        self._arenas: dict[int, int] = {}  # address of this rank's part -> id
+        self._topic: Callable[[], object] | None = None
+
+    @staticmethod
+    def join(store: Store, rank: int, size: int, *, timeout: float, name: str) -> HostTeam | None:
+        """Meet the others. None, on all ranks, if they cannot share memory; rank 0 logs the reason."""
+        met = meet(store, rank, size, timeout, f"shm/{name}")
+        if met.team is None:
+            if rank == 0 and core.SWITCHED_OFF not in met.reason:  # if you switched it off, you know
+                log.warning("phalanx: %s: ranks of one host talk through torch.distributed, because %s", name, met.reason)
+            return None
+        return HostTeam(met.team, rank, size, timeout, met.pids)
+
+    def set_topic(self, digest: int, number: int, text: Callable[[], object]) -> None:
+        """What the calls that follow are about. Ranks on which it differs disagree, and tell each other `text`."""
+        self._topic = text
+        self._team.set_topic(digest, number)
+
+    # ---- memory --------------------------------------------------------------------------------------------------------------
+
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        """Collective: `nbytes` on each rank, zeros, as uint8 and page-aligned. Collectives on views of it copy nothing."""
+        return self._allocate(nbytes, one_for_all=False)
+
+    def allocate_one_for_all(self, nbytes: int) -> torch.Tensor:
+        """Collective: `nbytes` that all ranks see, and any of them may write. For one replica of parameters per host."""
+        return self._allocate(nbytes, one_for_all=True)
+
+    def _allocate(self, nbytes: int, *, one_for_all: bool) -> torch.Tensor:
+        status, arena = self._team.allocate(nbytes, int(one_for_all))
+        if status:
+            raise self._error(status, f"allocate({nbytes})")
+        x = torch.frombuffer(arena, dtype=torch.uint8) if nbytes else torch.empty(0, dtype=torch.uint8)
+        self._arenas[x.data_ptr()] = arena.id
+        return x
+
+    def release(self, x: torch.Tensor) -> None:
+        """Collective: the team forgets what `allocate` returned; it is freed when no tensor on any rank uses it any more."""
+        status = self._team.release(self._arenas.pop(x.data_ptr()))
+        if status:
+            raise self._error(status, "release()")
+
+    def owns(self, x: torch.Tensor) -> bool:
+        """Whether a contiguous tensor lies in this rank's part of an arena."""
+        return x.is_cpu and self._team.owns(x.data_ptr(), x.nbytes)
+
+    # ---- collectives, in place on contiguous CPU tensors -----------------------------------------------------------------------
+
+    def all_reduce(self, x: torch.Tensor, op: Reduction = "sum", *, scale: float = 1.0) -> torch.Tensor:
+        """Reduce `x` over the ranks, in rank order, the same bits on all; `scale` times the sum. Half floats are rounded once."""
+        kind, number, scale = self._reduction(x, op, scale)
+        status = self._team.all_reduce(x.data_ptr(), x.numel(), kind, number, scale)
+        if status:
+            raise self._error(status, call_text("all_reduce", x, op))
+        return x
+
+    def all_reduce_about(
+        self, x: torch.Tensor, op: Reduction, digest: int, number: int, text: Callable[[], object]
+    ) -> torch.Tensor:
+        """`set_topic` and `all_reduce` in one call: a sum of a few KiB takes little longer than two calls from Python."""
+        self._topic = text
+        kind, operator, scale = self._reduction(x, op, 1.0)
+        status = self._team.all_reduce(x.data_ptr(), x.numel(), kind, operator, scale, digest, number)
+        if status:
+            raise self._error(status, call_text("all_reduce", x, op))
+        return x
+
+    def reduce_scatter(self, x: torch.Tensor, op: Reduction = "sum", *, scale: float = 1.0) -> torch.Tensor:
+        """Reduce this rank's part of `x` where it is, and return it, flat; the other parts are left as they are."""
+        kind, number, scale = self._reduction(x, op, scale)
+        status = self._team.reduce_scatter(x.data_ptr(), x.numel(), kind, number, scale)
+        if status:
+            raise self._error(status, call_text("reduce_scatter", x, op))
+        return self.part(x, self.rank)
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """Fill part r of `x` from rank r."""
+        status = self._team.all_gather(_address(x), x.numel(), TYPES[x.dtype])
+        if status:
+            raise self._error(status, call_text("all_gather", x))
+        return x
+
+    def broadcast(self, x: torch.Tensor, root: int) -> torch.Tensor:
+        """Fill `x` from rank `root`."""
+        status = self._team.broadcast(_address(x), x.numel(), TYPES[x.dtype], root)
+        if status:
+            raise self._error(status, call_text("broadcast", x))
+        return x
+
+    def tell(self, text: str) -> list[str]:
+        """The texts of all ranks, TOPIC bytes of each at most."""
+        said = torch.zeros(self.size, TOPIC, dtype=torch.uint8)
+        words = text.encode()[:TOPIC]
+        said[self.rank, : len(words)] = torch.tensor(list(words), dtype=torch.uint8)
+        status = self._team.all_gather(said.data_ptr(), said.numel(), TYPES[said.dtype])
+        if status:
+            author, dead, late, _, _ = self._team.failure()
+            raise SharedMemoryError("tell()", author=author, dead=dead, late=late)
+        return [bytes(row.tolist()).rstrip(b"\0").decode(errors="replace") for row in said]
+
+    def call(self, name: str, work: Callable[[Any], int]) -> None:
+        """Make a call of the core that has no method here; `work` gets its team and returns the status."""
+        status = work(self._team)
+        if status:
+            raise self._error(status, name)
+
+    def barrier(self) -> None:
+        """Return when all ranks have called it."""
+        status = self._team.barrier()
+        if status:
+            raise self._error(status, "barrier()")
+
+    def part(self, x: torch.Tensor, rank: int) -> torch.Tensor:
+        """The part of `x`, flat, that belongs to `rank`: cut as a schedule cuts it, no padding."""
+        n = x.numel()
+        return x.view(-1)[rank * n // self.size : (rank + 1) * n // self.size]
+
+    def _reduction(self, x: torch.Tensor, op: str, scale: float) -> tuple[int, int, float]:
+        if not (x.is_contiguous() and x.is_cpu):
+            raise ValueError(f"shared memory wants contiguous CPU tensors, got strides {x.stride()} on {x.device}")
+        if op == "mean":
+            return TYPES[x.dtype], 0, scale / self.size
+        if op == "sum" and x.dtype is torch.bool:
+            op = "max"  # a sum of truths is their `or`
+        return TYPES[x.dtype], OPS[op], scale
+
+    # ---- the end ---------------------------------------------------------------------------------------------------------------
+
+    def abort(self) -> None:
+        """From any thread: what this rank waits for, and whatever it calls later, fails within 50 ms; the others learn it."""
+        self._team.abort()
+
+    def close(self) -> None:
+        """Leave the team; who calls it after this gets an error. Tensors stay valid. Idempotent."""
+        self._team.leave()
+
+    def _error(self, number: int, call: str) -> RuntimeError:
+        status = Status.of(number)
+        author, dead, late, calls, refusal = self._team.failure()
+        if status is Status.REFUSED:
+            return Refused(f"{call}: {refusal}", author=author)
+        if status is Status.DISAGREE:
+            named = [Call(core._native.VERBS[verb], *rest) for verb, *rest in calls]
+            return disagreement(call, author, named, self._tell_topics())
+        told = "" if author == self.rank else f" (noticed by rank {author})"
+        if status is Status.DEAD:
+            sweep([self._pids[r] for r in dead])
+            return RankDied(f"{call}: {ranks_text(dead)} ended or left{told}", author=author, dead=dead)
+        if status is Status.LATE:
+            return RankLate(f"{call}: {ranks_text(late)} did not come within {self.timeout:g} s{told}", author=author, late=late)
+        why = "a signal handler raised" if status is Status.INTERRUPTED else "abort() was called"
+        return Aborted(f"{call}: {why} on rank {author}", author=author, late=() if author == self.rank else (author,))
+
+    def _tell_topics(self) -> list[str]:
+        """What each rank is about, after a disagreement: all ranks learned of it in the same operation, so all come here."""
+        if self._topic is None:
+            return []
+        self._team.set_topic(0, 0)
+        try:
+            return self.tell(str(self._topic()))
+        except SharedMemoryError:
+            return []  # a rank died meanwhile: the disagreement is told without words
+
+
+def _address(x: torch.Tensor) -> int:
+    if not (x.is_contiguous() and x.is_cpu):
+        raise ValueError(f"shared memory wants contiguous CPU tensors, got strides {x.stride()} on {x.device}")
+    return x.data_ptr()

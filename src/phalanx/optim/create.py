@@ -1,0 +1,111 @@
+"""The function that turns any torch optimizer into a multi-node one, and the options that exclude each other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, overload
+
+import torch
+
+from phalanx.comm.communicator import Communicator
+from phalanx.grad.allreduce import AllReduce
+from phalanx.grad.gossip import Gossip, level_of
+from phalanx.grad.sparse import wants_sparse
+from phalanx.optim.multi_node import MultiNodeOptimizer
+from phalanx.optim.wrapped import WrappedOptimizer
+
+if TYPE_CHECKING:
+    from phalanx.optim.gossip_step import GossipOptimizer
+
+
+@overload
+def create_multi_node_optimizer(
+    optimizer: torch.optim.Optimizer,
+    comm: Communicator,
+    *,
+    sync: AllReduce | None = None,
+    double_buffering: bool = False,
+    wire: torch.dtype | None = None,
+    bucket_bytes: int | None = None,
+) -> MultiNodeOptimizer: ...
+
+
+@overload
+def create_multi_node_optimizer(
+    optimizer: torch.optim.Optimizer,
+    comm: Communicator,
+    *,
+    sync: Gossip,
+    double_buffering: bool = False,
+    wire: torch.dtype | None = None,
+    bucket_bytes: int | None = None,
+) -> GossipOptimizer: ...
+
+
+def create_multi_node_optimizer(
+    optimizer: torch.optim.Optimizer,
+    comm: Communicator,
+    *,
+    sync: AllReduce | Gossip | None = None,
+    double_buffering: bool = False,
+    wire: torch.dtype | None = None,
+    bucket_bytes: int | None = None,
+) -> MultiNodeOptimizer | GossipOptimizer:
+    """Make an optimizer average gradients over the ranks in every step. All ranks call it.
+
+    When `backward()` returns, outside `no_sync()`, every `p.grad` is the mean over the ranks, so clipping, `GradScaler` and
+    logging need no change. A missing gradient counts as zero. The ranks compare their parameters at the first step.
+
+    Args:
+        optimizer: Any torch optimizer.
+        comm: The communicator.
+        sync: How replicas stay together: `AllReduce(...)`, the default, or `Gossip(...)`.
+        double_buffering: Apply the mean gradient of the step before. Only with `AllReduce`.
+        wire: Send torch.float16 or torch.bfloat16 instead of the gradients' own dtype.
+        bucket_bytes: The size of a group of gradients that travels together. By default the first steps measure it.
+
+    Returns:
+        A torch optimizer. It also has `no_sync()`, `synchronize()`, `average_()`, `follow(model)`, `spread()` and `report()`.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If options exclude each other.
+        ReplicaError: At the first step, if the ranks start with different parameters or options.
+
+    Example:
+        >>> model = torch.nn.Linear(4, 2)
+        >>> opt = phalanx.create_multi_node_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), comm)
+        >>> for x in torch.ones(3, 8, 4):
+        ...     opt.zero_grad()
+        ...     model(x).sum().backward()
+        ...     opt.step()
+        >>> opt.steps
+        3
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"optimizer is a torch.optim.Optimizer, got {type(optimizer).__name__}")
+    if isinstance(optimizer, WrappedOptimizer):
+        raise TypeError("optimizer is a multi-node optimizer already; wrap the one inside it")
+    if not isinstance(comm, Communicator):
+        raise TypeError(f"comm is what phalanx.create_communicator() returns, got {type(comm).__name__}")
+    if sync is not None and not isinstance(sync, AllReduce | Gossip):
+        raise TypeError(f"sync is phalanx.AllReduce(...) or phalanx.Gossip(...), got {type(sync).__name__}")
+    if isinstance(sync, Gossip):
+        if double_buffering:
+            raise ValueError("double_buffering is for AllReduce; Gossip(overlap=True) hides its exchange behind the next step")
+        if bucket_bytes is not None and level_of(comm, sync) == "rank":
+            raise ValueError(f"bucket_bytes={bucket_bytes}: Gossip sends one message; only the ranks of a host have groups")
+    if isinstance(sync, AllReduce) and sync.fused and (wire is not None or double_buffering or sync.weighted):
+        raise ValueError("AllReduce(fused=True) goes without wire, double_buffering and weighted: nothing travels")
+    if wants_sparse(optimizer) and (wire is not None or double_buffering or isinstance(sync, Gossip) or (sync and sync.weighted)):
+        raise ValueError("torch.optim.SparseAdam goes with plain AllReduce() only: no wire, double_buffering, weighted or Gossip")
+    if bucket_bytes is not None and (not isinstance(bucket_bytes, int) or isinstance(bucket_bytes, bool)):
+        raise TypeError(f"bucket_bytes={bucket_bytes!r}: an int, or None to measure")
+    if bucket_bytes is not None and bucket_bytes < 1:
+        raise ValueError(f"bucket_bytes={bucket_bytes}: at least 1, or None to measure")
+    if isinstance(sync, Gossip):
+        from phalanx.optim.gossip_step import GossipOptimizer  # a fifth of our import time, and few scripts gossip
+
+        return GossipOptimizer(optimizer, comm, sync, wire, bucket_bytes)
+    if bucket_bytes is not None and sync is not None and sync.growing is not None:
+        raise ValueError(f"bucket_bytes={bucket_bytes} and growing={sync.growing}: groups follow one of them")
+    return MultiNodeOptimizer(optimizer, comm, sync or AllReduce(), double_buffering, wire, bucket_bytes)

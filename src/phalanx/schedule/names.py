@@ -1,0 +1,135 @@
+"""Schedules by name, such as `torus:4x8`, and from files: the one table that turns words into schedules."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import binomial, gossip, halving_doubling, hierarchical, recursive_doubling, ring, scatter_gather, torus, tree
+from .jsonform import from_json
+from .limits import MAX_LOWERED, MAX_RANKS, MAX_WORK, work
+from .lower import lower
+from .ops import Schedule, ScheduleError
+from .text import from_text
+from .traffic import lowered_ops
+from .verify import verify
+
+PIPED = 64 << 20  # bytes read at most from a pipe or device, which has no size to check first
+
+
+class InputError(ValueError):
+    """A name, number or file from a user that makes no sense; the message says what would."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedSchedule:
+    """What follows the colon of a name, and the function that takes the numbers there."""
+
+    form: str
+    pattern: str
+    make: Callable[..., Schedule]
+
+
+def _hypercube(n: int, number: int = 0) -> Schedule:
+    return gossip(n, number, "hypercube")
+
+
+def _dissemination(n: int, number: int = 0) -> Schedule:
+    return gossip(n, number)
+
+
+SCHEDULES = {
+    "ring": NamedSchedule("N", r"\d+", ring),
+    "torus": NamedSchedule("ROWSxCOLS", r"\d+(x\d+)*", torus),
+    "hierarchical": NamedSchedule("HOSTSxPER_HOST", r"\d+x\d+", hierarchical),
+    "halving-doubling": NamedSchedule("N", r"\d+", halving_doubling),
+    "recursive-doubling": NamedSchedule("N", r"\d+", recursive_doubling),
+    "tree": NamedSchedule("N", r"\d+", tree),
+    "gossip": NamedSchedule("N[:ROUND]", r"\d+(:\d+)?", _dissemination),
+    "gossip-hypercube": NamedSchedule("N[:ROUND]", r"\d+(:\d+)?", _hypercube),
+    "binomial": NamedSchedule("N", r"\d+", binomial),
+    "scatter-gather": NamedSchedule("N", r"\d+", scatter_gather),
+}
+
+FORMS = ", ".join(f"{name}:{entry.form}" for name, entry in SCHEDULES.items())
+
+
+def find_schedule(text: str) -> Schedule:
+    """The schedule called `text` in the table, or else the one in the file of that name, text or JSON.
+
+    InputError if there is neither; ScheduleError if the file does not hold a schedule.
+    """
+    name, colon, rest = text.partition(":")
+    if colon and name in SCHEDULES:
+        return parse_name(text)
+    if not is_file(text):
+        hint = f" (write {name}:{SCHEDULES[name].form})" if rest == "" and name in SCHEDULES else ""
+        raise InputError(f"{text!r} is neither a schedule nor a file{hint}; the schedules are {FORMS}")
+    content = read_text(text)
+    try:
+        return from_json(content) if content.lstrip().startswith("{") else from_text(content)
+    except ScheduleError as error:
+        raise ScheduleError(f"{text}: {error}") from None
+
+
+def find_all_reduce(text: str, ranks: int, option: str) -> Schedule:
+    """The all-reduce of `ranks` ranks called `text`, verified: a file may hold a wrong one. Errors begin with `option`."""
+    s = find_schedule(text)
+    if s.world != ranks:
+        raise InputError(f"{option} is for {s.world} ranks, but there are {ranks}")
+    if s.goal != "sum":
+        raise InputError(f"{option} computes a {s.goal}, not the sum of an all-reduce")
+    if work(s) > MAX_WORK:
+        raise InputError(f"{option}: checking it takes {work(s):,} additions, more than {MAX_WORK:,}")
+    try:
+        verify(s)
+        if lowered_ops(s) <= MAX_LOWERED:
+            verify(lower(s))
+    except ScheduleError as error:
+        raise ScheduleError(f"{option}: {error}") from None
+    return s
+
+
+def parse_name(text: str) -> Schedule:
+    """`torus:4x8` as `torus(4, 8)`, and so on for the names of the table."""
+    name, _, rest = text.partition(":")
+    if name not in SCHEDULES:
+        raise InputError(f"no schedule is called {name!r}; there are {FORMS}")
+    entry = SCHEDULES[name]
+    if not re.fullmatch(entry.pattern, rest, re.ASCII) or len(rest) > 60:
+        raise InputError(f"{text!r} does not have the form {name}:{entry.form}")
+    numbers = [int(number) for number in re.split("[x:]", rest)]
+    ranks = 1
+    for size in numbers if "x" in rest else numbers[:1]:
+        ranks *= size
+    if ranks > MAX_RANKS:
+        raise InputError(f"{text}: {ranks} ranks; the command line takes at most {MAX_RANKS}")
+    try:
+        return entry.make(*numbers)
+    except ValueError as error:
+        raise InputError(f"{text}: {error}") from None
+
+
+def is_file(text: str | Path) -> bool:
+    """Whether there is such a file; False for names that no file can have."""
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def read_text(path: str | Path) -> str:
+    """The text of a file or a pipe that a user named."""
+    try:
+        with open(path, "rb") as file:
+            endless = not stat.S_ISREG(os.fstat(file.fileno()).st_mode)  # a pipe, or /dev/zero
+            data = file.read(PIPED + 1 if endless else -1)
+        if endless and len(data) > PIPED:
+            raise InputError(f"{path} is not a regular file and gives more than {PIPED:,} bytes")
+        return data.decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: {error.strerror if isinstance(error, OSError) else error}") from None

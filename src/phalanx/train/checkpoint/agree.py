@@ -1,0 +1,69 @@
+"""Ranks that work together and agree on how it went: an error of one rank is raised on all, so none waits in vain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from phalanx.comm.communicator import Communicator
+from phalanx.train.checkpoint.errors import CheckpointError, DamagedError
+
+T = TypeVar("T")
+
+
+class DamageSeenError(Exception):
+    """A rank cannot read a checkpoint, and all ranks know it; the message says which one, and why."""
+
+
+def together(comm: Communicator, work: Callable[[], T], before: BaseException | None = None) -> T:
+    """The result of `work`; an error of it on any rank, or one from `before`, is raised on all ranks."""
+    result, error = None, before
+    if error is None:
+        try:
+            result = work()
+        except Exception as caught:  # noqa: BLE001  raised below, when the others know
+            error = caught
+    reports = comm.allgather_obj(None if error is None else f"{type(error).__name__}: {error}")
+    if error is not None:
+        raise error
+    for rank, text in enumerate(reports):
+        if text is not None:
+            raise CheckpointError(f"rank {rank}: {text}")
+    return result  # type: ignore[return-value]
+
+
+def undamaged(comm: Communicator, work: Callable[[], T]) -> T:
+    """Like `together`, but if no rank found anything worse than damage, all raise `DamageSeenError` with the first one."""
+    result, error = None, None
+    try:
+        result = work()
+    except Exception as caught:  # noqa: BLE001  raised below, when the others know
+        error = caught
+    damaged = isinstance(error, DamagedError)
+    reports = comm.allgather_obj(
+        None if error is None else (damaged, str(error) if damaged else f"{type(error).__name__}: {error}")
+    )
+    found = [(rank, *own) for rank, own in enumerate(reports) if own is not None]
+    if found and all(only_damage for _, only_damage, _ in found):
+        rank, _, text = found[0]
+        raise DamageSeenError(text + (f" (seen by rank {rank})" if comm.size > 1 else "")) from error
+    if error is not None and not damaged:
+        raise error
+    for rank, only_damage, text in found:
+        if not only_damage:
+            raise CheckpointError(f"rank {rank}: {text}")
+    return result  # type: ignore[return-value]
+
+
+def from_rank_0(comm: Communicator, work: Callable[[], T]) -> T:
+    """What `work` returns, plain data, on rank 0; its CheckpointError is raised on all ranks."""
+    result, error = None, None
+    if comm.rank == 0:
+        try:
+            result = work()
+        except CheckpointError as caught:
+            error = str(caught)
+    result, error = comm.bcast_obj((result, error))
+    if error is not None:
+        raise CheckpointError(error)
+    return result

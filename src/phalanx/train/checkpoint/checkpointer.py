@@ -1,0 +1,290 @@
+"""What you call: `Checkpointer` saves and loads the state of all ranks."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from phalanx.comm.communicator import Communicator
+from phalanx.comm.ending import say_last
+from phalanx.train.checkpoint.agree import from_rank_0, together
+from phalanx.train.checkpoint.background import Background
+from phalanx.train.checkpoint.differences import some
+from phalanx.train.checkpoint.entries import capture, kind_of
+from phalanx.train.checkpoint.errors import CheckpointError, explain
+from phalanx.train.checkpoint.host_copies import HostCopies
+from phalanx.train.checkpoint.load import Load
+from phalanx.train.checkpoint.lock import DirectoryLock
+from phalanx.train.checkpoint.places import CheckpointPlace, check_shared, clean, find_places
+from phalanx.train.checkpoint.replicas import compare, find_owners, own_tensors, tabulate
+from phalanx.train.checkpoint.tree import encode
+from phalanx.train.checkpoint.write import WriteJob, write
+
+IN_TOUCH = 1.0  # seconds between two signs of life while a disk is slow
+LAST_WORDS = 1.0  # seconds for a write under way when an exception leaves the `with`: the other ranks wait to hear of it
+
+
+class Checkpointer:
+    """Saves and loads the state of all ranks in a directory, and keeps the newest checkpoints.
+
+    All ranks call `save` and `load` together, with the same steps and names. All ranks must share the directory.
+
+    Args:
+        directory: Where the checkpoints go; it is made if there is none.
+        comm: The communicator of the ranks that save together.
+        keep: How many of the newest checkpoints to keep.
+        config: Plain data that describes what is trained. `load` refuses a checkpoint with another config.
+        failed: Called with the error of a write that failed, at once and in the thread that writes. The next `save` then tries
+            again instead of raising that error.
+
+    Raises:
+        CheckpointError: If the directory cannot be written, or some ranks do not see what rank 0 writes there.
+
+    Example:
+        >>> import tempfile, torch, phalanx
+        >>> comm = phalanx.create_communicator()
+        >>> model = torch.nn.Linear(2, 1)
+        >>> with tempfile.TemporaryDirectory() as directory, phalanx.Checkpointer(directory, comm) as checkpoints:
+        ...     checkpoints.save(120, model=model)
+        ...     step = checkpoints.load(model=model)
+        >>> step
+        120
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        comm: Communicator,
+        keep: int = 3,
+        *,
+        config: Any = None,
+        failed: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        if not isinstance(comm, Communicator):
+            raise TypeError(f"comm is what phalanx.create_communicator() returns, got {type(comm).__name__}")
+        if not isinstance(keep, int) or isinstance(keep, bool) or keep < 1:
+            raise ValueError(f"keep={keep!r}: how many checkpoints to keep, at least 1")
+        self._config, tensors = encode(config, "config")
+        if tensors:
+            raise TypeError(f"config is plain data, but {next(iter(tensors))} is a tensor")
+        self._directory, self._comm, self._keep = Path(directory).absolute(), comm, keep
+        self._background, self._copies = Background(failed), HostCopies()
+        self._newest: int | None = None  # the step last saved or loaded; steps never go down
+        self._loaded = False
+        self._known: frozenset[CheckpointPlace] = frozenset()  # what this one has found or saved; on rank 0
+        self._lock: DirectoryLock | None = None  # from the first save on; on rank 0
+        self._rejected: frozenset[CheckpointPlace] = frozenset()
+        self._closed = False
+        check_shared(self._directory, comm)
+
+    # ---- save ----------------------------------------------------------------------------------------------------------------
+
+    def save(self, step: int, **state: Any) -> None:
+        """Save the state of `step`.
+
+        Returns when the state is copied; the rest happens in the background. If the save before is still under way, this waits
+        for it. If that one failed, its error is raised here, on all ranks, and nothing is saved: call `save` again when the cause
+        is gone.
+
+        Args:
+            step: Number of the step; it must not be smaller than the one before.
+            **state: Modules, optimizers, tensors, dicts, lists and objects with `state_dict()` and `load_state_dict()`, by name.
+
+        Raises:
+            CheckpointError: If the checkpoint cannot be written, the save before it failed, or ranks save different things.
+            DirectoryInUseError: If another job writes in this directory.
+        """
+        self._check_open()
+        before = self._finish_together()
+        if self._background.failed is not None:
+            before = None  # `failed` has had it
+        entries = together(
+            self._comm, lambda: {name: capture(name, obj) for name, obj in self._check(step, state).items()}, before
+        )
+        self._same_everywhere(step, list(entries))
+        staging, place = from_rank_0(self._comm, lambda: self._prepare(step))
+        owners = find_owners(compare(tabulate(entries), self._comm)) if self._comm.size > 1 else {}
+        own = own_tensors(self._comm.rank, entries, owners)
+        job = WriteJob(
+            directory=self._directory,
+            staging=staging,
+            place=CheckpointPlace(*place),
+            rank=self._comm.rank,
+            world=self._comm.size,
+            config=self._config,
+            entries={name: replace(entry, tensors={}) for name, entry in entries.items()},
+            owners=owners,
+            keep=self._keep,
+            rejected=self._rejected,
+        )
+        copies = self._copies.take(own)
+        self._newest = step
+        self._known |= {job.place}
+        lock = DirectoryLock(self._directory) if self._lock else None  # the job's own: a write may outlast this Checkpointer
+
+        def work() -> None:
+            with lock or nullcontext():
+                write(job, copies)
+
+        self._background.start(work)
+
+    def wait(self) -> None:
+        """Wait until this rank's part of the last save is on the disk; on rank 0, until all of it is.
+
+        Raises:
+            CheckpointError: If that save failed.
+        """
+        if error := self._background.finish():
+            raise error
+
+    def _check(self, step: int, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+            raise ValueError(f"step={step!r}: an int, 0 or more")
+        if self._newest is not None and step < self._newest:
+            raise ValueError(f"step {step} after step {self._newest}: steps go up")
+        return _named(state)
+
+    def _prepare(self, step: int) -> tuple[str, tuple[int, int]]:
+        """On rank 0: make the directory of a new checkpoint."""
+        try:
+            new = self._lock is None or not self._lock.stands()
+            if new:  # not earlier: loading beside a running job needs no lock, and deletes nothing
+                self._lock = DirectoryLock(self._directory)
+            places = find_places(self._directory)
+            self._check_history(places)
+            self._known = frozenset(places)
+            if new:
+                clean(self._directory)
+            attempts = [place.attempt for place in places if place.step == step]
+            place = CheckpointPlace(step, max(attempts, default=0) + 1)
+            staging = place.temporary()
+            (self._directory / staging).mkdir()
+        except FileNotFoundError:
+            raise CheckpointError(f"{self._directory} has disappeared: deleted, or no longer mounted?") from None
+        except OSError as error:
+            raise CheckpointError(f"cannot write in {self._directory}: {explain(error)}") from None
+        return staging, (place.step, place.attempt)
+
+    def _check_history(self, places: list[CheckpointPlace]) -> None:
+        """Raise if another run has saved here since: the checkpoints of two runs would be mixed."""
+        strange = max((place for place in places if place not in self._known), default=None)
+        if strange is None:
+            return
+        if not self._loaded and not self._known:
+            raise CheckpointError(
+                f"{self._directory} holds checkpoints of an earlier run, up to step {strange.step}: load() first to "
+                "continue it, or use another directory"
+            )
+        raise CheckpointError(
+            f"{self._directory / strange.name} was saved by another job or Checkpointer since this one last looked: "
+            "load() to continue from there, or use another directory"
+        )
+
+    # ---- load ----------------------------------------------------------------------------------------------------------------
+
+    def load(self, **state: Any) -> int | None:
+        """Fill `state` from the newest intact checkpoint.
+
+        Nothing changes unless everything fits on all ranks. A damaged checkpoint gets a warning, and the one before it is tried.
+
+        Args:
+            **state: The objects to fill in place, by the names under which they were saved.
+
+        Returns:
+            The step of the checkpoint, or None if there is none yet.
+
+        Raises:
+            CheckpointError: If the checkpoint belongs to another model or config (the message lists the differences), or if every
+                checkpoint is damaged.
+        """
+        self._check_open()
+        together(self._comm, lambda: _named(state), self._finish_together())
+        places = [CheckpointPlace(*place) for place in from_rank_0(self._comm, self._find)]
+        damages: list[str] = []
+        known = frozenset(places)
+        for place in places:
+            damage = Load(self._directory, place, self._config, self._comm).restore(state)
+            if not damage:
+                self._newest, self._known, self._loaded = place.step, known, True
+                return place.step
+            damages.append(damage)
+            self._rejected |= {place}
+            if self._comm.rank == 0:
+                warnings.warn(f"damaged checkpoint, falling back to an older one: {damage}", RuntimeWarning, stacklevel=2)
+        if damages:
+            raise CheckpointError(f"every checkpoint in {self._directory} is damaged:{some(damages)}")
+        self._known, self._loaded = known, True
+        return None
+
+    def _find(self) -> list[tuple[int, int]]:
+        try:
+            return [(place.step, place.attempt) for place in find_places(self._directory)]
+        except OSError as error:
+            raise CheckpointError(f"cannot read {self._directory}: {explain(error)}") from None
+
+    # ---- end -----------------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Wait for the write under way. You may call it twice, and on some ranks only.
+
+        Raises:
+            CheckpointError: If that write failed.
+        """
+        if not self._closed:
+            self._closed = True
+            try:
+                self.wait()
+            finally:
+                self._unlock()
+
+    def __enter__(self) -> Checkpointer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._closed = True
+            if failure := self._background.finish(LAST_WORDS):
+                say_last(f"the last checkpoint is not complete: {failure}")
+            self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+
+    # ---- ranks that agree ------------------------------------------------------------------------------------------------------
+
+    def _finish_together(self) -> BaseException | None:
+        """Wait until no rank writes any more and return the error of this rank's write. A slow disk is not a silent rank."""
+        error = None
+        while True:
+            error = self._background.finish(IN_TOUCH) or error
+            if not any(self._comm.allgather_obj(self._background.busy)):
+                return error
+
+    def _same_everywhere(self, step: int, names: list[str]) -> None:
+        ranks = self._comm.allgather_obj((step, names))
+        odd = [rank for rank, own in enumerate(ranks) if own != ranks[0]]
+        if odd:
+            raise CheckpointError(f"ranks save different things: rank 0 {ranks[0]}, rank {odd[0]} {ranks[odd[0]]}")
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("this Checkpointer is closed")
+
+
+def _named(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    if not state:
+        raise ValueError("nothing to save or load: name the state, as in save(step, model=model, optimizer=opt)")
+    for name, obj in state.items():
+        if not name.isidentifier():
+            raise ValueError(f"{name!r} is no name for state: use a Python identifier")
+        kind_of(obj, name)
+    return state

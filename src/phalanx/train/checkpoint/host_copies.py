@@ -1,0 +1,29 @@
+"""Copies of tensors in host memory, from which the disk is written while training changes the originals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from phalanx.train.checkpoint.tree import Tensors, dense_stride
+
+
+class HostCopies:
+    """Copies of tensors in host memory, pinned for tensors of a GPU. The memory is reused, because fresh pages cost more."""
+
+    def __init__(self) -> None:
+        self._room: Tensors = {}
+
+    def take(self, tensors: Mapping[str, torch.Tensor]) -> Tensors:
+        """Copies of `tensors`, valid until the next call. Memory of other tensors is freed."""
+        room: Tensors = {}
+        for name, x in tensors.items():
+            copy = self._room.get(name)
+            if copy is None or (copy.shape, copy.dtype, dense_stride(copy)) != (x.shape, x.dtype, dense_stride(x)):
+                copy = torch.empty_like(x, device="cpu", pin_memory=x.is_cuda)
+            room[name] = copy.copy_(x, non_blocking=True)
+        for device in {x.device for x in tensors.values() if x.is_cuda}:
+            torch.cuda.synchronize(device)
+        self._room = room
+        return dict(room)

@@ -1,0 +1,248 @@
+"""The training loop: one update after another, evaluations, checkpoints, and an end that all ranks agree on.
+
+What happens goes to a `Log`, which writes and shows it. The numbers are means over all samples of all ranks, not rank 0's own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from phalanx.comm.communicator import Communicator
+from phalanx.data import Loader, Step
+from phalanx.nn.batchnorm import average_batchnorm_
+from phalanx.optim.gossip_step import GossipOptimizer
+from phalanx.optim.multi_node import MultiNodeOptimizer
+from phalanx.train.checkpoint import Checkpointer, CheckpointError, RandomState
+from phalanx.train.config import RunConfig
+from phalanx.train.course import Course
+from phalanx.train.evaluate import create_multi_node_evaluator
+from phalanx.train.log import Log
+from phalanx.train.result import Result, RunPosition
+from phalanx.train.sigterm import StopRequest
+from phalanx.train.stragglers import Times
+from phalanx.train.trace import Tracer
+
+AUXILIARY = 0.3  # weight of GoogLeNet's auxiliary heads (Szegedy et al., arXiv 1409.4842)
+HEARD_WITHIN = 1.0  # seconds until all ranks know of a SIGTERM; torchrun and Slurm kill after 30
+
+
+@dataclass
+class Trainer:
+    """The parts of a run, which `assemble` builds, and the loop over them."""
+
+    config: RunConfig
+    comm: Communicator
+    model: nn.Module
+    forward: Callable[[torch.Tensor], Any]  # the model, compiled if asked
+    optimizer: MultiNodeOptimizer | GossipOptimizer
+    course: Course
+    loader: Loader
+    test: Loader
+    device: torch.device
+    scaler: torch.amp.GradScaler
+    loss: nn.Module
+    log: Log
+    tracer: Tracer
+    position: RunPosition = field(default_factory=RunPosition)
+    resume_command: str = ""  # shown to a person who stops the run
+
+    def run(self, checkpoints: Checkpointer | None, *, resume: bool) -> Result:
+        """Train to the end; with `resume`, from the newest checkpoint on."""
+        state = {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "communication": self.optimizer.communication,
+            "loader": self.loader,
+            "scaler": self.scaler,
+            "position": self.position,
+            "random": RandomState(),
+        }
+
+        def save(*, last: bool = False) -> None:
+            if checkpoints is not None:
+                self.position.seconds = self.log.seconds
+                try:
+                    checkpoints.save(self.position.step, **state)
+                except CheckpointError as error:  # raised on all ranks, before anything is written
+                    if last:
+                        raise
+                    self.log.warn(not_saved(error))
+
+        if checkpoints is not None and resume:
+            checkpoints.load(**state)
+        self.log.begin(self.position.step, self.position.seconds)
+        words = "stopping after this step"
+        if checkpoints is not None:
+            words = "stopping: this step is finished and saved first; Ctrl-C again ends at once, without saving"
+            words += f"\nto continue: {self.resume_command}" if self.resume_command else ""
+        with StopRequest(self.comm, words) as stop:
+            while not (why := self.why_over()):
+                complete = self.train_epoch(stop, save)
+                if complete and self.evaluation_is_due():
+                    self.evaluate()
+                over = self.why_over()
+                stopped = not complete or (not over and stop.agreed())
+                if stopped or over or self.position.epoch % self.config.checkpoint_every == 0:
+                    save(last=bool(stopped or over))
+                if stopped:
+                    return self.finish("stopped", stop.signal)
+        return self.finish(why)
+
+    def why_over(self) -> str:
+        """Why the run is over, or "" if it is not. The same on all ranks, because evaluations are."""
+        if self.config.target is not None and self.position.top1 >= self.config.target:
+            return "target"
+        return "epochs" if self.position.epoch >= self.config.epochs else ""
+
+    def train_epoch(self, stop: StopRequest, save: Callable[[], None]) -> bool:
+        """Train to the end of the epoch; False if a rank was asked to stop before. `save` makes checkpoints within the epoch."""
+        steps = self.loader.steps_per_epoch(self.position.epoch)
+        listen_every = 1
+        self.model.train()
+        self.log.begin_epoch(self.position.epoch)
+        waiting = time.perf_counter()
+        for step in self.loader.steps():
+            self.tracer.begin_step(step.epoch, step.index, steps, number=self.position.step + 1, at=waiting)
+            self.update(step, (step.index + 1) / steps, input_seconds=time.perf_counter() - waiting)
+            self.position.step += 1
+            if step.index + 1 == steps:
+                break  # the evaluation comes first, then the checkpoint
+            save_now = self.config.checkpoint_every_steps and self.position.step % self.config.checkpoint_every_steps == 0
+            if save_now or self.position.step % self.config.log_every == 0:
+                seconds = self.log.interval()
+                listen_every = max(1, int(HEARD_WITHIN / max(seconds, 1e-6)))
+            if self.position.step % listen_every == 0 and stop.agreed():
+                self.log.interval()
+                return False
+            if save_now:
+                save()
+            waiting = time.perf_counter()
+        self.log.interval()
+        self.position.epoch += 1
+        return True
+
+    def update(self, step: Step, done: float, *, input_seconds: float) -> None:
+        """One update of the weights, from all micro-batches of `step`. `done` is the share of the epoch after it."""
+        begun = time.perf_counter()
+        self.tracer.mark("input", begun)
+        epoch = step.epoch + done
+        rate = self.course.steer(self.optimizer, step.epoch, epoch)
+        self.optimizer.zero_grad()
+        if isinstance(self.optimizer, MultiNodeOptimizer) and self.optimizer.sync.weighted:
+            self.optimizer.weight = step.samples
+        loss = torch.zeros((), device=self.device)
+        right = torch.zeros((), device=self.device)
+        for number, (x, y) in enumerate(step.micro):
+            if len(y) == 0:
+                continue  # this rank has no samples; only the gradients of the others count
+            accumulating = number < len(step.micro) - 1
+            with self.optimizer.no_sync() if accumulating else nullcontext():
+                own_loss, own_right = self.backward(x, y, share=len(y) / step.samples)
+            loss += own_loss
+            right += own_right
+        ready = time.perf_counter()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        record = self.optimizer.last_record
+        wait = record.wait if record else 0.0
+        in_backward = (
+            wait if record and begun <= record.begun < ready else 0.0
+        )  # an all-reduce ends in backward, gossip in the step
+        transfers = self.optimizer.last_transfers
+        if not in_backward:
+            self.tracer.mark("wait", ready + wait)
+        self.tracer.mark("update")
+        self.log.step(
+            number=self.position.step + 1,
+            epoch=epoch,
+            samples=step.samples,
+            batch=step.batch,
+            loss=loss * step.samples,
+            right=right,
+            rate=rate,
+            times=Times(input_seconds, ready - begun - in_backward, wait, time.perf_counter() - ready - (wait - in_backward)),
+            travelling=max(way.ended for way in transfers) - min(way.left for way in transfers) if transfers else 0.0,
+            groups=len(transfers),
+        )
+        try:
+            self.tracer.end_step(transfers)
+        except OSError as error:  # a full disk, on rank 0
+            self.log.warn(f"no trace: {error.strerror or error}")
+
+    def backward(self, x: torch.Tensor, y: torch.Tensor, *, share: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add the gradient of a micro-batch, `share` of the step; return its part of the mean loss, and how many are right."""
+        x, y = x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
+        with self.in_precision():
+            outputs = self.forward(x)
+            outputs, early = (outputs[0], outputs[1:]) if isinstance(outputs, tuple) else (outputs, ())
+            loss = self.loss(outputs, y) + sum(AUXILIARY * self.loss(head, y) for head in early)
+        self.tracer.mark("forward")
+        begun = time.perf_counter()
+        self.scaler.scale(loss * share).backward()
+        record = self.optimizer.last_record
+        if record and record.begun >= begun:  # backward ended with the exchange of gradients
+            self.tracer.mark("backward", record.begun)
+            self.tracer.mark("wait")
+        else:
+            self.tracer.mark("backward")
+        return loss.detach() * share, (outputs.detach().argmax(1) == y).sum()
+
+    def in_precision(self) -> Any:
+        """The context of a forward pass."""
+        kind = self.config.model.autocast
+        return torch.autocast(self.device.type, dtype=kind) if kind else nullcontext()
+
+    # ---- evaluation ----------------------------------------------------------------------------------------------------------
+
+    def evaluation_is_due(self) -> bool:
+        return self.position.epoch % self.config.evaluate_every == 0 or self.position.epoch == self.config.epochs
+
+    def evaluate(self) -> None:
+        """Top-1, top-5 and loss over the whole test set, each sample on one rank."""
+        self.log.begin_evaluation(self.position.epoch)
+        apart = {}
+        if isinstance(self.optimizer, GossipOptimizer):  # evaluate one model, the mean of all replicas
+            apart["spread"] = self.optimizer.spread()
+            self.optimizer.average_()
+        average_batchnorm_(self.model, self.comm)
+        self.model.eval()
+        found = create_multi_node_evaluator(self.score, self.comm)()
+        self.model.train()
+        self.position.top1, self.position.top5, self.position.loss = found["top1"], found["top5"], found["loss"]
+        self.log.evaluation(self.position.step, self.position.epoch, found | apart)
+
+    @torch.no_grad()
+    def score(self) -> dict[str, tuple[float, int]]:
+        """Sums and counts of this rank's part of the test set."""
+        sums, seen = torch.zeros(3, dtype=torch.float64), 0
+        self.test.rewind()
+        for x, y in self.test:
+            if len(y) == 0:
+                continue
+            x, y = x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
+            with self.in_precision():
+                outputs = self.forward(x)
+            best = outputs.topk(min(5, outputs.shape[1]), dim=1).indices == y[:, None]
+            losses = nn.functional.cross_entropy(outputs.float(), y, reduction="sum")
+            sums += torch.stack([best[:, 0].sum(), best.sum(), losses]).double().cpu()
+            seen += len(y)
+        return {name: (float(value), seen) for name, value in zip(("top1", "top5", "loss"), sums)}
+
+    def finish(self, why: str, signal: int = 0) -> Result:
+        """Log the result and return it."""
+        at = self.position
+        result = Result(at.epoch, at.step, at.top1, at.top5, at.loss, self.log.seconds, why, signal)
+        self.log.end(result)
+        return result
+
+
+def not_saved(error: BaseException) -> str:
+    """A warning, because a full disk may have room again at the next save, and training so far is worth keeping."""
+    return f"no checkpoint: {error}; older checkpoints are kept, and training continues"

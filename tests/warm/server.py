@@ -1,0 +1,178 @@
+"""The process that has imported torch and phalanx and forks programs from that state; tests/warm/popen.py says what for.
+
+It has one thread and runs no operation of torch: a child that is forked later would hang in its own. It ends when its connection
+does, and takes along the programs that still run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import fcntl
+import gc
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+import types
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+SOURCES = os.environ["PYTHONPATH"]
+LIBRARIES = [*(path for path in sys.path if path not in (HERE, SOURCES)), SOURCES]
+CLONE_NEWNET = 0x40000000  # of setns(2)
+ABOVE = 512  # descriptors of ours are above those that a program may be given by number
+
+
+sys.path[0] = ROOT
+from tests.warm.popen import LARGEST, Python, Zygote  # noqa: E402  after the line that finds it
+
+subprocess.Popen = Python  # type: ignore[misc]  before others import it: what a launcher starts is warm too
+
+
+def main() -> None:
+    connection = socket.socket(fileno=_lift(int(sys.argv[1])))
+    _import_all()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest
+    gc.freeze()  # what is imported is shared with the children, and not searched for garbage when they end
+    request, descriptors = serve(connection, takes_along=True)
+    while request["launches"]:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if os.fork():
+            theirs.close()
+            Python.zygote = Zygote(socket.socket(fileno=_lift(ours.detach())))
+            break
+        ours.close()
+        for descriptor in descriptors:
+            os.close(descriptor)
+        request, descriptors = serve(theirs, takes_along=False)  # ranks outlive their launcher, if only by a moment
+    become(request, descriptors)
+    run(request["words"])
+
+
+def _import_all() -> None:
+    import pytest
+    import torch._dynamo  # the first optimizer would import it, in a second
+    import torch.distributed.run
+
+    import phalanx.cli.main
+    import phalanx.comm.create
+    import phalanx.comm.transports.torch
+    import phalanx.train.trainer
+
+    tasks = os.listdir("/proc/self/task")
+    assert len(tasks) == 1, f"{len(tasks)} threads after importing {pytest}, {torch} and {phalanx}"
+
+
+def serve(connection: socket.socket, *, takes_along: bool) -> tuple[dict, list[int]]:
+    """Fork on request. Only the new processes return, each with its request and its descriptors."""
+    running: list[int] = []  # pidfds
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(connection, LARGEST, 64)
+        if not message:
+            for program in running:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(program, signal.SIGKILL)
+            os._exit(0)
+        reading, writing = os.pipe()
+        middle = os.fork()
+        if middle == 0:
+            between = os.getpid()
+            if program := os.fork():
+                os.write(writing, str(program).encode())
+                os._exit(0)
+            for descriptor in (reading, writing, *running):
+                os.close(descriptor)
+            connection.close()
+            while os.getppid() == between:  # a program may ask who started it
+                time.sleep(0.0005)
+            return json.loads(message), descriptors
+        os.waitpid(middle, 0)
+        answer = os.read(reading, 64)
+        if takes_along:
+            ended = {program for program, _ in _ready(running)}
+            for program in ended:
+                os.close(program)
+            running = [program for program in running if program not in ended]
+            with contextlib.suppress(ProcessLookupError):
+                running.append(os.pidfd_open(int(answer)))
+        connection.send(answer)
+        for descriptor in (reading, writing, *descriptors):
+            os.close(descriptor)
+
+
+def _ready(descriptors: list[int]) -> list[tuple[int, int]]:
+    look = select.poll()
+    for descriptor in descriptors:
+        look.register(descriptor, select.POLLIN)
+    return look.poll(0)
+
+
+def become(request: dict, descriptors: list[int]) -> None:
+    """A fresh process: signals, session, directory, environment, streams. SIGUSR1 prints all its stacks."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if request["new_session"]:
+        os.setsid()
+    if request["network"]:
+        with open(request["network"]) as network:
+            assert ctypes.CDLL(None).setns(network.fileno(), CLONE_NEWNET) == 0, request["network"]
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    with contextlib.suppress(OSError, AttributeError):  # torch has read TORCH_CPP_LOG_LEVEL, and does so again
+        ctypes.CDLL("libc10.so")._ZN3c1011initLoggingEv()
+    lifted = [_lift(descriptor) for descriptor in descriptors]
+    for given, number in zip(lifted, request["descriptors"], strict=True):
+        os.dup2(given, number)
+        os.close(given)
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
+    if not request["ends_wholly"]:  # after Python itself has ended: to take libtorch apart takes 0.2 s
+        libc = ctypes.CDLL(None)
+        libc.on_exit(libc._exit, None)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()  # Python's own generator does this by itself
+    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # noqa: SIM115  for as long as the process lives
+    sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+
+
+def run(words: list[str]) -> None:
+    """`python WORDS`."""
+    if words[0] == "-u" or os.environ.get("PYTHONUNBUFFERED"):
+        sys.stdout.reconfigure(line_buffering=True, write_through=True)
+        words = words[words[0] == "-u" :]
+    sys.orig_argv = [sys.executable, *words]
+    sys.path = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), *LIBRARIES]
+    with contextlib.suppress(ImportError):
+        import sitecustomize  # noqa: F401  as every interpreter does, before the program
+    if words[0] == "-c":
+        sys.argv = ["-c", *words[2:]]
+        sys.path.insert(0, "")
+        module = sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(compile(words[1], "<string>", "exec"), vars(module))
+    elif words[0] == "-m":
+        sys.argv = words[1:]
+        sys.path.insert(0, os.getcwd())
+        if "." in words[1]:
+            sys.modules.pop(words[1], None)  # runpy warns of a module that is there already
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = words
+        sys.path.insert(0, os.path.dirname(os.path.abspath(words[0])))
+        runpy.run_path(words[0], run_name="__main__")
+
+
+def _lift(descriptor: int) -> int:
+    """The same, under a number that no program has been promised."""
+    lifted = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, ABOVE)
+    os.close(descriptor)
+    return lifted
+
+
+main()
