@@ -137,9 +137,11 @@ def become(request: dict, descriptors: list[int]) -> None:
         libc.on_exit(libc._exit, None)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # Python's own generator does this by itself
-    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # noqa: SIM115  for as long as the process lives
-    sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)  # noqa: SIM115
-    sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    for name, number, mode, errors in (("in", 0, "r", "strict"), ("out", 1, "w", "strict"), ("err", 2, "w", "backslashreplace")):
+        lines = 1 if name == "err" else -1
+        stream = open(number, mode, lines, encoding=sys.__stdout__.encoding, errors=errors, closefd=False)  # noqa: SIM115  it stays
+        setattr(sys, f"std{name}", stream)
+        setattr(sys, f"__std{name}__", stream)
 
 
 def run(words: list[str]) -> None:
