@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing.util
 import signal
 import subprocess
 
 import pytest
-from tests.warm.popen import Python, warm
+from tests.warm.popen import Python, spawn, warm
 
 # A shell has what it starts in the background ignore Ctrl-C, and so would all processes that tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -30,6 +31,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture
 def warm_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs that the test starts by `[sys.executable, ...]` have torch and phalanx imported: tests/warm/popen.py."""
+    """Programs that the test spawns, or starts by `[sys.executable, ...]`, are forked warm: tests/warm/popen.py."""
     warm()
     monkeypatch.setattr(subprocess, "Popen", Python)
+    monkeypatch.setattr(multiprocessing.util, "spawnv_passfds", spawn)
