@@ -22,8 +22,11 @@ CONTENDERS_LIVE_IN = "bench/library.py"  # torch.distributed as what Phalanx is 
 ROOMS = {
     "schedule": {"": ()},
     "cluster": {"": ("phalanx.schedule", "numpy")},
-    "native": {"": ("torch", NATIVE)},
-    "comm": {"": ("phalanx.schedule", "phalanx.native", "torch"), "launch": ("mpi4py",)},  # an mpirun over hosts tells no address
+    "native": {"": ("phalanx._kernel", "torch", NATIVE)},
+    "comm": {
+        "": ("phalanx._kernel", "phalanx.schedule", "phalanx.native", "torch"),
+        "launch": ("mpi4py",),
+    },  # an mpirun over hosts tells no address
     "grad": {"": ("phalanx.comm", "torch"), "partners": ("phalanx.schedule",)},
     "optim": {
         "": ("torch",),
@@ -279,6 +282,8 @@ def test_room_imports_only_what_it_may(path):
         ("schedule/ring.py", "from phalanx._torch_private import version_of"),  # it would bring torch
         ("_torch_private.py", "from phalanx.comm import Pending"),
         ("_other.py", "import torch"),
+        ("_kernel.py", "import torch"),
+        ("data/loader.py", "from phalanx._kernel import boot_id"),
     ],
 )
 def test_mutants_are_rejected(path, source):

@@ -54,5 +54,5 @@ def test_a_kernel_without_proc_still_has_a_key(monkeypatch):
     def absent(*_):
         raise FileNotFoundError
 
-    monkeypatch.setattr("phalanx.comm.processes.Path.read_text", absent)
+    monkeypatch.setattr("phalanx._kernel.Path.read_text", absent)
     assert socket.gethostname() in host_key()

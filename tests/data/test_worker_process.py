@@ -16,6 +16,7 @@ from tests.data.stand_ins import Files, Nested, Numbers, World, decode, noise
 
 from phalanx.data import BadSample, Loader, Position, SampleError, epoch_order
 
+pytestmark = pytest.mark.usefixtures("warm_python")
 DEADLINE = 30.0  # seconds for a process to start or to go
 
 

@@ -245,10 +245,7 @@ class Communicator(ObjectVerbs):
         return self._memory.shared_buffer(numel)
 
     def on_host(self, name: str, work: Callable[[HostTeam], T]) -> T:
-        """Run `work` on the team of ranks that share this host, in the order of all other calls. Needs `shares_memory`.
-
-        `name` is what errors call it. All ranks call it together.
-        """
+        """Run `work` on the team of this host's ranks, in the order of all calls; errors name it. Needs `shares_memory`."""
         return self._memory.on_host(name, work)
 
     # ---- other communicators, and the end ------------------------------------------------------------------------------------
@@ -273,10 +270,7 @@ class Communicator(ObjectVerbs):
         return Communicator(self._connection.split(color, self.allgather_obj((color, key))))
 
     def survivors(self, ranks: Sequence[int]) -> Communicator:
-        """Make a communicator of `ranks` without a message: they all call it with the same `ranks`, the others are lost.
-
-        It has no shared memory, because the ranks would have to meet to make it.
-        """
+        """Make a communicator of `ranks` without a message, and so without shared memory. All of them call it."""
         kept = sorted(set(ranks))
         if self.rank not in kept or any(rank not in range(self.size) for rank in kept):
             raise ValueError(

@@ -74,8 +74,8 @@ def create_communicator(algorithm: Schedule | None = None, *, backend: str | Non
         transport = join(launch, backend, timeout)
     rank, size = transport.rank, transport.size
     made = next(_made)
-    store, ear, held = watch_stores(transport.store, f"phalanx/watch/{made}", timeout, transport.signer)
-    watch = Watch(rank, size, store, ear, timeout=timeout, store_rank=0 if held else None, end=end_unaware)
+    store, listening, held = watch_stores(transport.store, f"phalanx/watch/{made}", timeout, transport.signer)
+    watch = Watch(rank, size, store, listening, timeout=timeout, store_rank=0 if held else None, end=end_unaware)
     issuer = Issuer(timeout, watch, transport.cut)
     transport.got_on = issuer.got_on
     issuer.traffic = transport.traffic

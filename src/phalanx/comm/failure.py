@@ -41,8 +41,8 @@ LAST_WORDS = 1.5  # seconds that a rank which raised keeps the store, so that th
 class Watch:
     """Hears alarms, answers them and raises them: one per process, or per thread that plays a rank.
 
-    `store` serves the threads that raise alarms, `ear` (a second connection) the thread that sleeps until there is one. The rank
-    that holds the store outlives the others: when it is done it announces that, and stays until no rank needs the store.
+    `store` serves the threads that raise alarms, `listening` (a second connection) the thread that sleeps until there is one.
+    The rank that holds the store outlives the others: when it is done it announces that, and stays until no rank needs the store.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Watch:
         rank: int,
         world: int,
         store: Store,
-        ear: Store,
+        listening: Store,
         *,
         timeout: float,
         store_rank: int | None,
@@ -63,7 +63,7 @@ class Watch:
         self.delivered = threading.Event()  # the user's code has the error, and decides what to do
         self.deserted = threading.Event()  # the rank that holds the store is done, and takes part in no operation any more
         self._timeout = timeout
-        self._store, self._ear = store, ear
+        self._store, self._listening = store, listening
         self._end = end  # ends this process after another rank raised; None for ranks that are threads
         self._state: Callable[[], State] = State
         self._end_work: Callable[[], None] = lambda: None
@@ -129,7 +129,7 @@ class Watch:
             self._thread.join(0.5)
             self._store.set(f"gone/{self.rank}", "")
         if not self._thread.is_alive():
-            self._ear = self._store  # the second connection is closed, here and where the store is
+            self._listening = self._store  # the second connection is closed, here and where the store is
 
     def is_over(self) -> bool:
         """After `stop`: whether no rank needs the communicator's keys any more; if so, rank 0 removes them."""
@@ -202,24 +202,24 @@ class Watch:
 
     def _hear(self) -> str:
         """Sleep until there is an alarm, answer it, and return why this process must end; empty if it is done before that."""
-        self._ear.wait([f"alarm/{self.rank}"], FOR_EVER)
-        if self._ear.get(f"alarm/{self.rank}").decode() == Call.DESERTED.value:
+        self._listening.wait([f"alarm/{self.rank}"], FOR_EVER)
+        if self._listening.get(f"alarm/{self.rank}").decode() == Call.DESERTED.value:
             self.deserted.set()
-            self._ear.wait([f"again/{self.rank}"], FOR_EVER)
+            self._listening.wait([f"again/{self.rank}"], FOR_EVER)
         if self._quiet:
             return ""
-        self._ear.set(f"state/{self.rank}", self._answer())
+        self._listening.set(f"state/{self.rank}", self._answer())
         self.alarmed.set()
         for interrupt in self.interrupts:
             interrupt()
         with contextlib.suppress(RuntimeError):  # its author may have died
-            self._ear.wait(["verdict"], datetime.timedelta(seconds=self.grace))
-            self._verdict = Verdict.from_json(self._ear.get("verdict").decode())
-        self._ear.wait([f"ended/{self.rank}"], FOR_EVER)
-        why = self._ear.get(f"ended/{self.rank}").decode()
+            self._listening.wait(["verdict"], datetime.timedelta(seconds=self.grace))
+            self._verdict = Verdict.from_json(self._listening.get("verdict").decode())
+        self._listening.wait([f"ended/{self.rank}"], FOR_EVER)
+        why = self._listening.get(f"ended/{self.rank}").decode()
         if not self._quiet:
             self._hung_up = True
-            self._ear.set(f"gone/{self.rank}", "")
+            self._listening.set(f"gone/{self.rank}", "")
         return why
 
     # ---- asking ------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from phalanx.comm.processes import boot_id
+from phalanx._kernel import boot_id
 
 
 def host_key() -> str:

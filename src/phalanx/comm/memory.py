@@ -7,8 +7,8 @@ from typing import TypeVar
 
 import torch
 
-from phalanx.comm.loans import Loans
 from phalanx.comm.operations import Operations
+from phalanx.comm.shared_buffers import SharedBuffers
 from phalanx.native.core import TYPES
 from phalanx.native.errors import Refused
 from phalanx.native.team import HostTeam
@@ -21,7 +21,7 @@ class Memory:
 
     def __init__(self, operations: Operations, *, shared: bool) -> None:
         self._operations, self._shared = operations, shared
-        self._loans = Loans(operations.team) if operations.team is not None else None
+        self._buffers = SharedBuffers(operations.team) if operations.team is not None else None
 
     @property
     def is_shared_by_all(self) -> bool:
@@ -30,13 +30,13 @@ class Memory:
     def buffer(self, numel: int, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
         if not self._shared or numel == 0 or dtype not in TYPES or torch.device(device).type != "cpu":
             return torch.empty(numel, dtype=dtype, device=device)
-        nbytes, team, loans = numel * dtype.itemsize, self._operations.team, self._loans
+        nbytes, team, buffers = numel * dtype.itemsize, self._operations.team, self._buffers
 
         def work(tag: int) -> torch.Tensor:
-            if team is None or loans is None:  # alone on its host; still an operation, because all ranks must count alike
+            if team is None or buffers is None:  # alone on its host; still an operation, because all ranks must count alike
                 return torch.empty(numel, dtype=dtype)
             try:
-                return loans.give(lambda: team.allocate(nbytes)).view(dtype)
+                return buffers.lend(lambda: team.allocate(nbytes)).view(dtype)
             except Refused:  # on all ranks of the host alike, most likely by their memory limit
                 return torch.empty(numel, dtype=dtype)
 
@@ -44,9 +44,9 @@ class Memory:
 
     def shared_buffer(self, numel: int) -> torch.Tensor:
         team = self._shared_by_all("shared_buffer")
-        loans = self._loans
-        assert loans is not None
-        work = lambda tag: loans.give(lambda: team.allocate_one_for_all(numel * 4)).view(torch.float32)  # noqa: E731
+        buffers = self._buffers
+        assert buffers is not None
+        work = lambda tag: buffers.lend(lambda: team.allocate_one_for_all(numel * 4)).view(torch.float32)  # noqa: E731
         return self._operations.start(f"shared_buffer({numel})", work).wait()
 
     def on_host(self, name: str, work: Callable[[HostTeam], T]) -> T:

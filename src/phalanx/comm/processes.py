@@ -8,6 +8,8 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
+from phalanx._kernel import boot_id
+
 EXITING = 0x4  # PF_EXITING of the kernel: set from the first moment of an end, before any connection is closed
 
 
@@ -39,11 +41,6 @@ def look_up(pid: int) -> Process | None:
     end = text.rindex(")")  # the name is in brackets, and may contain some
     rest = text[end + 2 :].split()
     return Process(text[text.index("(") + 1 : end], rest[0], int(rest[1]), rest[19], int(rest[6]))
-
-
-def boot_id() -> str:
-    """A text that differs between any two running kernels; OSError where the kernel is not Linux."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 class Fate(str, Enum):

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from phalanx._kernel import boot_id
 from phalanx.native import core
 from phalanx.native.errors import RankLate, ranks_text
 
@@ -32,6 +33,7 @@ class Meeting(NamedTuple):
     team: Any
     reason: str
     pids: Sequence[int]
+    switched_off: bool = False  # by PHALANX_NATIVE=0
 
 
 def meet(store: Store, rank: int, size: int, timeout: float, name: str) -> Meeting:
@@ -58,7 +60,8 @@ def _meet(store: Store, rank: int, size: int, timeout: float, name: str) -> Meet
         expected = "" if what == "unavailable" else told[0][what]
         odd = [r for r in range(size) if told[r][what] != expected]
         if odd:
-            return Meeting(None, words.format(who=ranks_text(odd), value=told[odd[0]][what]), [])
+            value = told[odd[0]][what]
+            return Meeting(None, words.format(who=ranks_text(odd), value=value), [], switched_off=value == core.SWITCHED_OFF)
     if size > core._native.MAX_RANKS:
         return Meeting(None, f"{size} ranks are more than {core._native.MAX_RANKS}", [])
     pids = [int(own["pid"]) for own in told]
@@ -111,7 +114,7 @@ def _identity() -> dict[str, str]:
     if unavailable:
         return {"unavailable": unavailable, "kernel": "", "pids": "", "layout": "", "pid": "0"}
     try:
-        kernel = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        kernel = boot_id()
         pids = os.readlink("/proc/self/ns/pid")
     except OSError as error:
         return {"unavailable": f"no /proc ({error})", "kernel": "", "pids": "", "layout": "", "pid": "0"}

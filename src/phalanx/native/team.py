@@ -53,7 +53,7 @@ class HostTeam:
         """Meet the others. None, on all ranks, if they cannot share memory; rank 0 logs the reason."""
         met = meet(store, rank, size, timeout, f"shm/{name}")
         if met.team is None:
-            if rank == 0 and core.SWITCHED_OFF not in met.reason:  # if you switched it off, you know
+            if rank == 0 and not met.switched_off:  # if you switched it off, you know
                 log.warning("phalanx: %s: ranks of one host talk through torch.distributed, because %s", name, met.reason)
             return None
         return HostTeam(met.team, rank, size, timeout, met.pids)

@@ -16,31 +16,31 @@ from phalanx._torch_private import other_views
 from phalanx.native.team import HostTeam
 
 
-class Loans:
+class SharedBuffers:
     """The buffers of a team that are in use, in the order in which all its ranks asked for them."""
 
     def __init__(self, team: HostTeam) -> None:
         self._team = team
-        self._given: list[tuple[torch.Tensor, int]] = []  # and its address
+        self._lent: list[tuple[torch.Tensor, int]] = []  # and its address
 
-    def give(self, allocate: Callable[[], torch.Tensor]) -> torch.Tensor:
+    def lend(self, allocate: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Release what is unused, then lend what `allocate` returns; all ranks of the team call it together."""
         self._take_back()
         x = allocate()
-        self._given.append((x, x.data_ptr()))
+        self._lent.append((x, x.data_ptr()))
         return x.view(torch.uint8)  # not the tensor that is kept here, so that views can be counted
 
     def _take_back(self) -> None:
-        if not self._given:
+        if not self._lent:
             return
-        unused = torch.tensor([_is_unused(*loan) for loan in self._given], dtype=torch.uint8)
+        unused = torch.tensor([_is_unused(*buffer) for buffer in self._lent], dtype=torch.uint8)
         self._team.all_reduce(unused, "min")
-        given, self._given = self._given, []
-        for loan, everywhere in zip(given, unused.tolist()):
+        lent, self._lent = self._lent, []
+        for buffer, everywhere in zip(lent, unused.tolist()):
             if everywhere:
-                self._team.release(loan[0])
+                self._team.release(buffer[0])
             else:
-                self._given.append(loan)
+                self._lent.append(buffer)
 
 
 def _is_unused(x: torch.Tensor, address: int) -> bool:
