@@ -92,6 +92,24 @@ def test_links_lead_somewhere(page):
             assert anchor in anchors(target), f"{page.name}: {link}: the headings are {sorted(anchors(target))}"
 
 
+def test_the_way_through_the_code_leads_to_files_that_exist():
+    way = (
+        (ROOT / "CONTRIBUTING.md")
+        .read_text(encoding="utf-8")
+        .partition("## The way through the code")[2]
+        .partition("## Rooms")[0]
+    )
+    place, named = ROOT, []
+    for line in re.findall(r"^    (.*)$", way, re.MULTILINE):
+        if found := re.match(r"((?:src|csrc|tests)[\w/]*/)(?= )", line):
+            place = ROOT / found[1]
+        named += [place / name for name in re.findall(r"(?<![\w/.*])([a-z_]+\.(?:py|cpp)|[a-z]+/)(?= |,|:|;|$)", line[24:])]
+    steps = re.findall(r"`([a-z]+/[a-z_]+)`", way)
+    named += [ROOT / "src" / "phalanx" / f"{step}.py" for step in steps]
+    assert len(named) > 40
+    assert [path for path in named if not path.exists()] == []
+
+
 def test_every_page_is_in_the_navigation_once():
     listed = re.findall(r"\"([\w-]+\.md)\"", (ROOT / "zensical.toml").read_text(encoding="utf-8"))
     assert sorted(listed) == [page.name for page in SHOWN]
