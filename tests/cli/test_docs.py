@@ -58,6 +58,27 @@ def test_the_python_runs(code):
     exec(compile(code, "schedules.md", "exec"), {})
 
 
+# ---- messages that pages explain ---------------------------------------------------------------------------------------------
+
+
+def messages():
+    """What launching.md explains, each message as the longest part that no number or name interrupts."""
+    section = read("launching.md").partition("## What goes wrong")[2].partition("\n## ")[0]
+    cells = [row.split("|")[1] for row in section.splitlines() if row.startswith("| ")]
+    for message in (quoted for cell in cells for quoted in cell.split("`")[1::2]):
+        longest = max(re.split(r"\d+|\.\.\.|host0:?", message), key=len).strip(" :,")
+        if len(longest.split()) > 1:
+            yield longest
+
+
+def test_the_messages_that_a_page_explains_exist():
+    sources = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "src" / "phalanx").rglob("*.py"))]
+    joined = re.sub(r'"\s*\n\s*f?"', "", "\n".join(sources))
+    explained = list(messages())
+    assert len(explained) > 8
+    assert [words for words in explained if words not in joined] == []
+
+
 # ---- the other pages ---------------------------------------------------------------------------------------------------------
 
 
