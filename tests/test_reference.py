@@ -11,28 +11,24 @@ import pytest
 import torch
 
 import phalanx
-from phalanx.train.config import RunConfig, paths
+from phalanx.train.config import RunConfig, describe_settings, paths
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "docs" / "generate"))
 
 import api  # noqa: E402
-import settings  # noqa: E402
 from docstring import parse  # noqa: E402
 
 NAMES = [name for name in api.surface() if not name.is_alias]
 
-# whose docstrings are being written
-WITHOUT_EXAMPLE = {
-    "phalanx.Checkpointer",
-    "phalanx.CommunicationError",
-    "phalanx.Communicator",
-    "phalanx.Pending",
-    "phalanx.create_communicator",
-    "phalanx.create_multi_node_evaluator",
-    "phalanx.ddp_hook",
-    "phalanx.run_local",
-}
+# of the names themselves, and of methods that have one
+EXAMPLES = [(name.path, parse(name.value.__doc__)) for name in NAMES] + [
+    (f"{name.path}.{member}", doc)
+    for name in NAMES
+    if isinstance(name.value, type)
+    for member, value in api.members(name.value)
+    if (doc := parse(value.__doc__)).examples
+]
 
 
 @pytest.fixture(scope="module")
@@ -41,14 +37,11 @@ def comm():
         yield comm
 
 
-@pytest.mark.parametrize("name", NAMES, ids=lambda name: name.path)
-def test_the_example_runs(name, comm, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("path", "doc"), EXAMPLES, ids=[path for path, _ in EXAMPLES])
+def test_the_example_runs(path, doc, comm, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    doc = parse(name.value.__doc__)
-    if name.path in WITHOUT_EXAMPLE and not doc.examples:
-        pytest.skip("its docstring is being written")
-    assert doc.examples, f"{name.path}: its docstring needs an `Example:` with a doctest"
-    example = doctest.DocTest(doc.examples, {"phalanx": phalanx, "torch": torch, "comm": comm}, name.path, None, None, None)
+    assert doc.examples, f"{path}: its docstring needs an `Example:` with a doctest"
+    example = doctest.DocTest(doc.examples, {"phalanx": phalanx, "torch": torch, "comm": comm}, path, None, None, None)
     printed: list[str] = []
     doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example, out=printed.append)
     assert not printed, "".join(printed)
@@ -68,7 +61,7 @@ def test_every_argument_is_described(name):
 
 
 def test_every_setting_is_in_the_reference():
-    described = {setting.path for setting in settings.settings()}
+    described = {setting.name for setting in describe_settings()}
     assert {path for path, _ in paths(RunConfig(name="any"))} <= described
 
 

@@ -58,6 +58,27 @@ def test_the_python_runs(code):
     exec(compile(code, "schedules.md", "exec"), {})
 
 
+# ---- messages that pages explain ---------------------------------------------------------------------------------------------
+
+
+def messages():
+    """What launching.md explains, each message as the longest part that no number or name interrupts."""
+    section = read("launching.md").partition("## What goes wrong")[2].partition("\n## ")[0]
+    cells = [row.split("|")[1] for row in section.splitlines() if row.startswith("| ")]
+    for message in (quoted for cell in cells for quoted in cell.split("`")[1::2]):
+        longest = max(re.split(r"\d+|\.\.\.|host0:?", message), key=len).strip(" :,")
+        if len(longest.split()) > 1:
+            yield longest
+
+
+def test_the_messages_that_a_page_explains_exist():
+    sources = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "src" / "phalanx").rglob("*.py"))]
+    joined = re.sub(r'"\s*\n\s*f?"', "", "\n".join(sources))
+    explained = list(messages())
+    assert len(explained) > 8
+    assert [words for words in explained if words not in joined] == []
+
+
 # ---- the other pages ---------------------------------------------------------------------------------------------------------
 
 
@@ -90,6 +111,24 @@ def test_links_lead_somewhere(page):
         assert page.parent != DOCS or DOCS in Path(os.path.normpath(target)).parents, f"{page.name}: {link} is outside the site"
         if anchor:
             assert anchor in anchors(target), f"{page.name}: {link}: the headings are {sorted(anchors(target))}"
+
+
+def test_the_way_through_the_code_leads_to_files_that_exist():
+    way = (
+        (ROOT / "CONTRIBUTING.md")
+        .read_text(encoding="utf-8")
+        .partition("## The way through the code")[2]
+        .partition("## Rooms")[0]
+    )
+    place, named = ROOT, []
+    for line in re.findall(r"^    (.*)$", way, re.MULTILINE):
+        if found := re.match(r"((?:src|csrc|tests)[\w/]*/)(?= )", line):
+            place = ROOT / found[1]
+        named += [place / name for name in re.findall(r"(?<![\w/.*])([a-z_]+\.(?:py|cpp)|[a-z]+/)(?= |,|:|;|$)", line[24:])]
+    steps = re.findall(r"`([a-z]+/[a-z_]+)`", way)
+    named += [ROOT / "src" / "phalanx" / f"{step}.py" for step in steps]
+    assert len(named) > 40
+    assert [path for path in named if not path.exists()] == []
 
 
 def test_every_page_is_in_the_navigation_once():

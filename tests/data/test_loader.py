@@ -393,7 +393,7 @@ def test_default_workers_share_the_cores(monkeypatch):
         (lambda: Loader(Files(10), batch=1), ValueError, "pass decode="),
         (lambda: Loader(ARRAYS, batch=1, kind="process"), ValueError, "would copy data"),
         (lambda: Loader(scatter_dataset(COLUMNS, World(0, 2)), World(0, 2), batch=2), ValueError, "give the Loader the whole"),
-        (lambda: list(Loader(Nested(4), batch=2, transform=noise)), TypeError, "a transform wants"),
+        (lambda: list(Loader(Nested(4), batch=2, transform=noise)), TypeError, "a transform needs"),
     ],
 )
 def test_errors(make, error, message):
