@@ -15,6 +15,9 @@ BEGUN := .venv/.begun
 # One thread per rank: ranks that share a machine otherwise fight for its cores.
 export OMP_NUM_THREADS ?= 1
 
+# Tests start many processes: without bytecode each of them compiles everything anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help setup train quick test check format results docs study-gossip study-large-batch bench clean FORCE
 

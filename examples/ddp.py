@@ -24,7 +24,7 @@ args = parser.parse_args()
 
 
 class Spirals(Dataset):
-    """Points of three spirals in a plane: a data set of one's own."""
+    """Points of three spirals in a plane: a data set of your own."""
 
     def __init__(self, n=1536):
         draw = torch.Generator().manual_seed(1)

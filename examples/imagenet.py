@@ -4,7 +4,7 @@
     torchrun --nnodes 8 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint host0:29400 examples/imagenet.py \\
         --data imagefolder:/data/imagenet --epochs 90 --batch 1024 --pixels 224 --out /shared/run            on every host
 
-`phalanx train imagenet-resnet50` is the same with a progress line, a report and all options; this is for scripts of one's own.
+`phalanx train imagenet-resnet50` is the same with a progress line, a report and all options; this is for your own scripts.
 """
 
 import argparse
@@ -23,7 +23,7 @@ parser.add_argument("--epochs", type=int, default=2)
 parser.add_argument("--batch", type=int, default=8)
 parser.add_argument("--pixels", type=int, default=64, help="of images from files")
 parser.add_argument("--sync-batchnorm", action="store_true", help="statistics of the whole batch: exactly as one process")
-parser.add_argument("--out", type=Path, help="where checkpoints go; a run that was interrupted goes on from the last one")
+parser.add_argument("--out", type=Path, help="where checkpoints go; an interrupted run continues from the last one")
 args = parser.parse_args()
 
 comm = phalanx.create_communicator()
@@ -84,6 +84,6 @@ for epoch in range(done + 1, args.epochs + 1):
     if comm.rank == 0:
         print(f"epoch {epoch:2d}  loss {loss:.6f}  top-1 {top1:.4f}")
     if checkpoints:
-        checkpoints.save(epoch, **state)  # copies; the disk is written to while training goes on
+        checkpoints.save(epoch, **state)  # copies; the disk is written to while training continues
 if checkpoints:
     checkpoints.close()

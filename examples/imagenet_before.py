@@ -21,7 +21,7 @@ parser.add_argument("--model", default="resnet50", choices=["resnet18", "resnet5
 parser.add_argument("--epochs", type=int, default=2)
 parser.add_argument("--batch", type=int, default=8)
 parser.add_argument("--pixels", type=int, default=64, help="of images from files")
-parser.add_argument("--out", type=Path, help="where checkpoints go; a run that was interrupted goes on from the last one")
+parser.add_argument("--out", type=Path, help="where checkpoints go; an interrupted run continues from the last one")
 args = parser.parse_args()
 
 

@@ -49,7 +49,7 @@ schedule = phalanx.run_local(6, lambda comm: comm.schedule, hosts=2)[0]
 print(phalanx.schedule.show(schedule))
 
 
-# %% A mistake: rank 2 raises, and the cell says so at once
+# %% A mistake: rank 2 raises, and the cell shows it at once
 def forgetful(comm):
     if comm.rank == 2:
         raise ValueError("rank 2 has lost its data")

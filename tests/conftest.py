@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing.util
 import signal
 import subprocess
 
 import hypothesis
 import pytest
-from tests.warm.popen import Python, warm
+from tests.warm.popen import Python, spawn, warm
 
 # How long an example takes depends on what else runs on the machine.
 hypothesis.settings.register_profile("phalanx", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -35,6 +36,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture
 def warm_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs that the test starts by `[sys.executable, ...]` have torch and phalanx imported: tests/warm/popen.py."""
+    """Programs that the test spawns, or starts by `[sys.executable, ...]`, are forked warm: tests/warm/popen.py."""
     warm()
     monkeypatch.setattr(subprocess, "Popen", Python)
+    monkeypatch.setattr(multiprocessing.util, "spawnv_passfds", spawn)

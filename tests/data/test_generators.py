@@ -5,6 +5,7 @@ import random
 import time
 
 import numpy
+import pytest
 import torch
 from tests.data.stand_ins import Drawing, World
 
@@ -39,6 +40,7 @@ def test_two_runs_are_equal_whatever_takes_how_long_and_training_is_not_disturbe
     assert two_epochs(Drawing(36), prefetch=5)[0] == samples
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_processes_and_ranks_change_nothing():
     samples, drawn = two_epochs(Drawing(36))
     assert two_epochs(Drawing(36), workers=2, kind="process") == (samples, drawn)

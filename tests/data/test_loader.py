@@ -211,14 +211,14 @@ def test_one_iteration_at_a_time():
         ({"n": 99}, "n=99, this loader has n=100"),
         ({"shuffle": False}, "shuffle=False"),
         ({"samples": 101}, "100 samples"),
-        ({"epoch": -1}, "epoch is 0 or more"),
+        ({"epoch": -1}, "epoch must be 0 or more"),
     ],
 )
 def test_a_state_of_something_else(change, message):
     loader = Loader(Numbers(100), batch=10)
     with pytest.raises(ValueError, match=message):
         loader.load_state_dict(loader.state_dict() | change)
-    with pytest.raises(ValueError, match="no state of a Loader: n, shuffle missing"):
+    with pytest.raises(ValueError, match="not the state of a Loader: it has no n, shuffle"):
         loader.load_state_dict({"seed": 0, "epoch": 0, "samples": 0})
 
 

@@ -198,11 +198,11 @@ def test_a_position_without_a_step_left_is_the_next_epoch():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Steps(5, 2, "skip"), "last='skip': one of 'drop', 'pad', 'keep'"),
+        (lambda: Steps(5, 2, "skip"), "last='skip': must be one of 'drop', 'pad', 'keep'"),
         (lambda: Steps(5, 0, "keep"), "at least 1"),
         (lambda: Steps(5, 2, "keep", start=6), "start=6 of an epoch of 5"),
-        (lambda: Position(0, -1), "epoch is 0 or more"),
-        (lambda: Position(0, 0, -1), "samples is 0 or more"),
+        (lambda: Position(0, -1), "epoch must be 0 or more"),
+        (lambda: Position(0, 0, -1), "samples must be 0 or more"),
         (lambda: Route(5, BatchPlan([Stage(1, 2)]), "keep", 2, 2), "rank 2 of 2"),
         (lambda: Route(0, BatchPlan([Stage(1, 2)]), "keep"), "no samples"),
         (

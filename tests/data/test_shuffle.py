@@ -141,7 +141,7 @@ def test_between_epochs_a_run_resumes_on_another_number_of_ranks():
         phalanx.run_local(3, lambda comm: train(comm, 50, options, 4, set(), start={**state, "step": 1}))
     with pytest.raises(ValueError, match=r"kind='random'.*same data and options"):
         phalanx.run_local(3, lambda comm: train(comm, 50, options, 4, set(), start={**state, "kind": "random"}))
-    with pytest.raises(ValueError, match="no state of an AsyncShuffle: n, ranks"):
+    with pytest.raises(ValueError, match="not the state of an AsyncShuffle: it has no n, ranks"):
         phalanx.run_local(3, lambda comm: train(comm, 50, options, 4, set(), start={"epoch": 2, "step": 0}))
 
 

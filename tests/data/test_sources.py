@@ -173,7 +173,7 @@ def bad_idx():
     yield "empty", b"", "begins with nothing"
     yield "labels instead of images", idx(np.zeros(3, np.uint8)), "begins with 00000801, wanted 00000803"
     yield "floats", b"\0\0\x0d\3" + images[4:], "begins with 00000d03"
-    yield "half a header", images[:9], "ends within its header"
+    yield "half a header", images[:9], "ends inside its header"
     yield "gigantic", b"\0\0\x08\3" + b"\xff" * 12, "claims 4294967295x4294967295x4294967295"
     yield "gzip without .gz", gzip.compress(images), "is gzipped: call it"
 

@@ -83,7 +83,7 @@ def test_nothing_held_out_and_strange_classes_are_errors(tmp_path):
     with pytest.raises(SourceError, match=r"nothing is held out: looked for test/, val/, validation/"):
         open_source(f"imagefolder:{tmp_path / 'one'}", "test")
     fill(tmp_path / "two", ["train/a/1.jpg", "val/z/1.jpg"])
-    with pytest.raises(SourceError, match=r"1 classes that train/ has not, such as 'z'"):
+    with pytest.raises(SourceError, match=r"1 classes that train/ does not have, such as 'z'"):
         open_source(f"imagefolder:{tmp_path / 'two'}", "val")
 
 

@@ -16,6 +16,7 @@ from tests.data.stand_ins import Files, Nested, Numbers, World, decode, noise
 
 from phalanx.data import BadSample, Loader, Position, SampleError, epoch_order
 
+pytestmark = pytest.mark.usefixtures("warm_python")
 DEADLINE = 30.0  # seconds for a process to start or to go
 
 
@@ -59,7 +60,7 @@ def test_faults_are_told_and_the_loader_goes_on():
         assert "stand_ins.py" in str(caught.value.__cause__)  # where it happened
         loader.seek(Position(0, 0, 20))
         with (
-            pytest.warns(RuntimeWarning, match="another takes its place"),
+            pytest.warns(RuntimeWarning, match="the loader starts another one"),
             pytest.raises(
                 SampleError, match="a worker process of the loader was killed by SIGKILL while it was reading sample 23"
             ),

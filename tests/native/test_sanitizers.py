@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 ROOT = Path(__file__).parents[2]
-CORE = sorted(path for path in (ROOT / "csrc").glob("*.cpp") if path.name != "module.cpp")
+CORE = sorted(path for path in (ROOT / "csrc").glob("*.cpp") if not path.name.startswith(("module", "python")))
 SOURCES = [*CORE, Path(__file__).with_name("stress.cpp")]
 FLAGS = ["-std=c++17", "-O1", "-g", "-fwrapv", "-ffp-contract=off", "-pthread", "-w", f"-I{ROOT / 'csrc'}"]
 SANITIZERS = {

@@ -22,12 +22,14 @@ import contextlib
 import ctypes
 import inspect
 import json
+import multiprocessing.util
 import os
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,22 @@ ROOT = Path(__file__).parents[2]
 LAUNCHERS = ("phalanx", "torch.distributed.run")  # modules that start other Python programs
 PR_SET_CHILD_SUBREAPER = 36  # of prctl(2)
 READ_AT_START = ("PYTHONIOENCODING", "LD_PRELOAD")  # variables that a running interpreter does not heed
+NO_MATTER = ("-B",)  # options of the interpreter that change nothing for a program
 LARGEST = 1 << 17  # bytes of a request
+
+
+@dataclass(frozen=True)
+class Request:
+    """A program: `python WORDS`, with descriptors under these numbers."""
+
+    words: list[str]
+    env: dict[str, str]
+    cwd: str
+    descriptors: list[int]
+    network: str | None = None  # the file of a network namespace
+    new_session: bool = False
+    ends_wholly: bool = False
+    launches: bool = False
 
 
 class Zygote:
@@ -48,9 +65,9 @@ class Zygote:
         self._process = process  # where it is not forked itself; a Popen that is forgotten complains
         self._asking = threading.Lock()
 
-    def fork(self, request: dict[str, Any], descriptors: Sequence[int]) -> int:
+    def fork(self, request: Request, descriptors: Sequence[int]) -> int:
         """The process id of the program. It is a child of this process."""
-        message = json.dumps(request).encode()
+        message = json.dumps(asdict(request)).encode()
         assert len(message) < LARGEST, f"a command and an environment of {len(message)} bytes"
         with self._asking, _adopting():
             socket.send_fds(self._connection, [message], descriptors)
@@ -75,16 +92,16 @@ class Python(subprocess.Popen):
         pipes = [call[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")]
         streams = [own if own != -1 else inherited for inherited, own in enumerate(pipes[i] for i in (0, 3, 5))]
         try:
-            request = {
-                "words": [os.fspath(word) for word in command[1:]],
-                "network": network,
-                "env": dict(os.environ if call["env"] is None else call["env"]),
-                "cwd": os.fspath(call["cwd"] or os.getcwd()),
-                "descriptors": [0, 1, 2, *call["pass_fds"]],
-                "new_session": bool(call["start_new_session"]),
-                "ends_wholly": self.ends_wholly,
-                "launches": self.launches or ("-m" in command[1:3] and command[command.index("-m") + 1] in LAUNCHERS),
-            }
+            request = Request(
+                words=[os.fspath(word) for word in command[1:]],
+                env=dict(os.environ if call["env"] is None else call["env"]),
+                cwd=os.fspath(call["cwd"] or os.getcwd()),
+                descriptors=[0, 1, 2, *call["pass_fds"]],
+                network=network,
+                new_session=bool(call["start_new_session"]),
+                ends_wholly=self.ends_wholly,
+                launches=self.launches or ("-m" in command[1:3] and command[command.index("-m") + 1] in LAUNCHERS),
+            )
             self.pid = Python.zygote.fork(request, [*streams, *call["pass_fds"]])
             self._child_created = True
         finally:
@@ -109,6 +126,18 @@ def _can_fork(command: list[Any], call: dict[str, Any]) -> bool:
     special = ("executable", "preexec_fn", "shell", "gid", "gids", "uid")
     known = not any(call[name] for name in special) and not any(name in (call["env"] or {}) for name in READ_AT_START)
     return known and call["close_fds"] and call["umask"] == -1 and call.get("process_group", -1) == -1
+
+
+def spawn(path: Any, args: Sequence[Any], descriptors: Sequence[int]) -> int:
+    """As `multiprocessing.util.spawnv_passfds`, by which the start method "spawn" starts a process."""
+    words = [os.fsdecode(word) for word in args[1:] if word not in NO_MATTER]
+    if Python.zygote is None or words[0] != "-c":
+        return _spawn(path, args, descriptors)
+    numbers = [0, 1, 2, *descriptors]
+    return Python.zygote.fork(Request(words, dict(os.environ), os.getcwd(), numbers), numbers)
+
+
+_spawn = multiprocessing.util.spawnv_passfds
 
 
 def warm() -> None:

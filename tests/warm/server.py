@@ -31,7 +31,7 @@ ABOVE = 512  # descriptors of ours are above those that a program may be given b
 
 
 sys.path[0] = ROOT
-from tests.warm.popen import LARGEST, Python, Zygote  # noqa: E402  after the line that finds it
+from tests.warm.popen import LARGEST, Python, Request, Zygote  # noqa: E402  after the line that finds it
 
 subprocess.Popen = Python  # type: ignore[misc]  before others import it: what a launcher starts is warm too
 
@@ -42,7 +42,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest
     gc.freeze()  # what is imported is shared with the children, and not searched for garbage when they end
     request, descriptors = serve(connection, takes_along=True)
-    while request["launches"]:
+    while request.launches:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         if os.fork():
             theirs.close()
@@ -53,7 +53,7 @@ def main() -> None:
             os.close(descriptor)
         request, descriptors = serve(theirs, takes_along=False)  # ranks outlive their launcher, if only by a moment
     become(request, descriptors)
-    run(request["words"])
+    run(request.words)
 
 
 def _import_all() -> None:
@@ -70,7 +70,7 @@ def _import_all() -> None:
     assert len(tasks) == 1, f"{len(tasks)} threads after importing {pytest}, {torch} and {phalanx}"
 
 
-def serve(connection: socket.socket, *, takes_along: bool) -> tuple[dict, list[int]]:
+def serve(connection: socket.socket, *, takes_along: bool) -> tuple[Request, list[int]]:
     """Fork on request. Only the new processes return, each with its request and its descriptors."""
     running: list[int] = []  # pidfds
     while True:
@@ -92,7 +92,7 @@ def serve(connection: socket.socket, *, takes_along: bool) -> tuple[dict, list[i
             connection.close()
             while os.getppid() == between:  # a program may ask who started it
                 time.sleep(0.0005)
-            return json.loads(message), descriptors
+            return Request(**json.loads(message)), descriptors
         os.waitpid(middle, 0)
         answer = os.read(reading, 64)
         if takes_along:
@@ -114,32 +114,34 @@ def _ready(descriptors: list[int]) -> list[tuple[int, int]]:
     return look.poll(0)
 
 
-def become(request: dict, descriptors: list[int]) -> None:
+def become(request: Request, descriptors: list[int]) -> None:
     """A fresh process: signals, session, directory, environment, streams. SIGUSR1 prints all its stacks."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if request["new_session"]:
+    if request.new_session:
         os.setsid()
-    if request["network"]:
-        with open(request["network"]) as network:
-            assert ctypes.CDLL(None).setns(network.fileno(), CLONE_NEWNET) == 0, request["network"]
-    os.chdir(request["cwd"])
+    if request.network:
+        with open(request.network) as network:
+            assert ctypes.CDLL(None).setns(network.fileno(), CLONE_NEWNET) == 0, request.network
+    os.chdir(request.cwd)
     os.environ.clear()
-    os.environ.update(request["env"])
+    os.environ.update(request.env)
     with contextlib.suppress(OSError, AttributeError):  # torch has read TORCH_CPP_LOG_LEVEL, and does so again
         ctypes.CDLL("libc10.so")._ZN3c1011initLoggingEv()
     lifted = [_lift(descriptor) for descriptor in descriptors]
-    for given, number in zip(lifted, request["descriptors"], strict=True):
+    for given, number in zip(lifted, request.descriptors, strict=True):
         os.dup2(given, number)
         os.close(given)
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
-    if not request["ends_wholly"]:  # after Python itself has ended: to take libtorch apart takes 0.2 s
+    if not request.ends_wholly:  # after Python itself has ended: to take libtorch apart takes 0.2 s
         libc = ctypes.CDLL(None)
         libc.on_exit(libc._exit, None)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # Python's own generator does this by itself
-    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # noqa: SIM115  for as long as the process lives
-    sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)  # noqa: SIM115
-    sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    for name, number, mode, errors in (("in", 0, "r", "strict"), ("out", 1, "w", "strict"), ("err", 2, "w", "backslashreplace")):
+        lines = 1 if name == "err" else -1
+        stream = open(number, mode, lines, encoding=sys.__stdout__.encoding, errors=errors, closefd=False)  # noqa: SIM115  it stays
+        setattr(sys, f"std{name}", stream)
+        setattr(sys, f"__std{name}__", stream)
 
 
 def run(words: list[str]) -> None:

@@ -63,7 +63,15 @@ def test_a_save_that_was_accepted_is_finished_whatever_ends_the_job(case: Case, 
 
 
 @cases(
-    Case("saving", {"directory": "FOLDER/checkpoints", "timeout": TIMEOUT, "seconds": 3.0}, 2, strike=signal.SIGKILL, victim=1)
+    Case(
+        "saving",
+        {"directory": "FOLDER/checkpoints", "timeout": TIMEOUT, "seconds": 3.0},
+        ranks=2,
+        strike=signal.SIGKILL,
+        victim=1,
+        word="saved",
+        after=0.0,
+    )
 )
 def test_a_save_that_lacks_the_part_of_a_dead_rank_says_so(case: Case, outcome: Outcome) -> None:
     assert outcome.codes == {0: 1, 1: -signal.SIGKILL}, outcome.stderr

@@ -1,4 +1,4 @@
-"""The model of a machine: what a schedule, and a whole training step, would take on a cluster that one does not have."""
+"""A model of clusters: how long a schedule, and a whole training step, would take on a cluster you don't have."""
 
 from .machine import GB, GBIT, Cluster, ClusterError, Link, Uplink, uniform
 from .presets import PRESETS

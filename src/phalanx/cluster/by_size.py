@@ -1,6 +1,6 @@
 """Which all-reduce for which message: the fastest schedule by size on a cluster, as a file that `create_communicator` reads.
 
-The file holds the schedules themselves, so what was priced is what runs, and who runs them needs no planner.
+The file holds the schedules themselves, so what was priced is what runs, and running it needs no planner.
 """
 
 from __future__ import annotations

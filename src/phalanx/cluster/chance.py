@@ -57,7 +57,7 @@ def spread(
         raise ValueError(f"{samples} samples; give at least 1")
     programs = (program, *rounds)
     drawn = _slowness(program.cluster.ranks, noise, always)
-    if plan.sync == "gossip":  # one long run: who was late in a step is late in the next
+    if plan.sync == "gossip":  # one long run: a rank that was late in a step is late in the next
         nbytes, mixing = exchanged(program.profile, model, plan)
         works = (compute.seconds(batch) * slowness + compute.optimizer for slowness in islice(drawn, len(programs) + samples))
         ends = [float(clock.mean()) for clock in gossip_clocks(programs, nbytes, works, mixing)][-1 - samples :]

@@ -1,7 +1,7 @@
 """A cluster as a value: hosts, the ranks on each, and the links between them, in a file that a person can read and change.
 
 A host has `per_host` ranks (one per accelerator, or per core) and `ports` network cards; rank i of a host uses port
-i * ports // per_host, as drivers place them. Every port is full duplex. Hosts may stand in groups below an uplink that carries
+i * ports // per_host, as drivers place them. Every port is full duplex. Hosts may be in groups below an uplink that carries
 less than their ports together: a thin tree.
 """
 
@@ -47,7 +47,7 @@ class Uplink:
 class Cluster:
     """`hosts` equal hosts of `per_host` ranks. `sources` says where each number comes from.
 
-    `shared` says who has a link inside a host for himself: every `pair` of ranks (a mesh of NVLinks), every `rank` (a switch with
+    `shared` says what has its own link inside a host: every `pair` of ranks (a mesh of NVLinks), every `rank` (a switch with
     a port each), or only the `host` (one bus for all messages).
     """
 

@@ -175,9 +175,9 @@ def timeline_svg(step: PredictedStep, title: str) -> str:
         group = name.startswith("group")
         y = 40 + 26 * rows[rank] + (12 if group else 0)
         colour = _COLOURS["group" if group else name]
-        told = tag("title", f"rank {rank}: {name}, {(end - begin) * 1e3:.3f} ms")
+        hint = tag("title", f"rank {rank}: {name}, {(end - begin) * 1e3:.3f} ms")
         box = {"x": f"{80 + begin * scale:.2f}", "y": y, "width": f"{max(0.3, (end - begin) * scale):.2f}", "height": 10}
-        shapes.append(tag("rect", told, **box, fill=colour))
+        shapes.append(tag("rect", hint, **box, fill=colour))
     shapes += [tag("text", f"rank {rank}", x=5, y=54 + 26 * row) for rank, row in rows.items()]
     height = 70 + 26 * len(rows)
     shapes.append(tag("text", "0", x=80, y=height - 8))
@@ -199,8 +199,8 @@ def efficiency_svg(points: Sequence[tuple[int, float]], title: str) -> str:
     points_drawn = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
     shapes.append(tag("polyline", fill="none", stroke="#3182bd", stroke_width=2, points=points_drawn))
     for (x, y), (ranks, efficiency) in zip(places, points):
-        told = tag("title", f"{ranks}: {efficiency:.1%}")
-        shapes.append(tag("circle", told, cx=f"{x:.1f}", cy=f"{y:.1f}", r=3, fill="#3182bd"))
+        hint = tag("title", f"{ranks}: {efficiency:.1%}")
+        shapes.append(tag("circle", hint, cx=f"{x:.1f}", cy=f"{y:.1f}", r=3, fill="#3182bd"))
         shapes.append(tag("text", ranks, x=f"{x:.1f}", y=360, text_anchor="middle"))
     return _svg(900, 375, title, shapes)
 

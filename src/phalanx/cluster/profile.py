@@ -59,7 +59,7 @@ class BackendProfile:
     `call` seconds start a library call, `start` seconds an operation made of messages; both ends of a message are busy with it
     for half of `message` or `message_inside`; `network` and `inside` are the parts of the links' bandwidth that payload reaches.
     `calls` says which collectives are one library call. Buffers go through a schedule in up to `lanes` pieces of at least
-    `lane_bytes`, one of which travels while another waits. What travels is packed, and what comes mixed in, at `memory` bytes/s.
+    `lane_bytes`, and one travels while another waits. What travels is packed, and what comes mixed in, at `memory` bytes/s.
     With a `rendezvous` data leave only when the sender has heard, a latency later, that the receiver waits for them; that word
     stands behind at most `queue` seconds of data in each port that it passes.
     """
@@ -115,7 +115,7 @@ NCCL = BackendProfile(
     network=0.85,
     inside=0.8,
     protocols=(_LL, _LL128, _SIMPLE),
-    residual=0.056,  # root mean square over the rows of benchmarks/plan_published.py, none of which was fitted
+    residual=0.056,  # root mean square over the rows of benchmarks/plan_published.py, which were not fitted
     source="latencies, shares and ceilings: NCCL's src/graph/tuning.cc; 10 us to launch a kernel, also for"
     " single messages; 0.85 and 0.8 of the links' bandwidth: usual results of nccl-tests (A100 NVSwitch: some 235 of 300 GB/s)",
 )

@@ -22,13 +22,13 @@ TICK = 1e-12  # s; messages that come closer together come at once, and are serv
 
 
 def tick(seconds: Floats) -> Floats:
-    """Times as whole ticks: rounding errors must not decide who is first. The odd shift keeps round times off the edges."""
+    """Times as whole ticks: rounding errors must not decide which is first. The odd shift keeps round times off the edges."""
     return np.asarray(np.floor(seconds / TICK + 0.381966))
 
 
 @dataclass(frozen=True, slots=True)
 class Direct:
-    """Messages of which no two share a port, a sender or a receiver."""
+    """Messages that share no port, sender or receiver with each other."""
 
     src: Ints
     dst: Ints
@@ -108,7 +108,7 @@ class Queue:
         seats = self.turns(head)
         if seats is not self.seats and not self.even:
             spent = down(np.add, self.table(seconds, seats, 0.0))
-        alone = self.table(np.maximum(head + seconds, tail), seats, -np.inf)  # the end, if nobody were before it
+        alone = self.table(np.maximum(head + seconds, tail), seats, -np.inf)  # the end, if no other were before it
         if len(alone) > 1:
             end = np.maximum(down(np.maximum, alone - spent), free[self.ports]) + spent
         else:

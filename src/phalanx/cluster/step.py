@@ -1,4 +1,4 @@
-"""A whole training step on every rank: forward, backward, groups of gradients that leave while backward goes on, the update.
+"""A whole training step on every rank: forward, backward, groups of gradients that leave during backward, the update.
 
 Groups leave in order, each when its last gradient is ready and the one before has come back, as `phalanx.grad` does. Gossip sends
 the whole state once per step, beside the computation. Double buffering uses the gradients of the step before.
@@ -96,7 +96,7 @@ def predict_step(
     """One step with `batch` samples per rank; `slowness` multiplies the computing time of each rank.
 
     `rounds` are further programs that take turns with `program` from step to step, as those of gossip do; the mean counts, once
-    who is late has made others late.
+    a late rank has made others late.
     """
     work = compute.seconds(batch) * (np.ones(program.cluster.ranks) if slowness is None else slowness)
     forward_end, backward_end = work * compute.forward, work
@@ -124,7 +124,7 @@ def predict_step(
 
 
 def packing(profile: BackendProfile, elements: int) -> float:
-    """Seconds in which so many gradients of float32 are copied to where they travel from."""
+    """Seconds to copy this many float32 gradients to where they travel from."""
     return 4 * elements / profile.memory
 
 
@@ -137,8 +137,8 @@ def exchanged(profile: BackendProfile, model: Model, plan: StepPlan) -> tuple[fl
 def gossip_clocks(rounds: Sequence[Program], nbytes: float, works: Iterable[Floats], mixing: float) -> Iterator[Floats]:
     """Step after step, when each rank has ended it: `works` is how long ranks compute, and `rounds` take turns.
 
-    An exchange leaves at the end of a step and must have landed at the end of the next. A rank waits for nobody but its partner;
-    but whoever is late makes partners late, and these theirs.
+    An exchange leaves at the end of a step and must have landed at the end of the next. A rank waits for its partner only;
+    but a late rank makes its partners late, and these theirs.
     """
     clock = np.zeros(rounds[0].cluster.ranks)
     ports: Ports = {}

@@ -71,8 +71,8 @@ def whole_training(
     failures: Failures | None = None,
 ) -> Training:
     """A run of `epochs` (by default as many as were published for this batch) with steps of `step` seconds."""
-    told, source = epochs_for(batch) if epochs is None else (epochs, "as asked")
-    steps = told * samples / batch
+    needed, source = epochs_for(batch) if epochs is None else (epochs, "as asked")
+    steps = needed * samples / batch
     useful, interval = 1.0, None
     if failures is not None:
         interval = best_interval(failures, hosts)
@@ -86,4 +86,4 @@ def whole_training(
     prices = prices or Prices()
     cost = None if prices.per_hour is None else hours * devices * prices.per_hour
     kwh = None if prices.watts is None else hours * devices * prices.watts / 1000
-    return Training(told, source, steps, hours, useful, interval, cost, kwh)
+    return Training(needed, source, steps, hours, useful, interval, cost, kwh)

@@ -64,14 +64,14 @@ KERNEL_FLOOR = 10e-6
 
 
 def from_one(model: Model, batch: float, samples_per_s: float, *, overhead: float = 0.0, source: str = "") -> Compute:
-    """A device of which one rate is known: what does not grow with the batch is its kernels' least time, and `overhead`."""
+    """A device with one known rate: what does not grow with the batch is its kernels' least time, and `overhead`."""
     step = batch / samples_per_s
     fixed = min(model.kernels * KERNEL_FLOOR + overhead, step / 2)
     return Compute((step - fixed) / batch, fixed, source=source)
 
 
 def from_two(first: tuple[float, float], second: tuple[float, float], *, source: str = "") -> Compute:
-    """A device of which two pairs (batch, samples/s) are known."""
+    """A device with two known pairs (batch, samples/s)."""
     (small, slow), (large, fast) = sorted((first, second))
     if small == large:
         raise ValueError(f"both rates are for a batch of {small}; give two different batches")

@@ -1,4 +1,4 @@
-"""A model of one's own as a file: its parameters in forward order, their shares of the work, and the speed of a device."""
+"""Your own model as a file: its parameters in forward order, their shares of the work, and the speed of a device."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """One micro-batch of a source: its samples read, decoded, collated and transformed; bad ones left out or raised by name.
 
-Everything here is a pure function of the wanted, so it does not matter which thread or process of which rank does it.
+Everything here is a pure function of what is wanted, so any thread or process of any rank may do it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Made:
 
 
 def ignore(index: int) -> None:
-    """Nobody wants to know which sample is being read."""
+    """The default: do not record which sample is being read."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class Maker:
                 return (self.transform(data[0], draws), *data[1:])
         except Exception as error:
             raise SampleError(f"the transform failed on {self._names(indices)}: {type(error).__name__}: {error}") from error
-        raise TypeError(f"a transform wants samples x or (x, y, ...) with a tensor x, this source gives {type(data).__name__}")
+        raise TypeError(f"a transform needs samples x or (x, y, ...) with a tensor x; this source gives {type(data).__name__}")
 
     def _empty(self, wanted: MicroBatch, reading: Callable[[int], None]) -> Any:
         """A batch without rows, of the shape and type that others have: a sample is read for it and cut off again."""

@@ -70,7 +70,7 @@ class Stage:
         if micro_batch is not None:
             whole_number("micro_batch", micro_batch, 1)
             if self.micro_steps is not None:
-                raise ValueError(f"{self}: it has micro_steps already; micro_batch={micro_batch} would say the same twice")
+                raise ValueError(f"{self}: it has micro_steps already; leave micro_batch={micro_batch} out")
             steps = -(-self.batch // (ranks * micro_batch))
         if micro_batch is not None and steps > 1:
             unit, reason = ranks * micro_batch, f"micro-batches of {micro_batch}"

@@ -49,7 +49,7 @@ class Draws:
 
     def __post_init__(self) -> None:
         if self.seed < 0 or self.epoch < 0:
-            raise ValueError(f"seed={self.seed}, epoch={self.epoch}: both count from 0")
+            raise ValueError(f"seed={self.seed}, epoch={self.epoch}: both must be 0 or more")
         object.__setattr__(self, "indices", np.asarray(self.indices, dtype=np.int64).reshape(-1))
 
     def __len__(self) -> int:
@@ -58,7 +58,7 @@ class Draws:
     def __getitem__(self, rows: int | slice | np.ndarray) -> Draws:
         """The draws of some rows; of one row where an int is given.
 
-        What one row is asked for, others will be: it is computed for all of them at once, in the time that one would take.
+        A request for one row will come for the others, too, so all are computed at once, in the time of one.
         """
         whole = (self, rows) if isinstance(rows, int) and len(self) <= TOGETHER else None
         return Draws(self.seed, self.epoch, self.indices[rows], whole)
@@ -72,7 +72,7 @@ class Draws:
         """One whole number in [0, high) per row. `high` is a number or one number per row, up to 2**32."""
         limits = np.asarray(high, dtype=np.int64)
         if limits.size and (limits.min() < 1 or limits.max() > 1 << 32):
-            raise ValueError(f"high={high}: from 1 to 2**32")
+            raise ValueError(f"high={high}: must be from 1 to 2**32")
         upper = self._bits(stream, 1)[:, 0] >> _32
         return ((upper * limits.astype(np.uint64)) >> _32).astype(np.int64)  # favours none by more than high / 2**32
 
@@ -100,7 +100,7 @@ class Draws:
 @functools.lru_cache(maxsize=64)
 def _stream_offset(stream: int) -> np.uint64:
     if not 0 <= stream < 1 << (64 - _STREAM_BITS):
-        raise ValueError(f"stream={stream}: from 0 to 2**{64 - _STREAM_BITS} - 1")
+        raise ValueError(f"stream={stream}: must be from 0 to 2**{64 - _STREAM_BITS} - 1")
     return (np.array([stream << _STREAM_BITS], dtype=np.uint64) * _GOLDEN)[0]
 
 

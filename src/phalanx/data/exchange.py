@@ -84,7 +84,7 @@ class ExchangePlan:
         return step * self.capacity // self.steps
 
     def rows(self, step: int) -> int:
-        """Room for any rank's chunk `step`: the rows of its message, of which the very last may be empty."""
+        """Room for any rank's chunk `step`: the rows of its message. The last one may be empty."""
         return self.start(step + 1) - self.start(step)
 
     def trained(self, step: int) -> int:
@@ -106,7 +106,7 @@ class ExchangePlan:
         return order[self.start(step) : self.start(step + 1) if step + 1 < self.steps else None]
 
     def destinations(self, epoch: int, step: int) -> Indices:
-        """destinations[r] is the rank to which rank r sends: a permutation, and one large cycle, so nobody sends to itself."""
+        """destinations[r] is the rank to which rank r sends: a permutation, and one large cycle, so no rank sends to itself."""
         if self.kind == "ring":
             return (np.arange(self.ranks) - 1) % self.ranks
         around = epoch_order(self.seed << 33 | 1, epoch * self.steps + step, self.ranks)[:]

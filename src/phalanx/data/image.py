@@ -99,8 +99,8 @@ def decode_image(
 ) -> Tensor:
     """RGB as uint8, 3 x H x W in channels-last memory; with `shrink` 2, 4 or 8 only ceil(H / shrink) x ceil(W / shrink).
 
-    Who needs only the first `rows` of the image (counted before shrinking) says so, and gets these or more. Who has read its
-    header gives it.
+    Give `rows` if you need only the first rows of the image (counted before shrinking); you get these or more. Give `header` if
+    you have read it.
 
     Grey and palette images become RGB, 16 bits become their upper 8, alpha is dropped, an animation is its first frame. The
     orientation of EXIF is ignored, as the published recipes do.

@@ -174,10 +174,12 @@ class Loader:
         """Resume at a saved position, on any number of ranks. The seed of the state replaces the loader's."""
         mine = self.state_dict()
         if missing := [name for name in mine if name not in state]:
-            raise ValueError(f"this is no state of a Loader: {', '.join(missing)} missing")
+            raise ValueError(f"this is not the state of a Loader: it has no {', '.join(missing)}")
         for name in ("n", "shuffle"):
             if state[name] != mine[name]:
-                raise ValueError(f"the state is of {name}={state[name]!r}, this loader has {name}={mine[name]!r}: another order")
+                raise ValueError(
+                    f"the state has {name}={state[name]!r}, this loader has {name}={mine[name]!r}: their orders differ"
+                )
         self.seek(Position(state["seed"], state["epoch"], state["samples"]))
 
     @property
@@ -260,5 +262,5 @@ class Loader:
         if made.skipped and self._warned_in != wanted.epoch:
             self._warned_in = wanted.epoch
             name, reason = made.skipped[0]
-            told = one_line(f"epoch {wanted.epoch}: left out {name}: {reason} (`skipped` will have more)")
-            warnings.warn(told, stacklevel=4)
+            message = one_line(f"epoch {wanted.epoch}: left out {name}: {reason} (`skipped` will have more)")
+            warnings.warn(message, stacklevel=4)

@@ -30,7 +30,7 @@ def checked_kind(kind: Kind, maker: Maker) -> Kind:
     """Threads or processes."""
     if one_of("kind", kind, Kind) == "process" and maker.takes_at_once:
         raise ValueError(
-            "kind='process' would copy data that are in memory to every process: kind='thread' takes them in one step"
+            "kind='process' would copy data in memory to every process: use kind='thread', which takes them in one step"
         )
     return kind
 
@@ -39,12 +39,12 @@ def checked_pin(pin_memory: bool | None) -> bool:
     """Whether to pin."""
     available = torch.accelerator.is_available()
     if pin_memory and not available:
-        raise ValueError("pin_memory=True, but there is no accelerator: None pins where there is one")
+        raise ValueError("pin_memory=True, but there is no accelerator: None pins only where there is one")
     return available if pin_memory is None else pin_memory
 
 
 def one_of(name: str, value: Any, kinds: Any) -> Any:
     """`value`, which is one of the literals of `kinds`."""
     if value not in get_args(kinds):
-        raise ValueError(f"{name}={value!r}: one of {', '.join(map(repr, get_args(kinds)))}")
+        raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(repr, get_args(kinds)))}")
     return value

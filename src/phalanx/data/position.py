@@ -50,7 +50,7 @@ class Position:
     def __post_init__(self) -> None:
         for name in self.__slots__:
             if getattr(self, name) < 0:
-                raise ValueError(f"{self}: {name} is 0 or more")
+                raise ValueError(f"{self}: {name} must be 0 or more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ def micro_batches(places: range, ranks: int, rank: int, largest: int) -> tuple[r
 def check_last(last: str) -> None:
     """Raise unless `last` is one of the three rules."""
     if last not in get_args(Last):
-        raise ValueError(f"last={last!r}: one of {', '.join(map(repr, get_args(Last)))}")
+        raise ValueError(f"last={last!r}: must be one of {', '.join(map(repr, get_args(Last)))}")
 
 
 def whole_number(name: str, value: int, least: int = 0) -> int:
@@ -122,7 +122,7 @@ def whole_number(name: str, value: int, least: int = 0) -> int:
     try:
         number = operator.index(value)
     except TypeError:
-        raise TypeError(f"{name}={value!r}: a whole number is wanted") from None
+        raise TypeError(f"{name}={value!r}: must be a whole number") from None
     if isinstance(value, bool) or number < least:
-        raise ValueError(f"{name}={value!r}: a whole number of at least {least} is wanted")
+        raise ValueError(f"{name}={value!r}: must be a whole number of at least {least}")
     return number

@@ -30,7 +30,7 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     with _lock:
         at = next((at for at in reversed(range(len(_free))) if _free[at].nbytes == size), None)  # the newest may be in a cache
         block = _free.pop(at) if at is not None else np.empty(size, dtype=np.uint8)  # numpy asks for huge pages, torch does not
-    lent = block[:]  # the object whose end tells that the tensor is gone; the block itself lives on
+    lent = block[:]  # this object ends when the tensor is gone; the block itself lives on
     weakref.finalize(lent, _take_back, block).atexit = False
     return torch.from_numpy(lent).view(dtype).view(*shape)
 

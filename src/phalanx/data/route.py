@@ -1,4 +1,4 @@
-"""The way of one rank through the epochs: which places of which order come in which micro-batch. Arithmetic only."""
+"""One rank's route through the epochs: which samples come in which micro-batch. Arithmetic only."""
 
 from __future__ import annotations
 

@@ -129,10 +129,12 @@ def length_of(dataset: Any) -> int:
     if is_columns(dataset):
         lengths = [len(column) for column in dataset]
         if len(set(lengths)) > 1:
-            raise ValueError(f"tensors of {', '.join(map(str, lengths))} rows: a tuple of tensors has one row per sample in each")
+            raise ValueError(
+                f"tensors of {', '.join(map(str, lengths))} rows: the tensors of a tuple must have one row per sample"
+            )
         return lengths[0]
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-        raise TypeError(f"{type(dataset).__name__} is no map-style data set: it needs __len__ and __getitem__")
+        raise TypeError(f"{type(dataset).__name__} is not a map-style data set: it needs __len__ and __getitem__")
     if isinstance(dataset, torch.Tensor | np.ndarray) and dataset.ndim == 0:
         raise TypeError("a tensor without dimensions has no samples")
     return len(dataset)

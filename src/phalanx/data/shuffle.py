@@ -7,7 +7,7 @@
 
 A rank keeps only its share in memory, and no rank waits for a file, yet every rank sees all data in the course of the epochs.
 `exchange.py` says what travels where, `share.py` holds the samples; here they are sent. Published by Daily et al., GossipGraD
-(2018), as a ring without a local shuffle; docs/shuffle.md tells the differences.
+(2018), as a ring without a local shuffle; docs/shuffle.md has the differences.
 """
 
 from __future__ import annotations
@@ -203,15 +203,15 @@ class AsyncShuffle:
         mid-epoch they must be the same, because they decide which rank owns what.
         """
         if missing := [name for name in self.state_dict() if name not in state]:
-            raise ValueError(f"this is no state of an AsyncShuffle: {', '.join(missing)} missing")
+            raise ValueError(f"this is not the state of an AsyncShuffle: it has no {', '.join(missing)}")
         if self._share is not None:
-            raise RuntimeError("AsyncShuffle: load the state before the first batch; now make a new one, and load it there")
+            raise RuntimeError("AsyncShuffle: load the state before the first batch; make a new AsyncShuffle and load it there")
         free = {"seed", "ranks", "batch"} if state["step"] == 0 else {"seed"}
         for name, mine in asdict(self.plan).items():
             if name not in free and state[name] != mine:
                 where = "at the end of an epoch" if name in ("ranks", "batch") else "with the same data and options"
                 raise ValueError(
-                    f"AsyncShuffle: the state is of {name}={state[name]!r}, step {state['step']} of epoch {state['epoch']}, but "
+                    f"AsyncShuffle: the state has {name}={state[name]!r}, step {state['step']} of epoch {state['epoch']}, but "
                     f"this one has {name}={mine!r}: resume {where}"
                 )
         self.plan = replace(self.plan, seed=state["seed"])
@@ -231,8 +231,8 @@ class AsyncShuffle:
 
 def _agree(comm: Communicator, mine: Mapping[str, Any]) -> None:
     """Raise, on all ranks, if they differ in anything of `mine`."""
-    told = comm.allgather_obj(dict(mine))
+    gathered = comm.allgather_obj(dict(mine))
     for name in mine:
-        values = [facts[name] for facts in told]
+        values = [facts[name] for facts in gathered]
         if any(value != values[0] for value in values):
             raise ValueError(f"AsyncShuffle: ranks disagree on {name}: {values}, by rank")

@@ -167,7 +167,7 @@ def as_rows(indices: np.ndarray | Tensor) -> Tensor:
     """Numbers of samples as torch wants them; a mask of booleans would be read as zeros and ones, so it is refused."""
     rows = torch.from_numpy(np.ascontiguousarray(indices)) if isinstance(indices, np.ndarray) else torch.as_tensor(indices)
     if rows.dtype == torch.bool or rows.is_floating_point() or rows.dim() != 1:
-        raise TypeError(f"take() wants a vector of whole numbers, not {rows.dtype} of shape {tuple(rows.shape)}")
+        raise TypeError(f"take() needs a vector of whole numbers, not {rows.dtype} of shape {tuple(rows.shape)}")
     return rows.long()
 
 

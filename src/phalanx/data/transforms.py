@@ -42,7 +42,7 @@ class PadCrop:
 
     def __post_init__(self) -> None:
         if self.pad < 0:
-            raise ValueError(f"pad={self.pad}: from 0")
+            raise ValueError(f"pad={self.pad}: must be 0 or more")
 
     def __call__(self, x: Tensor, draws: Draws) -> Tensor:
         n, channels, height, width = x.shape
@@ -82,7 +82,7 @@ class Flip:
 
     def __post_init__(self) -> None:
         if not 0 <= self.p <= 1:
-            raise ValueError(f"p={self.p}: a probability")
+            raise ValueError(f"p={self.p}: must be a probability, from 0 to 1")
 
     def __call__(self, x: Tensor, draws: Draws) -> Tensor:
         mirrored = torch.from_numpy(draws.uniform(FLIP) < self.p)
@@ -118,11 +118,11 @@ class Normalise:
         if len(self.mean) != len(self.std) or not all(s > 0 for s in self.std):
             raise ValueError(f"mean={self.mean}, std={self.std}: one of each per channel, std above 0")
         if not self.dtype.is_floating_point:
-            raise ValueError(f"dtype={self.dtype}: the result is fractions")
+            raise ValueError(f"dtype={self.dtype}: the result has fractions, so it needs a floating dtype")
 
     def __call__(self, x: Tensor, draws: Draws | None = None) -> Tensor:
         if x.dtype != torch.uint8 or x.dim() != 4 or x.shape[1] != len(self.mean):
-            raise ValueError(f"Normalise wants uint8 N x {len(self.mean)} x H x W, not {x.dtype} {tuple(x.shape)}")
+            raise ValueError(f"Normalise takes uint8 N x {len(self.mean)} x H x W, not {x.dtype} {tuple(x.shape)}")
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
         n, channels, height, width = x.shape
         if self.channels_last:

@@ -1,4 +1,4 @@
-"""A worker process of the loader: how it is started, what it sends, and how its death is told.
+"""A worker process of the loader: how it is started, what it sends, and how its death is reported.
 
 Processes are spawned, never forked: a fork of a process in which torch has run hangs in its first parallel operation.
 
@@ -8,7 +8,7 @@ Processes are spawned, never forked: a fork of a process in which torch has run 
                   waits                                       writes the tensors to a memfd
                   maps it: the tensors of the batch <-------- sends shapes, then the descriptor
 
-A memfd has no name, so nothing stays behind in /dev/shm, whoever is killed when. The process notes in a page that both have
+A memfd has no name, so nothing stays behind in /dev/shm, whatever is killed. The process notes in a page that both have
 mapped which sample it reads: if it dies, its thread can say where. It ends when its trainer does.
 """
 
@@ -45,7 +45,7 @@ class Stopped(BaseException):
 
 
 class KilledWorkerError(SampleError):
-    """A worker process was killed by a signal: another one may fare better."""
+    """A worker process was killed by a signal: another one may succeed."""
 
 
 class WorkerProcess:
@@ -79,7 +79,7 @@ class WorkerProcess:
             if isinstance(reply, _Reply):
                 return Made(_received(reply, self._connection), reply.samples, reply.skipped)
         except BaseException:
-            self.alive = False  # what is left in the connection belongs to nobody
+            self.alive = False  # what is left in the connection is of no use
             raise
         raise reply.exception()
 
@@ -154,7 +154,7 @@ class _Failed:
 def serve(connection: Connection, maker: Maker) -> None:
     """The life of a worker process."""
     torch.set_num_threads(1)  # there are as many workers as there are cores to spare
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; it is the trainer who decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the trainer decides
     threading.Thread(target=_leave_with_the_trainer, daemon=True).start()
     number = os.memfd_create("phalanx loader: now reading")
     os.ftruncate(number, mmap.PAGESIZE)

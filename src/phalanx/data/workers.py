@@ -1,4 +1,4 @@
-"""Who makes micro-batches ahead of time: nobody, threads, or processes.
+"""What makes micro-batches ahead of time: nothing, threads, or processes.
 
 Threads are enough where the work is in C (decoding, tensor operations) and needs no interpreter lock. Processes are for data sets
 written in Python; each has a thread of the pool that waits for it (worker_process.py), so both kinds look alike from here.
@@ -62,7 +62,7 @@ class Pool(Protocol):
 
 @dataclass(frozen=True)
 class CallerThread:
-    """No worker: whoever wants a micro-batch makes it when its result is asked for."""
+    """No worker: the calling thread makes a micro-batch when it asks for the result."""
 
     maker: Maker
     pin: bool
@@ -130,7 +130,7 @@ class LocalWork:
 class RemoteWork(LocalWork):
     """A micro-batch made by a process. It starts with its first one; if it is killed another takes its place and makes the same.
 
-    What a micro-batch holds does not depend on who makes it, so that nothing is lost, doubled or reordered.
+    What a micro-batch holds does not depend on the worker that makes it, so that nothing is lost, doubled or reordered.
     """
 
     def __init__(self, maker: Maker, *, pin: bool) -> None:
@@ -156,7 +156,7 @@ class RemoteWork(LocalWork):
             try:
                 return self._try(wanted)
             except KilledWorkerError as error:  # noqa: PERF203  by the kernel, for want of memory, or by a person
-                warnings.warn(f"{error}; another takes its place", RuntimeWarning, stacklevel=2)
+                warnings.warn(f"{error}; the loader starts another one", RuntimeWarning, stacklevel=2)
         return self._try(wanted)
 
     def _try(self, wanted: MicroBatch) -> Made:
@@ -210,7 +210,7 @@ def _end(work: LocalWork, ordered: queue.SimpleQueue[Any], threads: list[threadi
     for _ in threads:
         ordered.put(None)
     for thread in threads:
-        if thread is not threading.current_thread():  # whoever drops the last reference runs this
+        if thread is not threading.current_thread():  # the thread that drops the last reference runs this
             thread.join()
     work.end()
 

@@ -1,1 +1,1 @@
-"""What large batches need of a network: models, and later losses, batch norms and initialisation across ranks."""
+"""Networks, losses, and batch norms and initialisation across ranks."""

@@ -1,7 +1,7 @@
 """Batch norm for large batches: what ranks that each see a small part of the batch do about its statistics.
 
     average_batchnorm_(model, comm)        each rank its own statistics in training; running ones averaged before evaluation
-    use_last_batch_(model)                 no moving average: the statistics of the last batch, then averaged as above
+    use_last_batch_(model)                 no moving average: the statistics of the last batch; average those, too
     convert_batchnorm(model, comm)         the statistics of the whole batch: N ranks compute what one process would
 
 The first is Fujitsu's (per-process statistics with a tuned momentum) with ChainerMN's AllreducePersistent, the second that of
@@ -165,7 +165,7 @@ def convert_batchnorm(model: nn.Module, comm: Communicator, *, group: int | None
     """
     if group is not None:
         if not 1 <= group <= comm.size:
-            raise ValueError(f"group={group}: a number of ranks, 1 to {comm.size}")
+            raise ValueError(f"group={group}: must be a number of ranks, 1 to {comm.size}")
         comm = comm.split(comm.rank // group, comm.rank)
     made: dict[nn.Module, nn.Module] = {}  # a module that occurs twice stays one
     for name, module in model.named_modules(remove_duplicate=False):
@@ -173,7 +173,8 @@ def convert_batchnorm(model: nn.Module, comm: Communicator, *, group: int | None
             made.setdefault(module, _converted(module, comm))
         elif isinstance(module, _BatchNorm) and not isinstance(module, MultiNodeBatchNorm):
             raise TypeError(
-                f"{name or 'the model'} is a {type(module).__name__}, of which only its author knows what to synchronise"
+                f"{name or 'the model'} is a {type(module).__name__}, which cannot be converted: only its author knows "
+                "what to synchronise"
             )
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):
@@ -197,7 +198,7 @@ def _converted(old: _BatchNorm, comm: Communicator) -> MultiNodeBatchNorm:
 
 
 class _Shared:
-    """A communicator in a module: copies of the model share it, and a pickled one cannot take it along."""
+    """A communicator in a module. Copies of the model share it; a pickle cannot contain it."""
 
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm
@@ -226,7 +227,7 @@ class _Normalize(torch.autograd.Function):
         comm.all_reduce(sums)
         total = int(sums[-1])
         if total == 1:
-            raise ValueError(f"batch norm in training wants more than 1 value per channel over all ranks, got {tuple(x.shape)}")
+            raise ValueError(f"batch norm in training needs more than 1 value per channel over all ranks, got {tuple(x.shape)}")
         mean = sums[:channels] / max(total, 1)
         variance = (sums[channels:-1] / max(total, 1) - mean * mean).clamp_(min=0)
         mean, variance = mean.to(wide), variance.to(wide)

@@ -44,7 +44,7 @@ def seed_everything(seed: int) -> None:
         True
     """
     if not hasattr(seed, "__index__") or not 0 <= seed < 2**32:
-        raise ValueError(f"seed={seed!r}: an int from 0 to 2**32 - 1, which is what all three generators take")
+        raise ValueError(f"seed={seed!r}: must be an int from 0 to 2**32 - 1, which all three generators take")
     seed = operator.index(seed)  # NumPy's integers, too: random.seed would hash them
     random.seed(seed)
     torch.manual_seed(seed)

@@ -40,9 +40,9 @@ class LabelSmoothingLoss(torch.nn.Module):
     ) -> None:
         super().__init__()
         if not 0 <= smoothing <= 1:
-            raise ValueError(f"smoothing={smoothing}: from 0 to 1; 0.1 is usual")
+            raise ValueError(f"smoothing={smoothing}: must be from 0 to 1; 0.1 is usual")
         if reduction not in ("mean", "sum", "none"):
-            raise ValueError(f"reduction={reduction!r}: mean, sum or none")
+            raise ValueError(f"reduction={reduction!r}: must be mean, sum or none")
         self.smoothing, self.ignore_index, self.reduction = smoothing, ignore_index, reduction
         self.register_buffer("weight", weight)
 
@@ -55,7 +55,7 @@ class LabelSmoothingLoss(torch.nn.Module):
         if soft:
             target = target.to(logits.dtype)
         divide = self.reduction == "mean" and not soft
-        nothing = soft and not len(target)  # of which torch's mean would be NaN
+        nothing = soft and not len(target)  # torch's mean of it would be NaN
         loss = F.cross_entropy(
             logits,
             target,

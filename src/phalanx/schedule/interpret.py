@@ -1,6 +1,6 @@
 """The interpreter that the checker runs: a schedule on any values that add, scale, and may be junk.
 
-Speed comes from *atoms*: adjacent chunks that no op has told apart yet are one entry of a rank's list.
+Speed comes from *atoms*: adjacent chunks that all ops so far treated alike are one entry of a rank's list.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _run_moves(state: Buffers[V], moves: tuple[Move, ...]) -> None:
 
 
 def _run_mixed(state: Buffers[V], step: Step, scale: Callable[[V, Fraction], V], junk: Callable[[], V]) -> None:
-    """Everybody reads, then the moves write, then the others, which share no written slot with the moves."""
+    """All ops read, then the moves write, then the others, which share no written slot with the moves."""
     state.refine(_boundaries(step))
     rows, atom = state.rows, state.atom
     moves = tuple(op for op in step.ops if isinstance(op, Move))

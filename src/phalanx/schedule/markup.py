@@ -27,10 +27,10 @@ NOTHING = Markup("")
 
 def tag(name: str, /, *children: object, **attributes: object) -> Markup:
     """An element. `class_` means class and `data_x` data-x; an attribute that is None is left out."""
-    told = "".join(f' {_name(key)}="{_escaped(value)}"' for key, value in attributes.items() if value is not None)
+    listed = "".join(f' {_name(key)}="{_escaped(value)}"' for key, value in attributes.items() if value is not None)
     if not children and name in EMPTY:
-        return Markup(f"<{name}{told}/>")
-    return Markup(f"<{name}{told}>{join(children)}</{name}>")
+        return Markup(f"<{name}{listed}/>")
+    return Markup(f"<{name}{listed}>{join(children)}</{name}>")
 
 
 def join(parts: Iterable[object], between: str = "") -> Markup:

@@ -1,4 +1,4 @@
-"""Recursive doubling: everyone swaps the whole buffer with r XOR 2^k and adds; log2(n) steps, the fewest possible.
+"""Recursive doubling: every rank swaps its whole buffer with r XOR 2^k and adds; log2(n) steps, the fewest possible.
 
 Paper: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA 2005, section 4.
 

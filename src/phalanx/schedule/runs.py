@@ -1,4 +1,4 @@
-"""Numbers as runs: the ranges of consecutive ranks of which a set of ranks consists."""
+"""A set of ranks as ranges of consecutive ranks."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def _verify_by_fingerprints(s: Schedule) -> None:
 
 
 def _check_all(s: Schedule, final: Buffers[int], wanted: int) -> None:
-    right: list[int] = []  # as above
+    right: list[int] = []  # the last row found right
     for rank, row in enumerate(final.rows):
         if row != right:
             for chunk, value in zip(final.starts, row, strict=True):

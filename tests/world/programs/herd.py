@@ -25,7 +25,7 @@ PATIENCE = 90.0  # seconds for what is not under test: to fork, to meet, to be r
 
 @dataclass(frozen=True)
 class Case:
-    """A world and what befalls it: `victim` gets `strike` once all ranks are ready and `after` more seconds have passed.
+    """A world and what befalls it: `victim` gets `strike` once all ranks have said `word` and `after` more seconds have passed.
 
     Without a victim all ranks get it. FOLDER in an argument is a folder of this world's own.
     """
@@ -38,6 +38,7 @@ class Case:
     strike: signal.Signals | None = None
     victim: int = -1
     sleepers: tuple[int, ...] = ()  # ranks that do not end by themselves, besides a victim that was stopped
+    word: str = "ready"
     after: float = 0.3
     shared: bool = False  # all-reduces on shared memory, where the native core is built; otherwise all messages go over gloo
     port: int = 0  # where they meet; 0: a free one
@@ -140,7 +141,7 @@ def play(herd: Herd, case: Case, folder: Path) -> Outcome:
                 pids[rank] = herd.fork(HERE / "faults.py", args, env, folder / f"stdout.{rank}", err)
         struck = started
         if case.strike is not None:
-            _wait_ready(herd, pids, folder, time.monotonic() + PATIENCE)
+            _wait_for_word(case.word, herd, pids, folder, time.monotonic() + PATIENCE)
             time.sleep(case.after)
             struck = time.monotonic()
             for pid in pids.values() if case.victim == -1 else [pids[case.victim]]:
@@ -166,12 +167,12 @@ def play(herd: Herd, case: Case, folder: Path) -> Outcome:
     return Outcome(codes, ended, said, text, started, struck, folder, port, pids)
 
 
-def _wait_ready(herd: Herd, pids: dict[int, int], folder: Path, deadline: float) -> None:
+def _wait_for_word(word: str, herd: Herd, pids: dict[int, int], folder: Path, deadline: float) -> None:
     for rank, pid in pids.items():
         out = folder / f"stdout.{rank}"
-        while '"ready"' not in (out.read_text() if out.exists() else ""):
+        while f'"{word}"' not in (out.read_text() if out.exists() else ""):
             assert herd.wait(pid, 0) is None, f"rank {rank} ended too early: {(folder / 'stderr').read_text()}"
-            assert time.monotonic() < deadline, f"rank {rank} is not ready"
+            assert time.monotonic() < deadline, f"rank {rank} has not said {word!r}"
             time.sleep(0.02)
 
 

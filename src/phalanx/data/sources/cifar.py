@@ -72,7 +72,7 @@ def load(kind: str, directory: str, split: str) -> Arrays:
 
 
 def find(kind: str, directory: str, split: str) -> tuple[Version, list[Path]]:
-    """The first version of which all files are there, in `directory` itself or in the folder of its archive."""
+    """The first version with all its files, in `directory` itself or in the folder of its archive."""
     root = Path(directory).expanduser()
     if not root.is_dir():
         raise SourceError(
@@ -106,7 +106,7 @@ def read_binary(path: Path, layout: Version) -> tuple[np.ndarray, np.ndarray]:
 
 
 def read_python(path: Path, layout: Version) -> tuple[np.ndarray, np.ndarray]:
-    """Pixels and labels of one pickle, of which nothing is executed."""
+    """Pixels and labels of one pickle. Nothing in it is executed."""
     try:
         value = load_plain(_content(path))
     except PickleRefused as refusal:

@@ -37,7 +37,9 @@ def load(kind: str, directory: str, split: str) -> Arrays:
     labels_path = find(kind, directory, f"{part}-labels", "idx1-ubyte")
     images, labels = read_idx(images_path, 3), read_idx(labels_path, 1)
     if len(images) != len(labels):
-        raise SourceError(f"{images_path} has {len(images)} images, {labels_path} {len(labels)} labels: not of one set")
+        raise SourceError(
+            f"{images_path} has {len(images)} images, {labels_path} {len(labels)} labels: they do not belong together"
+        )
     if len(labels) and int(labels.max()) >= len(CLASSES[kind]):
         raise SourceError(f"{labels_path}: label {int(labels.max())}, but {kind} has {len(CLASSES[kind])} classes")
     return Arrays(torch.from_numpy(images[:, None]), torch.from_numpy(labels).long(), CLASSES[kind], kind)
@@ -58,7 +60,7 @@ def find(kind: str, directory: str, stem: str, suffix: str) -> Path:
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
-    """The elements of an idx file of unsigned bytes with so many dimensions."""
+    """The elements of an idx file of unsigned bytes, which must have this many dimensions."""
     try:
         with path.open("rb") as raw:
             return _read(gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw, path, dimensions)
@@ -76,7 +78,7 @@ def _read(file: gzip.GzipFile | io.BufferedReader, path: Path, dimensions: int) 
             f"{path}: begins with {head[:4].hex() or 'nothing'}, wanted {wanted.hex()}: not the idx file it should be"
         )
     if len(head) < 4 + 4 * dimensions:
-        raise SourceError(f"{path}: ends within its header: download it again")
+        raise SourceError(f"{path}: ends inside its header: download it again")
     shape = struct.unpack(f">{dimensions}I", head[4:])
     size = math.prod(shape)
     if size > MAX_BYTES:

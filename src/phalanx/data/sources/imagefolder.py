@@ -225,7 +225,8 @@ def _from_saved(saved: saved_index.Saved, root: Path, own: tuple[str, ...], clas
     strangers = [name for name in own if name not in number_of]
     if strangers:
         raise SourceError(
-            f"{spec}: {root} has {len(strangers)} classes that train/ has not, such as {strangers[0]!r}: they have no number"
+            f"{spec}: {root} has {len(strangers)} classes that train/ does not have, such as {strangers[0]!r}: "
+            "they have no number"
         )
     arrays = saved.arrays
     paths, files = Names(arrays["folders"], arrays["folder_ends"]), Names(arrays["files"], arrays["file_ends"])

@@ -62,7 +62,7 @@ class ShardNames:
 
 @dataclass(frozen=True)
 class Limit:
-    """When a shard is full: before it passes so many bytes, or at so many samples. A sample beyond the limit is a shard alone."""
+    """When a shard is full: before it passes this many bytes, or at this many samples. A larger sample is a shard alone."""
 
     bytes: int | None = None
     samples: int | None = None

@@ -59,4 +59,4 @@ def find_files(pattern: str, split: str) -> list[str]:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             raise SourceError(f"{spec}: of {len(found)} files {missing[0]}{more} missing: fetch them, or narrow the pattern")
     tried = f" ({{split}} was tried as {', '.join(names)})" if names[0] else ""
-    raise SourceError(f"{spec}: no file is called so{tried}: check directory and pattern, and quote it from the shell")
+    raise SourceError(f"{spec}: no such file{tried}: check directory and pattern, and quote it from the shell")

@@ -2,7 +2,7 @@
 
 A pickle is a program; the unpickler runs it, with any function that the file names. Here pickletools finds the borders of the
 opcodes and executes nothing, and we interpret those that build plain values: lists, tuples, dicts, bytes, text and whole numbers.
-The few callables that CIFAR's files name stand in a table, and each entry is one of our own functions. We refuse everything else
+The few callables that CIFAR's files name are in a table, and each entry is one of our own functions. We refuse everything else
 and name the place. Work and memory are linear in the length of the file.
 
 An `Unpickler` with an allow-list in `find_class` would be shorter, but it bounds neither. With 200 bytes a file can use a pair of
@@ -99,7 +99,7 @@ def _step(name: str, argument: Any, stack: list[Any], memo: dict[int, Any], room
     elif name in TUPLES:
         size = TUPLES[name]
         if size > len(stack):
-            raise IndexError("a tuple of more than there is")
+            raise IndexError("a tuple of more values than there are")
         stack[len(stack) - size :] = [tuple(stack[len(stack) - size :])]
     elif name == "TUPLE":
         stack.append(tuple(_above_mark(stack)))
@@ -202,7 +202,7 @@ CALLABLES: dict[str, Callable[..., Any]] = {
 
 
 def _set_state(owner: Any, state: tuple[Any, ...]) -> None:
-    if isinstance(owner, ByteType):  # byte order and fields, of which a byte has none
+    if isinstance(owner, ByteType):  # byte order and fields, which a byte does not have
         return
     _version, shape, kind, fortran, data = state
     _of(Array, owner).value = _shaped(data, kind, shape, fortran)

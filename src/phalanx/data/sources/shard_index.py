@@ -160,7 +160,7 @@ def _label(extension: str, member: Member, window: Window) -> int:
         try:
             content = json.loads(data)
         except (ValueError, RecursionError):
-            raise BadMember("its .json is none") from None
+            raise BadMember("its .json is not JSON") from None
         value = content.get("label") if isinstance(content, dict) else None
     if type(value) is not int:
         raise BadMember(f"its .{extension} holds no whole number for a label: {data[:40]!r}")

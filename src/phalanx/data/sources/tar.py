@@ -187,7 +187,7 @@ def _pax(payload: bytes, offset: int) -> dict[str, str]:
 
 
 def _unsafe(name: str) -> str:
-    """Nothing is extracted, so such a name does no harm; but whoever wrote it meant some."""
+    """Nothing is extracted, so such a name does no harm; but its author meant some."""
     if name.startswith("/"):
         return "an absolute path"
     if ".." in name.split("/"):
