@@ -40,7 +40,8 @@ def assert_aware(case: Case, outcome: Outcome, missing: list[int], *words: str) 
 
 
 def raising(who: int, others: str, *, shared: bool = False, **more: object) -> Case:
-    return Case("raising", {"who": who, "others": others, "timeout": TIMEOUT, **more}, shared=shared)
+    args = {"who": who, "others": others, "timeout": TIMEOUT, **more}
+    return Case("raising", args, shared=shared, wholly=others == "all_reduce")
 
 
 @cases(
@@ -186,7 +187,7 @@ def test_disagreement_is_reported_within_the_timeout(case: Case, outcome: Outcom
 # ---- ranks that never come ---------------------------------------------------------------------------------------------------
 
 
-@cases(*(Case("meeting", {"timeout": 3.0}, absent=absent) for absent in ((1,), (0,), (1, 2))))
+@cases(*(Case("meeting", {"timeout": 3.0}, absent=absent, wholly=False) for absent in ((1,), (0,), (1, 2))))
 def test_rank_that_never_starts_is_named(case: Case, outcome: Outcome) -> None:
     for rank in outcome.codes:
         error = outcome.word(rank, "error")

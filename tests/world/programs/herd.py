@@ -40,7 +40,7 @@ class Case:
     sleepers: tuple[int, ...] = ()  # ranks that do not end by themselves, besides a victim that was stopped
     word: str = "ready"
     after: float = 0.3
-    wholly: bool = True  # its ranks end with the destructors of all C++ libraries; otherwise without, which saves 0.2 s each
+    wholly: bool = True  # its ranks take all libraries apart when they end; otherwise not, which saves 0.3 s each
     shared: bool = False  # all-reduces on shared memory, where the native core is built; otherwise all messages go over gloo
     port: int = 0  # where they meet; 0: a free one
     deadline: float = 40.0  # seconds after the strike, or the start, by which all others have ended
