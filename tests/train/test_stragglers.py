@@ -78,10 +78,10 @@ def test_a_rank_that_sleeps_is_named_by_a_run(tmp_path, monkeypatch, cause):
             trainer = assemble(config, comm, log)
             if comm.rank == 1 and cause == "compute":
                 forward = trainer.forward
-                trainer.forward = lambda x: (time.sleep(0.05), forward(x))[1]
+                trainer.forward = lambda x: (time.sleep(0.15), forward(x))[1]
             if comm.rank == 1 and cause == "input":
                 steps = trainer.loader.steps
-                trainer.loader.steps = lambda: ((time.sleep(0.05), step)[1] for step in steps())
+                trainer.loader.steps = lambda: ((time.sleep(0.15), step)[1] for step in steps())
             with trainer.loader, trainer.test:
                 trainer.run(None, resume=False)
 
