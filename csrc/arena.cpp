@@ -86,7 +86,7 @@ Status Team::release(std::uint32_t id) {
     Call call;
     call.verb = Verb::release;
     call.arena = id;
-    const Status status = size_ == 1 ? Status::ok : sync(call);  // nobody works on it any more
+    const Status status = size_ == 1 ? Status::ok : sync(call);  // no rank works on it any more
     if (status == Status::ok)
         arenas_.erase(std::remove_if(arenas_.begin(), arenas_.end(), [id](const Arena& a) { return a.id == id; }), arenas_.end());
     return status;

@@ -1,4 +1,4 @@
-// What a rank does when its patience ends: find out who is missing, settle the operation as failed, and tell the others.
+// What a rank does when its patience ends: find out which ranks are missing, settle the operation as failed, and tell the others.
 #include <climits>
 #include <cstring>
 #include <sched.h>
@@ -24,7 +24,7 @@ Status Team::look_around(Generation g, std::int64_t waited_ns) {
     return give_up(&g, report);
 }
 
-// Who has not come; if all have, who has not finished what it took on.
+// The ranks that have not come; if all have, those that have not finished what they took on.
 RankSet Team::missing(Generation g) {
     RankSet absent{}, busy{};
     for (int r = 0; r < size_; ++r) {
@@ -38,7 +38,7 @@ RankSet Team::missing(Generation g) {
 Status Team::give_up(const Generation* g, const Report& report) {
     members_[rank_].report = report;
     if (g != nullptr) {
-        // nobody will touch what it is about from now on, except who is in the middle of a chunk
+        // from now on no rank touches what it is about, except one in the middle of a chunk
         if (!settle(*g, Phase::gathering, Phase::failed) && !settle(*g, Phase::open, Phase::failed)) return Status::ok;
     }
     if (under_way_) settle(next_ - 1, Phase::gathering, Phase::failed) || settle(next_ - 1, Phase::open, Phase::failed);

@@ -1,8 +1,8 @@
 // LARS on float32: how far a tensor moves, and how a step is repaired that used a norm which was no longer true.
 //
 // Where all ranks have one copy of w (update.cpp), |w| costs no pass of its own: an update sums the squares of what it writes,
-// and the next one takes them for |w|^2. Somebody may have written to w in between. So an update also sums the squares of what it
-// finds: where they are others than those that the ratio was made of, the tensor is moved by the difference. Nobody has to tell
+// and the next one takes them for |w|^2. A program may have written to w in between. So an update also sums the squares of what it
+// finds: where they are others than those that the ratio was made of, the tensor is moved by the difference. No one has to tell
 // us, and nothing is missed: a change that leaves |w| as it is needs no repair.
 #pragma once
 

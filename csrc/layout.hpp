@@ -1,7 +1,7 @@
-// What lies where in the control segment. All zeros is its valid beginning, so that nobody has to prepare it; only the nonce of
+// What lies where in the control segment. All zeros is its valid beginning, so that no rank has to prepare it; only the nonce of
 // the segment (segment.hpp) stands there until all have mapped it.
 //
-//   Header                 who broke the team, and a letter box for the place of a new arena
+//   Header                 which rank broke the team, and a letter box for the place of a new arena
 //   Member[size]           process, cores, and what this rank found out when it gave up
 //   Slot[slots]            one operation in flight each: how many have arrived, and how far it is
 //   Line[slots][size]      what each rank calls, and which of its chunks are taken
@@ -77,7 +77,7 @@ enum class Status : std::uint32_t {
     ok,
     disagree,     // ranks called different things; nothing was touched, and the team is as good as before
     dead,         // a process has ended or left the team
-    late,         // somebody did not come, or did not finish, in time
+    late,         // a rank did not come, or did not finish, in time
     aborted,      // abort() was called on some rank
     interrupted,  // a signal handler raised on some rank
     refused,      // memory could not be shared; the team is as good as before
@@ -109,7 +109,7 @@ struct alignas(line) Member {
 };
 
 struct alignas(line) Header {
-    std::uint64_t nonce[2];    // of the segment, while it can be opened; nobody else writes here
+    std::uint64_t nonce[2];    // of the segment, while it can be opened; no other rank writes here
     Word broken;               // 1 + the rank whose report says why; 0 while all is well
     char place[place_bytes];   // letter box: where to open the new arena
     char refusal[text_bytes];  // why there is none

@@ -1,4 +1,4 @@
-// A fused update, cut into chunks that any rank may take: whoever sums a chunk of the gradients also moves the parameters by it.
+// A fused update, cut into chunks that any rank may take: the rank that sums a chunk of the gradients also moves the parameters by it.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ struct Team::Plan {
     std::size_t end = 0;  // elements that the flat buffers must have
 
     virtual ~Plan() = default;
-    // Do what `verb` asks for with chunk c, of which `sources` has one gradient per rank.
+    // Do what `verb` asks for with chunk c; `sources` has its gradient on every rank.
     virtual void work(Verb verb, std::size_t c, const float* const* sources, int ranks) const = 0;
 
     template <class Row>

@@ -59,7 +59,7 @@ class Segment {
     std::size_t bytes() const { return bytes_; }
     const Place& place() const { return place_; }
 
-    // All have mapped it: nobody can open it from now on, and at the creator its first bytes become zeros as the others are.
+    // All have mapped it: it cannot be opened from now on, and at the creator its first bytes become zeros as the others are.
     void forget_place();
 
     // Have pages ready before they are needed: a page fault in the middle of a collective delays all ranks.

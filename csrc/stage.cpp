@@ -4,7 +4,7 @@
 // all ranks, and each rank's part of the stage has three thirds that take turns. After the meeting of step s a rank
 //     writes its own third s + 1, and in its own third s the slice that it reduces;
 //     reads the thirds s of others, except the slice that its owner reduces, and of their thirds s - 1 just that slice.
-// All have done so when the next meeting is over: nothing is read while somebody writes it, and no step needs a second meeting.
+// All have done so when the next meeting is over: nothing is read while another rank writes it, and no step needs a second meeting.
 //
 // Reductions go two ways. *Each for itself*: all put in, and each takes out what it wants, summing on the way; a rank reads what
 // all others have put in. *In slices*: each rank reduces one slice of every piece, and all copy that a step later, because the
@@ -98,7 +98,7 @@ Status Team::reduce_each_for_itself(const Call& call, char* x) {
         void* to = x + range.first * width;
         const void* from[max_ranks];
         for (int r = 0; r < size_; ++r) from[r] = stage(r, k) + (range.first - piece.first) * width;
-        from[rank_] = to;  // it is in this core's cache; so nobody reads what it has put in itself
+        from[rank_] = to;  // it is in this core's cache; so no rank reads what it has put in itself
         reduce(&to, 1, from, size_, range.count(), call.scale);
     });
 }

@@ -152,7 +152,7 @@ void Team::arrive_last(Generation g, const Call& call) {
     }
 }
 
-// Move on, unless another rank has decided otherwise; wake those who sleep.
+// Move on, unless another rank has decided otherwise; wake the sleepers.
 bool Team::settle(Generation g, Phase from, Phase to) {
     Slot& here = slot(g);
     std::uint32_t state = here.state.load(std::memory_order_relaxed);

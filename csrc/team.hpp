@@ -3,8 +3,8 @@
 // Every operation has a generation, the same on all ranks because all call in the same order, and takes place in slot
 // generation % slots. A rank *begins* an operation: it writes what it calls and counts itself in. The last to come compares the
 // calls; it does small work alone and opens large work to all. A rank *finishes* an operation: it takes chunks while there are
-// any, its own slice first, then those of others, and sleeps until the last chunk is done. Who has arrived and works on no chunk
-// holds up nobody.
+// any, its own slice first, then those of others, and sleeps until the last chunk is done. A rank that has arrived and works
+// on no chunk holds up no other.
 //
 // A rank begins operation g only when it has finished g - 1. That one was complete, so all had begun it, so all had finished
 // g - 2: its slot can be taken again.

@@ -12,7 +12,7 @@ static_assert(sizeof(Word) == 4 && Word::is_always_lock_free, "a futex is a bare
 
 std::int64_t now_ns();  // monotonic
 
-// Sleep until `word` differs from `expected`, somebody wakes us, or the time is up; may also return for no reason.
+// Sleep until `word` differs from `expected`, another process wakes us, or the time is up; may also return for no reason.
 void futex_wait(Word& word, std::uint32_t expected, std::int64_t nanoseconds);
 void futex_wake(Word& word, int sleepers);
 

@@ -176,6 +176,7 @@ def test_under_a_launcher_and_a_contender_that_does_nothing(tmp_path, monkeypatc
 # ---- when it fails -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_a_rank_that_fails_is_shown(tmp_path, monkeypatch, capfd):
     sabotage(
         tmp_path, monkeypatch, "if os.environ['RANK'] == '1':\n    print('the dog ate it')\n    sys.stdout.flush(); os._exit(7)"

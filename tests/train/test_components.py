@@ -1,5 +1,6 @@
 """Typed components and the flat settings that `--set` knows: the same values under the same names."""
 
+import inspect
 from dataclasses import MISSING, fields
 
 import pytest
@@ -50,3 +51,10 @@ def test_what_is_refused():
         ModelConfig(name="mlp", zero_gamma=True)
     with pytest.raises(ValueError, match="depth=0: only resnet_cifar has one"):
         ModelConfig(depth=0)
+
+
+def test_of_takes_every_option_of_a_model():
+    """What `ModelConfig.of` does not take from a network it takes by name, with the same default."""
+    own = {name: p.default for name, p in inspect.signature(ModelConfig.of).parameters.items() if name != "network"}
+    of_networks = {f.name for kind in NETWORKS.values() for f in fields(kind)}
+    assert own == {f.name: f.default for f in fields(ModelConfig) if f.name not in {"name", *of_networks}}

@@ -40,7 +40,8 @@ def assert_aware(case: Case, outcome: Outcome, missing: list[int], *words: str) 
 
 
 def raising(who: int, others: str, *, shared: bool = False, **more: object) -> Case:
-    return Case("raising", {"who": who, "others": others, "timeout": TIMEOUT, **more}, shared=shared)
+    args = {"who": who, "others": others, "timeout": TIMEOUT, **more}
+    return Case("raising", args, shared=shared, wholly=others == "all_reduce")
 
 
 @cases(
@@ -77,7 +78,7 @@ def test_sys_exit_on_one_rank_is_told_to_those_who_wait_for_it(case: Case, outco
 
 def struck(strike: signal.Signals, victim: int, ranks: int = 3, *, shared: bool = False, **more: object) -> Case:
     args = {"who": victim, "timeout": TIMEOUT, **more}
-    return Case("handling", args, ranks=ranks, strike=strike, victim=victim, shared=shared)
+    return Case("handling", args, ranks=ranks, strike=strike, victim=victim, shared=shared, wholly=False)
 
 
 @cases(
@@ -104,7 +105,7 @@ def test_stopped_rank_is_named_within_the_timeout(case: Case, outcome: Outcome) 
     assert_aware(case, outcome, [case.victim], f"{ALL_REDUCE} (number 2)", f"rank {case.victim} does not answer", "is stopped")
 
 
-@cases(*(Case("handling", {"who": who, "timeout": TIMEOUT}, sleepers=(who,)) for who in (0, 2)))
+@cases(*(Case("handling", {"who": who, "timeout": TIMEOUT}, sleepers=(who,), wholly=False) for who in (0, 2)))
 def test_rank_that_never_calls_is_named_as_in_user_code(case: Case, outcome: Outcome) -> None:
     who = case.args["who"]
     assert_aware(case, outcome, [who], f"rank {who} has not called it: in user code for", f"last operation {ALL_REDUCE}")
@@ -139,7 +140,7 @@ DEBUG = {"PHALANX_DEBUG": "1"}
 
 @cases(
     *(
-        Case("disagreeing", {"timeout": TIMEOUT, "calls": calls}, env=DEBUG)
+        Case("disagreeing", {"timeout": TIMEOUT, "calls": calls}, env=DEBUG, wholly=False)
         for calls in (["40000", "40000", "40001"], ["7", "8", "8"], ["65536", "float64", "65536"], ["barrier", "65536", "65536"])
     )
 )
@@ -186,7 +187,7 @@ def test_disagreement_is_reported_within_the_timeout(case: Case, outcome: Outcom
 # ---- ranks that never come ---------------------------------------------------------------------------------------------------
 
 
-@cases(*(Case("meeting", {"timeout": 3.0}, absent=absent) for absent in ((1,), (0,), (1, 2))))
+@cases(*(Case("meeting", {"timeout": 3.0}, absent=absent, wholly=False) for absent in ((1,), (0,), (1, 2))))
 def test_rank_that_never_starts_is_named(case: Case, outcome: Outcome) -> None:
     for rank in outcome.codes:
         error = outcome.word(rank, "error")

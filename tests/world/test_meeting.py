@@ -49,7 +49,9 @@ def test_jobs_at_the_port_of_a_running_one_leave_it_alone(herd, tmp_path):
     """The same job again, the same without its rank 0, a smaller and a larger one."""
     shapes = [(3, ()), (3, (0,)), (2, (0,)), (5, (0,))]
     first, others = beside(
-        herd, tmp_path, [Case("meeting", {"timeout": TIMEOUT}, ranks=n, absent=absent, deadline=20) for n, absent in shapes]
+        herd,
+        tmp_path,
+        [Case("meeting", {"timeout": TIMEOUT}, ranks=n, absent=absent, deadline=40, wholly=False) for n, absent in shapes],
     )
     assert set(first.codes.values()) == {0}, first.stderr
     assert first.stderr == ""

@@ -7,29 +7,24 @@ calling thread, then becomes one operation (`operations.py`) on the issuing thre
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
-from typing import TypeVar
 
 import torch
 
 from phalanx.comm import messages
 from phalanx.comm.broadcast import Broadcast
 from phalanx.comm.connection import Connection
-from phalanx.comm.hotline import Answer, Hotline
 from phalanx.comm.memory import Memory
 from phalanx.comm.objects import ObjectVerbs
 from phalanx.comm.pending import Pending
 from phalanx.comm.reductions import ReduceOp, Reductions
-from phalanx.comm.run import LANES
+from phalanx.comm.room_verbs import RoomVerbs
 from phalanx.comm.runner import Runner
-from phalanx.native.team import HostTeam
 from phalanx.schedule import Schedule
 
-T = TypeVar("T")
 
-
-class Communicator(ObjectVerbs):
+class Communicator(ObjectVerbs, RoomVerbs):
     """A set of ranks that communicate. Make one with `create_communicator`, `run_local` or `split`.
 
     All ranks call the same collective verbs in the same order. Tensors are dense, on the CPU or a GPU, of any common dtype; they
@@ -54,10 +49,8 @@ class Communicator(ObjectVerbs):
         self._memory = Memory(operations, shared=shared)
 
     def __repr__(self) -> str:
-        name = self._members.name
-        return f"<Communicator {name}: rank {self.rank} of {self.size}, {self.inter_size} host(s), {self.schedule.name}>"
-
-    # ---- who ---------------------------------------------------------------------------------------------------------------
+        who = f"{self._members.name}: rank {self.rank} of {self.size}"
+        return f"<Communicator {who}, {self.inter_size} host(s), {self.schedule.name}>"
 
     @property
     def rank(self) -> int:
@@ -93,11 +86,6 @@ class Communicator(ObjectVerbs):
     def schedule(self) -> Schedule:
         """The schedule of an all-reduce of more than a few KiB."""
         return self._reductions.schedule
-
-    @property
-    def patience(self) -> float:
-        """Seconds without progress after which a wait is given up: the timeout, less the time to find out why."""
-        return self._connection.issuer.patience
 
     # ---- reductions --------------------------------------------------------------------------------------------------------
 
@@ -178,15 +166,26 @@ class Communicator(ObjectVerbs):
         return self._broadcast.bcast(x, root)
 
     def gather(self, x: torch.Tensor, root: int = 0) -> list[torch.Tensor] | None:
-        """Collect one tensor of every rank on the root; shapes may differ.
+        """Collect one tensor of every rank on the root.
+
+        Args:
+            x: The tensor; shapes and dtypes may differ between ranks.
+            root: The rank that receives.
 
         Returns:
             The tensors in rank order on the root, None on the other ranks.
+
+        Example:
+            >>> phalanx.run_local(2, lambda comm: comm.gather(torch.tensor(comm.rank)))
+            [[tensor(0), tensor(1)], None]
         """
         return messages.gather(self._operations, x, root)
 
     def allgather(self, x: torch.Tensor) -> list[torch.Tensor]:
-        """Collect one tensor of every rank on all ranks; shapes may differ.
+        """Collect one tensor of every rank on all ranks.
+
+        Args:
+            x: The tensor; shapes and dtypes may differ between ranks.
 
         Returns:
             The tensors in rank order.
@@ -198,55 +197,61 @@ class Communicator(ObjectVerbs):
         return messages.allgather(self._operations, x)
 
     def scatter(self, xs: Sequence[torch.Tensor] | None, root: int = 0) -> torch.Tensor:
-        """Send tensor i of the root's list to rank i, and return this rank's. Other ranks pass None; shapes may differ."""
+        """Send tensor i of the root's list to rank i.
+
+        Args:
+            xs: One tensor per rank on the root, None on the other ranks; shapes and dtypes may differ.
+            root: The rank that sends.
+
+        Returns:
+            This rank's tensor.
+
+        Example:
+            >>> phalanx.run_local(2, lambda comm: comm.scatter([torch.zeros(1), torch.ones(2)] if comm.rank == 0 else None))
+            [tensor([0.]), tensor([1., 1.])]
+        """
         return messages.scatter(self._operations, xs, root)
 
     def alltoall(self, xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Send `xs[j]` to rank j, and return a list whose element j came from rank j. Shapes may differ."""
+        """Send one tensor to every rank, and receive one from every rank.
+
+        Args:
+            xs: `xs[j]` goes to rank j; shapes and dtypes may differ, and tensors may be empty.
+
+        Returns:
+            A list whose element j came from rank j.
+
+        Example:
+            >>> phalanx.run_local(2, lambda comm: comm.alltoall([torch.tensor(10 * comm.rank + j) for j in range(2)]))
+            [[tensor(0), tensor(10)], [tensor(1), tensor(11)]]
+        """
         return messages.alltoall(self._operations, xs)
 
     def send(self, x: torch.Tensor, dest: int, tag: int = 0) -> None:
-        """Send `x` to rank `dest`; returns when `dest` receives it. Messages of one pair and tag arrive in order."""
+        """Send a tensor to one rank; returns when that rank receives it. Messages of one pair and tag arrive in order.
+
+        Args:
+            x: The tensor.
+            dest: The rank that receives.
+            tag: A whole number; the receiver passes the same.
+
+        Example:
+            >>> phalanx.run_local(2, lambda comm: comm.send(torch.ones(2), 1) if comm.rank == 0 else comm.recv(0).tolist())
+            [None, [1.0, 1.0]]
+        """
         messages.send(self._operations, x, dest, tag)
 
     def recv(self, source: int, tag: int = 0) -> torch.Tensor:
-        """Return the next tensor that rank `source` has sent with this `tag`, with its shape and dtype."""
-        return messages.recv(self._operations, source, tag)
+        """Receive the next tensor that one rank has sent.
 
-    def exchange_async(
-        self, x: torch.Tensor, dest: int, out: torch.Tensor, source: int, tag: int = 0, *, may_fail: bool = False
-    ) -> Pending:
-        """Start to send `x` to `dest` and to fill `out` from `source`; leave both alone until `wait()`, which returns `out`.
+        Args:
+            source: The rank that sends.
+            tag: A whole number; the sender passes the same.
 
-        For neighbours that know each other's sizes: contiguous tensors, no header. An empty tensor is not sent. Operations that
-        you call later do not wait for the exchange. With `may_fail` a dead neighbour breaks this exchange and nothing else: call
-        `settle(seconds)` instead of `wait()`.
+        Returns:
+            The tensor, with the shape and dtype it had there.
         """
-        return messages.exchange_async(self._operations, x, dest, out, source, tag, may_fail=may_fail)
-
-    # ---- memory ------------------------------------------------------------------------------------------------------------
-
-    @property
-    def multiple(self) -> int:
-        """Buffers whose length is a multiple of this many elements need no padding."""
-        return self.schedule.chunks * LANES
-
-    @property
-    def shares_memory(self) -> bool:
-        """Whether all ranks are on one host and share memory."""
-        return self._memory.is_shared_by_all
-
-    def buffer(self, numel: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> torch.Tensor:
-        """A flat tensor, not initialised, in the memory that this communicator reduces fastest. All ranks call it together."""
-        return self._memory.buffer(numel, dtype, device)
-
-    def shared_buffer(self, numel: int) -> torch.Tensor:
-        """Flat float32 zeros that all ranks see and may write. All ranks call it together; needs `shares_memory`."""
-        return self._memory.shared_buffer(numel)
-
-    def on_host(self, name: str, work: Callable[[HostTeam], T]) -> T:
-        """Run `work` on the team of this host's ranks, in the order of all calls; errors name it. Needs `shares_memory`."""
-        return self._memory.on_host(name, work)
+        return messages.recv(self._operations, source, tag)
 
     # ---- other communicators, and the end ------------------------------------------------------------------------------------
 
@@ -277,10 +282,6 @@ class Communicator(ObjectVerbs):
                 f"survivors({list(ranks)}): pass ranks from 0 to {self.size - 1}, with this rank, {self.rank}, among them"
             )
         return Communicator(self._connection.survivors(kept))
-
-    def hotline(self, answer: Answer) -> Hotline:
-        """A side channel on which ranks can ask each other while their training threads are busy. All ranks call it."""
-        return Hotline("127.0.0.1" if self.inter_size == 1 else self._connection.transport.address, answer, self.allgather_obj)
 
     def close(self) -> None:
         """Finish what is queued, then close. Closing a split communicator leaves its parent open. Idempotent."""

@@ -9,6 +9,7 @@ import os
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from phalanx.comm.choose import choose
 from phalanx.comm.ending import release
@@ -51,6 +52,10 @@ class Connection:
         self.operations: Operations = Operations(members, transport, issuer, team=team, parent=above)
         self._watch, self._parent, self._share, self._splits = watch, parent, share, 0
         self._leave = leave_later(self.operations, team, watch) if team is not None else None
+
+    def gather_objects(self, obj: Any) -> list[Any]:
+        """The plain data of all ranks, on all ranks."""
+        return [unpack(x) for x in allgather(self.operations, pack(obj))]
 
     def split(self, color: int, table: Sequence[tuple[int, int]]) -> Connection:
         """The part with `color`; `table` has every rank's (color, key)."""

@@ -43,7 +43,7 @@ from phalanx.grad.wire import check_wire
 class Averager:
     """Replaces every gradient of `params` by its mean over the ranks of `comm`.
 
-    `in_backward` is False where somebody else sums the gradients: then nothing happens before `step`, nor with double buffering.
+    `in_backward` is False if the fused step sums the gradients: then nothing happens before `step`, as with double buffering.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class Averager:
     def _average(self, *, at_step: bool) -> None:
         begun, early = time.perf_counter(), self._exchange.early_bytes
         if at_step and not self.delayed:
-            # hooks have run, and nobody called at the end of backward: it failed, or ran inside another one, or this optimizer
+            # hooks have run, but no callback at the end of backward: it failed, or ran inside another one, or this optimizer
             # is not the youngest of its parameters
             self._exchange.check_untouched("before it was averaged; call opt.synchronize() first")
         if self._sparse:
@@ -179,7 +179,7 @@ class Averager:
         self._hand_out.drop_graphs()
 
     def collect(self) -> list[Arena]:
-        """The arenas, with this rank's gradients in them, for who sums them himself. All ranks call it, instead of the above."""
+        """The arenas with this rank's own gradients, for the fused step. All ranks call it instead of `synchronize`."""
         begun = time.perf_counter()
         if self._trained.changed:
             self._learn(at_step=True)
@@ -236,7 +236,7 @@ class Averager:
         self._records.next_step()
 
     def check_replicas(self) -> None:
-        """After an update: every so many steps the ranks compare their parameters."""
+        """After an update: in every `check_every`-th step the ranks compare their parameters."""
         self._health.check_drift(self._trained.names, self.steps)
 
     def drop(self) -> None:

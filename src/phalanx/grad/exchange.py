@@ -1,7 +1,7 @@
 """The groups of one backward on their way: they leave in index order, and every rank gets all of them back as means.
 
-A gradient may come in several pieces (reentrant checkpointing). If a piece comes after its group has left, the rank says so in
-one element at the end of the last group, which therefore always waits for the end of backward. Then all groups go again, and
+A gradient may come in several pieces (reentrant checkpointing). If a piece comes after its group has left, the rank writes that
+into one element at the end of the last group, which therefore always waits for the end of backward. Then all groups go again, and
 from the next backward on that group waits for the end, too. So every group leaves equally often on all ranks, whatever happens
 on one of them, and no rank has to ask.
 
@@ -171,7 +171,7 @@ class Exchange:
 
 
 def overflowed(groups: Sequence[Group]) -> set[int]:
-    """The ids of the parameters whose means overflowed on a 16-bit wire, told once."""
+    """The ids of the parameters whose means overflowed on a 16-bit wire; each is returned once."""
     over = {id(p) for group in groups if group.overflowed for p in group.params}
     for group in groups:
         group.overflowed = False

@@ -51,7 +51,7 @@ class Health:
         return first
 
     def check_drift(self, names: Mapping[torch.nn.Parameter, str], step: int) -> None:
-        """Every so many steps: raise, on all ranks, where replicas that began equal have become different."""
+        """In every `check_every`-th step: raise, on all ranks, if replicas that began equal have become different."""
         if not self._every or self._comm.size == 1 or not step or step % self._every:
             return
         sums = bit_sums(list(names))
@@ -100,7 +100,7 @@ class Health:
         if unused and self._first("unused"):
             warnings.warn(
                 f"rank {self._comm.rank}: no gradient for {len(unused)} parameter(s), {some(unused)}; "
-                "they count as zeros in the mean. Told once",
+                "they count as zeros in the mean. This is the only warning",
                 stacklevel=6,
             )
 
@@ -111,6 +111,7 @@ class Health:
         bad = [name for p, name in names.items() if id(p) in over and not (p.grad is None or bool(torch.isfinite(p.grad).all()))]
         warnings.warn(
             f"the mean gradient of {some(bad)} is not finite: on the way as {wire} it exceeded "
-            f"{torch.finfo(wire).max:g}, or it was not finite before. Use wire=torch.bfloat16, or a GradScaler. Told once",
+            f"{torch.finfo(wire).max:g}, or it was not finite before. Use wire=torch.bfloat16, or a GradScaler. "
+            "This is the only warning",
             stacklevel=6,
         )

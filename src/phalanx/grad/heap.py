@@ -16,7 +16,7 @@ FROM_HEAP = 32 << 20  # bytes up to which memory comes from the heap: the most t
 
 
 def keep_freed_memory() -> bool:
-    """Tell glibc; whether it listened. A user who set MALLOC_..._ has decided, and other allocators do well by themselves."""
+    """Tell glibc, and return whether it listened. If you set MALLOC_..._ yourself, your choice stays."""
     if any(name in os.environ for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "LD_PRELOAD")):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-# who hooks a parameter. Two that do must not send during backward: the gradient of one is memory that the other reads
+# the hooks of a parameter. Two of them must not send during backward: the gradient of one is memory that the other reads
 _watchers: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
@@ -21,8 +21,8 @@ class Hooks:
         self._before, self._after = weakref.WeakMethod(before), weakref.WeakMethod(after)
         self._hooks: dict[torch.nn.Parameter, list[Any]] = {}
         self._handles: list[Any] = []
-        self.alone = True  # nobody else hooks these parameters
-        self.superseded: set[torch.nn.Parameter] = set()  # those that somebody younger hooks, or hooked: creation has an order
+        self.alone = True  # no other optimizer hooks these parameters
+        self.superseded: set[torch.nn.Parameter] = set()  # those that a younger optimizer hooks, or hooked: creation has an order
         # that is the same on all ranks, the garbage collector has not
         weakref.finalize(self, _remove, self._handles)
 

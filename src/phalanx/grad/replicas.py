@@ -1,4 +1,4 @@
-"""Whether the ranks begin alike: the same parameters, shapes and options, or an error on all that names who and what differs."""
+"""Whether the ranks begin alike. If parameters, shapes or options differ, all ranks raise an error that names where."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Call(NamedTuple):
     op: int
     staged: int
     root: int
-    count: int  # type: ignore[assignment]  # nobody counts the items of a call
+    count: int  # type: ignore[assignment]  # hides tuple.count
     arena: int
     offset: int
     scale: float
@@ -63,7 +63,7 @@ def call_text(verb: str, x: torch.Tensor, op: str = "") -> str:
 
 
 def disagreement(call: str, author: int, calls: Sequence[Call], topics: Sequence[str] = ()) -> Disagreement:
-    """The error that says who called what. The odd ranks are those outside the largest party.
+    """The error that says which rank called what. The odd ranks are those outside the largest party.
 
     `topics` are what users called on each rank; where they differ they say more than what became of them here.
     """

@@ -178,7 +178,7 @@ class HostTeam:
         self._team.abort()
 
     def close(self) -> None:
-        """Leave the team; who calls it after this gets an error. Tensors stay valid. Idempotent."""
+        """Leave the team. Later calls raise; tensors stay valid. Idempotent."""
         self._team.leave()
 
     def _error(self, number: int, call: str) -> RuntimeError:
@@ -206,7 +206,7 @@ class HostTeam:
         try:
             return self.tell(str(self._topic()))
         except SharedMemoryError:
-            return []  # a rank died meanwhile: the disagreement is told without words
+            return []  # a rank died meanwhile: the error names no topics
 
 
 def _address(x: torch.Tensor) -> int:

@@ -25,7 +25,7 @@ class SgdRow(NamedTuple):
     """
 
     offset: int
-    count: int  # type: ignore[assignment]  # nobody counts the items of a row
+    count: int  # type: ignore[assignment]  # hides tuple.count
     lr: float
     momentum: float = 0.0
     weight_decay: float = 0.0

@@ -33,7 +33,7 @@ from phalanx.optim.wrapped import WrappedOptimizer
 
 
 class GossipOptimizer(WrappedOptimizer):
-    """Made by `create_multi_node_optimizer(..., sync=phalanx.Gossip(...))`. A torch optimizer for all who ask."""
+    """Made by `create_multi_node_optimizer(..., sync=phalanx.Gossip(...))`. A torch optimizer for schedulers and checkpoints."""
 
     # GradScaler would not call `step` where gradients overflowed, on that rank alone, and its partner would wait
     _step_supports_amp_scaling = True
@@ -75,7 +75,7 @@ class GossipOptimizer(WrappedOptimizer):
         else:
             if overflowed:
                 for p in self._trained():
-                    p.grad = None  # counts as zeros; the partner goes on
+                    p.grad = None  # counts as zeros; the partner continues
             self.synchronize()
             if not overflowed or self.sync.exchange == "gradients":
                 result = self.optimizer.step()
@@ -148,7 +148,7 @@ class GossipOptimizer(WrappedOptimizer):
             self._unused_told = True
             warnings.warn(
                 f"rank {self.comm.rank}: no gradient for {len(unused)} parameter(s), {some([name for _, name in unused])}; "
-                "they count as zeros. Told once",
+                "they count as zeros. This is the only warning",
                 stacklevel=4,
             )
 
@@ -252,7 +252,7 @@ class GossipOptimizer(WrappedOptimizer):
 
     @property
     def communication(self) -> Gossiper:
-        """The number of the next exchange and what is under way, as `state_dict()`: with it a checkpoint goes on bit for bit."""
+        """The next exchange and what is under way, as `state_dict()`: with it a checkpoint continues bit for bit."""
         return self._gossiper
 
     @property

@@ -57,7 +57,7 @@ class MultiNodeOptimizer(WrappedOptimizer):
         )
 
     def _watch_changes(self) -> None:
-        """Somebody may have edited `param_groups`, or changed the inner optimizer."""
+        """You may have edited `param_groups`, or changed the inner optimizer."""
         params = dict.fromkeys(p for group in self.optimizer.param_groups for p in group["params"])
         if not self._averager.watches(list(params)):
             self._averager.watch(*self.parameters())
@@ -67,7 +67,7 @@ class MultiNodeOptimizer(WrappedOptimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Average the gradients, then update. A `closure` is called as often as the optimizer likes, its gradients averaged.
 
-        Its loss is averaged, too: where the optimizer decides by it how to go on, all ranks decide alike.
+        Its loss is averaged, too: if the optimizer makes a decision by it, all ranks decide alike.
         """
         if closure is not None:
             if self._averager.delayed:
@@ -213,7 +213,7 @@ class MultiNodeOptimizer(WrappedOptimizer):
     def communication(self) -> Averager:
         """What a step takes over from the one before it, the pending means of double buffering say, as `state_dict()`.
 
-        A checkpoint that has it beside the optimizer's own state goes on bit for bit.
+        A checkpoint that has it beside the optimizer's own state continues bit for bit.
         """
         return self._averager
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import nn
@@ -64,6 +64,9 @@ class BatchNormConfig:
         return convert_batchnorm(model, comm, group=self.group) if self.statistics == "shared" else model
 
 
+NORMS = BatchNormConfig()
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """The network, its initial weights, and how it computes."""
@@ -75,7 +78,7 @@ class ModelConfig:
     )
     zero_gamma: bool = setting(False, "Start the residual blocks of resnet_cifar, resnet18 and resnet50 as identities.")
     auxiliary_heads: bool = setting(False, "Train googlenet with its two auxiliary classifiers.")
-    batchnorm: BatchNormConfig = setting(BatchNormConfig(), "Batch norms.")
+    batchnorm: BatchNormConfig = setting(NORMS, "Batch norms.")
     initialise: Literal["order", "name"] = setting(
         "order",
         "Draw initial weights in the order of layers, or for each layer by its name, so that layers do not affect others.",
@@ -96,13 +99,29 @@ class ModelConfig:
                 raise ValueError(f"{option}={value}: only {', '.join(owners)} {have}, {self.name} has not")
         if self.width is not None and self.width < 1:
             raise ValueError(f"width={self.width}: at least 1")
-        if self.batchnorm != BatchNormConfig() and not self.network.has_batchnorm:
+        if self.batchnorm != NORMS and not self.network.has_batchnorm:
             raise ValueError(f"{self.batchnorm}: {self.name} has no batch norms")
 
     @classmethod
-    def of(cls, network: NetworkConfig, **options: Any) -> ModelConfig:
+    def of(
+        cls,
+        network: NetworkConfig,
+        *,
+        batchnorm: BatchNormConfig = NORMS,
+        initialise: Literal["order", "name"] = "order",
+        channels_last: bool = False,
+        compile: bool = False,  # noqa: A002  the name of the setting
+        precision: Precision = "float32",
+    ) -> ModelConfig:
         """The settings of a network, as a recipe writes it: `ModelConfig.of(ResNet50Config(), channels_last=True)`."""
-        return cls(**settings_of(NETWORKS, network), **options)
+        return cls(
+            **settings_of(NETWORKS, network),
+            batchnorm=batchnorm,
+            initialise=initialise,
+            channels_last=channels_last,
+            compile=compile,
+            precision=precision,
+        )
 
     @property
     def network(self) -> NetworkConfig:

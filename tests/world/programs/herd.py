@@ -40,6 +40,7 @@ class Case:
     sleepers: tuple[int, ...] = ()  # ranks that do not end by themselves, besides a victim that was stopped
     word: str = "ready"
     after: float = 0.3
+    wholly: bool = True  # its ranks take all libraries apart when they end; otherwise not, which saves 0.3 s each
     shared: bool = False  # all-reduces on shared memory, where the native core is built; otherwise all messages go over gloo
     port: int = 0  # where they meet; 0: a free one
     deadline: float = 40.0  # seconds after the strike, or the start, by which all others have ended
@@ -79,8 +80,8 @@ def clean_environment() -> dict[str, str]:
     }
 
 
-class Rank(Python):
-    """A process whose end is the subject of tests."""
+class Whole(Python):
+    """A process whose end is the subject of a test."""
 
     ends_wholly = True
 
@@ -91,15 +92,17 @@ class Herd:
     def __init__(self) -> None:
         warm()
         self._news = threading.Condition()
-        self._ranks: dict[int, Rank] = {}
+        self._ranks: dict[int, Python] = {}
         self._watchers: list[threading.Thread] = []
         self._ended: dict[int, tuple[int, float]] = {}
 
-    def fork(self, program: Path, args: Sequence[str], env: dict[str, str], out: Path, err: Path) -> int:
+    def fork(self, program: Path, args: Sequence[str], env: dict[str, str], out: Path, err: Path, *, wholly: bool = True) -> int:
         """The process id of a new process that runs `program`."""
         with open(out, "ab") as said, open(err, "ab") as complained:
             command, null = [sys.executable, str(program), *args], subprocess.DEVNULL
-            rank = Rank(command, env=clean_environment() | env, stdin=null, stdout=said, stderr=complained)
+            rank = (Whole if wholly else Python)(
+                command, env=clean_environment() | env, stdin=null, stdout=said, stderr=complained
+            )
         self._ranks[rank.pid] = rank
         self._watchers.append(threading.Thread(target=self._watch, args=(rank,), daemon=True))
         self._watchers[-1].start()
@@ -118,7 +121,7 @@ class Herd:
         for watcher in self._watchers:
             watcher.join(PATIENCE)
 
-    def _watch(self, rank: Rank) -> None:
+    def _watch(self, rank: Python) -> None:
         code = rank.wait()
         with self._news:
             self._ended[rank.pid] = code, time.monotonic()
@@ -138,7 +141,7 @@ def play(herd: Herd, case: Case, folder: Path) -> Outcome:
                 env = {"RANK": str(rank), "WORLD_SIZE": str(case.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
                 env |= case.env if case.shared else {"PHALANX_FORM": "moves", **case.env}
                 args = [case.scenario, json.dumps(case.args).replace("FOLDER", str(folder))]
-                pids[rank] = herd.fork(HERE / "faults.py", args, env, folder / f"stdout.{rank}", err)
+                pids[rank] = herd.fork(HERE / "faults.py", args, env, folder / f"stdout.{rank}", err, wholly=case.wholly)
         struck = started
         if case.strike is not None:
             _wait_for_word(case.word, herd, pids, folder, time.monotonic() + PATIENCE)

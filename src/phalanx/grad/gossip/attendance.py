@@ -38,9 +38,9 @@ class Attendance:
         self.membership = Membership.of(nodes)
         self.round = 0  # of the next exchange
         self.steps = 0  # of the optimizer
-        self.replica: Replica = list  # what somebody who was left behind takes over
+        self.replica: Replica = list  # what a rank that was left behind takes over
         self._peers: Peers | None = None
-        self._left = comm  # those who answered the last roll call
+        self._left = comm  # the ranks that answered the last roll call
         self._notices = Notices(comm)
         self._doubt: set[int] = set()  # partners whose message did not come
         self._met = 0  # the round after the last exchange that arrived
@@ -73,7 +73,7 @@ class Attendance:
         """Those of the next exchange."""
         nodes = self.membership.nodes(self.round)
         if self._me not in nodes:
-            self._notices.stop(f"the others found its connection broken and go on without it; {REMEDY}", [])
+            self._notices.stop(f"the others found its connection broken and continue without it; {REMEDY}", [])
         return partners(self._me, nodes, self.round, self._sync)
 
     def waits_for(self, peer: int | None) -> int | None:
@@ -96,7 +96,7 @@ class Attendance:
         self._notices.missing(self.membership)
 
     def end_step(self) -> None:
-        """The exchange has begun: say so to those who ask."""
+        """The exchange has begun: tell the ranks that ask."""
         if self._peers is not None:
             due = self._average_due(self.steps)
             self._peers.board.publish(round=self.round, steps=self.steps, leaves=self.membership.leaves, gathering=due)
@@ -131,7 +131,7 @@ class Attendance:
             self._patience.waited += time.monotonic() - begun
 
     def serve(self) -> None:
-        """Give the replica to those who want it, and welcome those who are back."""
+        """Give the replica to ranks that want it, and welcome ranks that are back."""
         assert self._peers is not None
         wants, backs = self._peers.board.take()
         for back in backs:
@@ -216,7 +216,7 @@ class Attendance:
         return False
 
     def _return(self, peers: Peers, action: Return, words: dict[int, Word]) -> bool:
-        """Be where the furthest is by now, and tell all. False where the others wait for all: nobody exchanges then."""
+        """Go to the round of the furthest rank, and tell all. False if the others wait for all ranks: then none exchanges."""
         if action.helpers:  # the replica took its time
             words = peers.ask(words)[0] or words
         exchanges = self._follow(max(words.values(), key=lambda word: word.round), adopted=bool(action.helpers))
@@ -229,7 +229,7 @@ class Attendance:
         return exchanges
 
     def _follow(self, furthest: Word, *, adopted: bool) -> bool:
-        """Take over round and steps of a rank that is further. False where it waits for all: nobody exchanges then."""
+        """Take over round and steps of a rank that is further. False if it waits for all ranks: then none exchanges."""
         if furthest.round < self.round + (not adopted):
             return True
         # one further than the furthest: it is caught up with, where it could not catch up itself; but not past an average
@@ -249,7 +249,7 @@ class Attendance:
     # ---- all together ----------------------------------------------------------------------------------------------------------
 
     def call(self) -> tuple[Communicator, bool, int]:
-        """A communicator of all who are left, whether this rank's replica counts in a mean, and how many do.
+        """A communicator of the ranks that are left, whether this rank's replica counts in a mean, and how many do.
 
         A replica that trained alone for longer than two periods does not, unless all did.
         """
@@ -282,7 +282,7 @@ class Attendance:
         self._met = self.round
         return self._left, self._me in counting, len(counting)
 
-    # ---- what is told ----------------------------------------------------------------------------------------------------------
+    # ---- for the user ----------------------------------------------------------------------------------------------------------
 
     @property
     def missing(self) -> tuple[int, ...]:

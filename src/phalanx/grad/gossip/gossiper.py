@@ -3,7 +3,8 @@
     step t           update        exchange t leaves          (partners of round t)
     step t + 1       update        exchange t lands, exchange t + 1 leaves
 
-Without overlap exchange t lands in step t. The optimizer says what travels; here is when, with whom, and what if nobody answers.
+Without overlap exchange t lands in step t. The optimizer decides what travels. This file decides when, with which rank, and what
+to do if it does not answer.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Gossiper:
         check_topology(sync, self._nodes, "ranks" if home is None else "hosts")
         self._transfers = Transfers(comm)
         self._attendance = Attendance(comm, sync, self._transfers, self._nodes, self._me)
-        # the ranks of every host, of which as many carry a part of the message as the smallest host has
+        # the ranks of every host; as many of them carry a part of the message as the smallest host has ranks
         self._crews = [[rank] for rank in range(comm.size)] if home is None else _crews(comm)
         self._carriers = min(map(len, self._crews))
         self._kinds: Kinds | None = None
@@ -226,7 +227,7 @@ class Gossiper:
         return self._attendance.missing if self._home is None else ()
 
     def survivors(self) -> Communicator:
-        """A communicator of all who are left. All of them call it: each asks each, so that all know of the same ones."""
+        """A communicator of the ranks that are left. All of them call it: each asks each, so that all know of the same ones."""
         return self._call()[0]
 
     def _call(self) -> tuple[Communicator, bool, int]:
@@ -235,7 +236,7 @@ class Gossiper:
         return self._attendance.call()
 
     def average(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Make each tensor the mean over all ranks that took part; who trained alone takes it over."""
+        """Make each tensor the mean over all ranks that took part. A rank that trained alone takes it over."""
         left, counts, counting = self._call()
         if counting < left.size:
             for x in tensors:

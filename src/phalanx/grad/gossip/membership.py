@@ -1,10 +1,10 @@
-"""Who is left: a table that travels with every gossip message, so that survivors agree on the dead without a collective.
+"""Which nodes are left: a table that travels with every gossip message, so that survivors agree on the dead without a collective.
 
-Who finds a connection broken writes down from which step on the node is left out: late enough for the news to reach everybody by
-gossip before. Until then its partners skip it, one by one; from that step on all choose partners among those who are left. Of two
-entries for one node the earlier step counts, on all ranks, whatever the order in which they come.
+A rank that finds a connection broken writes down from which step on the node is left out. That step is late enough for the news
+to reach all ranks by gossip before. Until then the node's partners skip it, one by one. From that step on all choose partners
+among those that are left. Of two entries for one node the earlier step counts, on all ranks, in whatever order they come.
 
-A node may also be left out although nobody knows that it is dead: it did not come to a collective. The sign of an entry tells.
+A node may also be left out without being known to be dead: it did not come to a collective. The sign of an entry tells.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Membership:
         return self.merge([entry if other == node else 0 for other in range(len(self.leaves))])
 
     def merge(self, other: Sequence[int]) -> Membership:
-        """What both know: the earlier step, and dead if one of them says so."""
+        """What both know: the earlier step, and dead if one of them knows it."""
         return Membership(tuple(_merged(a, b) for a, b in zip(self.leaves, other, strict=True)))
 
     @property

@@ -1,4 +1,4 @@
-"""What a gossiping rank tells its user: who is missing, who fell behind, who is back, and why it stops."""
+"""What a gossiping rank tells its user: which ranks are missing, fell behind or are back, and why it stops."""
 
 from __future__ import annotations
 

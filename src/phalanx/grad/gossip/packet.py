@@ -46,7 +46,7 @@ class PacketLayout:
     """Where everything is; the same on all ranks, or their messages would not be understood."""
 
     slots: tuple[Slot, ...]
-    segments: tuple[tuple[torch.dtype, int, int], ...]  # from where to where there are elements of which type
+    segments: tuple[tuple[torch.dtype, int, int], ...]  # (type, begin, end) of each run of elements
     nbytes: int
 
     @property

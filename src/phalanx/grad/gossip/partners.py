@@ -1,4 +1,4 @@
-"""Who gossips with whom in which step: a pure function of the step, the nodes and the seed, so that nobody has to ask.
+"""Which node gossips with which in a step: a pure function of the step, the nodes and the seed, so that no rank has to ask.
 
 A node is a rank, or a host whose ranks act as one. Only the nodes that are left take part: all ranks that know of the same ones
 come to the same pairs.

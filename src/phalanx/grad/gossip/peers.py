@@ -1,4 +1,4 @@
-"""One rank's peers: what it tells the others about itself, whom it does not wait for, and who wants what from it.
+"""One rank's peers: what it tells them about itself, which of them it does not wait for, and what they want from it.
 
 The training thread writes, and asks when something is wrong; the hotline's thread only reads, and notes what others want. Nothing
 here is used while every exchange arrives.
@@ -17,7 +17,7 @@ from phalanx.grad.gossip.membership import Membership
 from phalanx.grad.gossip.standing import Place, Word, limit
 from phalanx.grad.gossip.transfer import Transfers, Unmatched
 
-ASK = 0.5  # seconds in which a live process answers, also on a busy machine; who does not is asked again later
+ASK = 0.5  # seconds in which a live process answers, even on a busy machine; a rank that does not is asked again later
 RETRY = 5.0  # seconds after which a rank that does not take part is asked again
 
 
@@ -79,7 +79,7 @@ class Board:
         return ticket in self._unlike
 
     def take(self) -> tuple[list[Want], list[Back]]:
-        """What others wanted since the last call: who wants the replica, and who is back."""
+        """What others wanted since the last call: the ranks that want the replica, and those that are back."""
         with self._lock:
             wants, self._wants = self._wants, []
             backs, self._backs = self._backs, []
@@ -94,7 +94,7 @@ class Peers:
         self._comm, self._transfers = comm, transfers
         self.board = Board(comm.rank, comm.size, transfers)
         self.line = comm.hotline(self.board.answer)
-        self.silent: frozenset[int] = frozenset()  # who did not answer
+        self.silent: frozenset[int] = frozenset()  # ranks that did not answer
         self._skips: frozenset[int] = frozenset()
         self._resume: dict[int, int] = {}  # from which round on a rank takes part again
         self._asked = 0.0  # when the skipped ones were asked last
@@ -122,12 +122,12 @@ class Peers:
         self.skip(self._skips - {back.rank}, self.silent - {back.rank})
 
     def everybody_met(self) -> None:
-        """All who are left have just done something together."""
+        """All ranks that are left have just done something together."""
         self._resume.clear()
         self.skip((), ())
 
     def retry(self, place: Place) -> None:
-        """Now and then ask, in the background, who was silent or far behind: a network heals without telling."""
+        """Now and then ask the silent and late ranks again, in the background: a network heals without telling."""
         if self._near:
             near, self._near = self._near, set()
             self.skip(self._skips - near, self.silent - near)

@@ -1,6 +1,6 @@
-"""A roll call: all who are left ask each other, so that they begin a collective with the same members and the same round.
+"""A roll call: all ranks that are left ask each other, so that they begin a collective with the same members and the same round.
 
-Twice: who dies, or is cut off, while they ask the first time is known to all after the second. Each asking costs a rank p - 1
+They ask twice: if a rank dies or is cut off during the first time, all know it after the second. Each asking costs a rank p - 1
 messages of a few bytes; gossip itself never needs it, only what all ranks do together.
 """
 
@@ -20,7 +20,7 @@ SLICE = 0.05  # seconds between two looks at what others want
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """The membership, with everybody gone who did not answer; the latest step, and who says that it trained alone."""
+    """The membership without the ranks that did not answer, the latest step, and the ranks that trained alone."""
 
     membership: Membership
     step: int
@@ -30,7 +30,7 @@ class Called:
 def roll_call(
     comm: Communicator, membership: Membership, step: int, tag: int, *, alone: bool, meanwhile: Callable[[], None]
 ) -> Called:
-    """Ask all; who does not answer within the patience of `comm` is left out. `meanwhile` runs while this rank waits."""
+    """Ask all. A rank that does not answer within the patience of `comm` is left out. `meanwhile` runs while this rank waits."""
     lonely = {comm.rank} if alone else set()
     for asking in range(2):
         mine = torch.tensor([step, int(alone), *membership.leaves])

@@ -7,8 +7,8 @@
     minority    still alone when the communicator's patience ends: stop with an error
     left out    the others have ended a collective without this rank: stop with an error
 
-Two groups of ranks that cannot reach each other never both go on: a group needs more than half of the ranks that are not known to
-be dead, or exactly half with the lowest of them. Dead means that a process has ended; who is only silent counts.
+Two groups of ranks that cannot reach each other never both continue. A group needs more than half of the ranks that are not known
+to be dead, or exactly half with the lowest of them. Dead means that a process has ended. A rank that is only silent still counts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def limit(size: int) -> int:
 
 
 def has_quorum(side: Collection[int], size: int, dead: Collection[int]) -> bool:
-    """Whether the ranks of `side` may go on without the others of `size`."""
+    """Whether the ranks of `side` may continue without the others of `size`."""
     living = [rank for rank in range(size) if rank not in dead]
     here = [rank for rank in living if rank in side]
     return 2 * len(here) > len(living) or (2 * len(here) == len(living) and here[:1] == living[:1])
@@ -76,7 +76,7 @@ class Place:
         return len(self.membership.leaves)
 
     def others(self) -> list[int]:
-        """Whom to ask: all who are not known to be dead. Also those left out: they must hear that they are."""
+        """The ranks to ask: all that are not known to be dead. Also those left out: they must hear that they are."""
         return [rank for rank in range(self.size) if rank != self.me and rank not in self.membership.dead]
 
 
@@ -118,7 +118,7 @@ Action = GoOn | Return | Hold | Leave
 
 
 def unremarkable(place: Place, words: Mapping[int, Word]) -> bool:
-    """Whether partners that were asked are merely slow: nobody else has to be asked then."""
+    """Whether partners that were asked are merely slow. Then no other rank has to be asked."""
     return all(
         abs(word.round - place.round) <= limit(place.size)
         and not word.gathering

@@ -23,9 +23,9 @@ from phalanx.grad.gossip.packet import Packet, PacketLayout
 from phalanx.grad.gossip.partners import Partners
 
 STUCK = 2  # messages given up with one peer, and still under way, after which it gets no new ones: their memory must not pile up
-OWN_TAGS = 1 << 40  # below are the tags of others who exchange on this communicator
+OWN_TAGS = 1 << 40  # below are the tags of other exchanges on this communicator
 CALLS = 1 << 39  # above the steps of all transfers
-GIFTS = 1 << 38  # replicas for those who were left behind: above them as well
+GIFTS = 1 << 38  # replicas for ranks that were left behind: above them as well
 SLICE = 0.05  # seconds between two looks at whether a gift may still come
 REMEMBERED = 8  # transfers per peer: as many as can be unmatched, and more
 
@@ -157,7 +157,7 @@ class Transfers:
     def match(self, peer: int, unmatched: Unmatched) -> None:
         """Take what `peer` sent in vain, and send it zeros for what it waits for in vain: its memory is free again then.
 
-        Zeros have no step, so nobody takes them for a message. What was sent or asked for on this side is matched already.
+        Zeros have no step, so they are not taken for a message. What was sent or asked for on this side is matched already.
         """
         self._errands = [(pending, x) for pending, x in self._errands if not pending.done()]
         for kind, wanted in (("receive", unmatched.sends), ("send", unmatched.receives)):
@@ -171,7 +171,7 @@ class Transfers:
                 self._errands.append((self._comm.exchange_async(out, peer, into, peer, tag, may_fail=True), x))
 
     def give(self, packet: Packet, peer: int, ticket: int) -> None:
-        """Send a replica to a rank that was left behind; nobody waits for its end."""
+        """Send a replica to a rank that was left behind, without waiting for its end."""
         out = packet.words
         tag = self._serial * OWN_TAGS + GIFTS + ticket
         self._errands.append((self._comm.exchange_async(out, peer, out[:0], peer, tag, may_fail=True), out))

@@ -3,7 +3,7 @@
     rule = 31.2 * (lr.warmup(epochs=25) >> lr.polynomial(epochs=65, power=2, end=1e-4 / 31.2))
     lr.apply(optimizer, rule, progress=step / steps_per_epoch)
 
-A rule is a frozen dataclass; `rule(progress)` is a number, and nothing is remembered between two calls, so a resumed run goes on
+A rule is a frozen dataclass. `rule(progress)` is a number, and rules remember nothing, so a resumed run continues
 exactly. Epochs, not steps: a plan that changes the batch changes the number of steps per epoch, and the rules stay as they are.
 
     a >> b     first a for its epochs, then b, which counts from its own beginning
