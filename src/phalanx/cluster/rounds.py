@@ -70,32 +70,32 @@ class Queue:
     ports: Ints | slice
     shape: tuple[int, int]
     slots: Ints | slice  # which messages queue here
-    seats: Ints | None  # where they are in the flat table; None: they fill it, one after the other
+    cells: Ints | None  # where they are in the flat table; None: they fill it, one after the other
     seconds: Floats  # per byte of the buffer, by message
     even: bool  # messages of a port take equally long
     own: bool  # the sender's own port, before the wire
 
-    def table(self, values: Floats, seats: Ints | None, rest: float) -> Floats:
-        """The values of messages at their `seats`, and `rest` elsewhere."""
-        if seats is None:
+    def table(self, values: Floats, cells: Ints | None, rest: float) -> Floats:
+        """The values of messages at their `cells`, and `rest` elsewhere."""
+        if cells is None:
             return values.reshape(self.shape)
         flat = np.full(self.shape[0] * self.shape[1], rest)
-        flat[seats] = values
+        flat[cells] = values
         return flat.reshape(self.shape)
 
     def turns(self, come: Floats) -> Ints | None:
-        """The seats of messages that `come` then: down each column in the order in which they do."""
-        table = self.table(come, self.seats, np.inf)
+        """The cells of messages that `come` then: down each column in the order in which they do."""
+        table = self.table(come, self.cells, np.inf)
         if len(table) == 1 or not bool((table[1:] < table[:-1] - TICK).any()):
-            return self.seats
+            return self.cells
         places = np.arange(table.size).reshape(self.shape)
         table = tick(table)
         if len(table) == 2:  # the frequent case, without sorting
-            seats = np.where(table[1] < table[0], places[::-1], places)
+            cells = np.where(table[1] < table[0], places[::-1], places)
         else:
-            seats = np.empty_like(places)
-            np.put_along_axis(seats, np.argsort(table, axis=0, kind="stable"), places, axis=0)
-        return seats.ravel() if self.seats is None else seats.ravel()[self.seats]
+            cells = np.empty_like(places)
+            np.put_along_axis(cells, np.argsort(table, axis=0, kind="stable"), places, axis=0)
+        return cells.ravel() if self.cells is None else cells.ravel()[self.cells]
 
     def serve(
         self, head: Floats, tail: Floats, seconds: Floats, spent: Floats, free: Floats, since: Floats | None
@@ -105,10 +105,10 @@ class Queue:
         `spent` is the sum of `seconds` down each column, for messages that come in the order of the schedule. `since`, if it
         matters, is when the ports began what they do without a pause.
         """
-        seats = self.turns(head)
-        if seats is not self.seats and not self.even:
-            spent = down(np.add, self.table(seconds, seats, 0.0))
-        alone = self.table(np.maximum(head + seconds, tail), seats, -np.inf)  # the end, if no other were before it
+        cells = self.turns(head)
+        if cells is not self.cells and not self.even:
+            spent = down(np.add, self.table(seconds, cells, 0.0))
+        alone = self.table(np.maximum(head + seconds, tail), cells, -np.inf)  # the end, if no other were before it
         if len(alone) > 1:
             end = np.maximum(down(np.maximum, alone - spent), free[self.ports]) + spent
         else:
@@ -117,7 +117,7 @@ class Queue:
             began = end[-1] - spent[-1]
             since[self.ports] = np.where(began > free[self.ports], began, since[self.ports])
         free[self.ports] = end[-1]
-        done = end.ravel() if seats is None else end.ravel()[seats]
+        done = end.ravel() if cells is None else end.ravel()[cells]
         return done - seconds, done
 
 
@@ -155,7 +155,7 @@ class Queued:
         queues = []
         for queue in self.queues:
             seconds = queue.seconds * nbytes
-            spent = down(np.add, queue.table(seconds, queue.seats, 0.0))
+            spent = down(np.add, queue.table(seconds, queue.cells, 0.0))
             since = free[SINCE[queue.key]] if words_queue and queue.key in SINCE else None
             queues.append((queue, seconds, spent, free[queue.key], since))
 
@@ -225,12 +225,12 @@ def _direct(src: Ints, dst: Ints, part: Floats, routes: Routes, ranks: int) -> D
 
 
 def _queued(src: Ints, dst: Ints, part: Floats, routes: Routes, *, alone: bool, ranks: int, queue: float) -> Queued:
-    """Messages get their numbers where they queue first, from seat to seat: what these queues read and write is then a slice."""
+    """Messages get their numbers where they queue first, from cell to cell: what these queues read and write is then a slice."""
     queues, number = [], np.full(src.size, -1)
     for stage in routes.stages:
-        ports, shape, seats = _seats(stage.port)
-        order = np.argsort(seats)
-        of, seats = stage.of[order], seats[order]
+        ports, shape, cells = _cells(stage.port)
+        order = np.argsort(cells)
+        of, cells = stage.of[order], cells[order]
         new = of[number[of] < 0]
         number[new] = np.arange(new.size) + number.max() + 1
         seconds = part[of] / stage.rate
@@ -239,9 +239,9 @@ def _queued(src: Ints, dst: Ints, part: Floats, routes: Routes, *, alone: bool, 
             ports=_places(ports),
             shape=shape,
             slots=_places(number[of]),
-            seats=None if of.size == shape[0] * shape[1] else seats,
+            cells=None if of.size == shape[0] * shape[1] else cells,
             seconds=seconds,
-            even=bool((seconds == seconds[seats % ports.size]).all()),
+            even=bool((seconds == seconds[cells % ports.size]).all()),
             own=new.size == of.size,
         )
         queues.append(stand)
@@ -260,8 +260,8 @@ def _queued(src: Ints, dst: Ints, part: Floats, routes: Routes, *, alone: bool, 
     )
 
 
-def _seats(port: Ints) -> tuple[Ints, tuple[int, int], Ints]:
-    """The ports of messages, the shape of their table, and the seat in it that each message has."""
+def _cells(port: Ints) -> tuple[Ints, tuple[int, int], Ints]:
+    """The ports of messages, the shape of their table, and the cell in it that each message has."""
     ports, column, counts = np.unique(port, return_inverse=True, return_counts=True)
     row = np.empty_like(column)
     row[np.argsort(column, kind="stable")] = np.arange(port.size) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -87,7 +87,7 @@ class WorkerProcess:
         while not self._connection.poll(LOOK_UP):
             go_on(0)
 
-    def obituary(self, maker: Maker) -> SampleError:
+    def cause_of_death(self, maker: Maker) -> SampleError:
         """How the process died, and what it was reading."""
         self._process.join(10)
         code = self._process.exitcode
@@ -141,7 +141,7 @@ class _Reply:
 
 @dataclass(frozen=True)
 class _Failed:
-    """An exception on its way to the training thread. A class of the user's might not survive the journey, so its text goes."""
+    """An exception on its way to the training thread. Your exception class may not be picklable, so its text travels."""
 
     error: BadSample | SampleError
     trace: str
@@ -152,7 +152,7 @@ class _Failed:
 
 
 def serve(connection: Connection, maker: Maker) -> None:
-    """The life of a worker process."""
+    """The main loop of a worker process."""
     torch.set_num_threads(1)  # there are as many workers as there are cores to spare
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the trainer decides
     threading.Thread(target=_leave_with_the_trainer, daemon=True).start()

@@ -128,7 +128,7 @@ class LocalWork:
 
 
 class RemoteWork(LocalWork):
-    """A micro-batch made by a process. It starts with its first one; if it is killed another takes its place and makes the same.
+    """A micro-batch made by a process. It starts with its first one; if it is killed, another one starts and makes the same.
 
     What a micro-batch holds does not depend on the worker that makes it, so that nothing is lost, doubled or reordered.
     """
@@ -171,7 +171,7 @@ class RemoteWork(LocalWork):
             return process.make(wanted, self._go_on)
         except (EOFError, ConnectionError):
             self._go_on()  # it died because the loader was closed
-            raise process.obituary(self._maker) from None
+            raise process.cause_of_death(self._maker) from None
         finally:
             with self._lock:
                 self._busy.discard(process)
@@ -194,7 +194,7 @@ class _Later:
 
 
 def _do(work: LocalWork, ordered: queue.SimpleQueue[tuple[MicroBatch, concurrent.futures.Future[Made]] | None]) -> None:
-    """The life of a thread. It knows the work, not the pool: a pool that is forgotten can end."""
+    """The main loop of a thread. It knows the work, not the pool, so that a dropped pool can end."""
     while (order := ordered.get()) is not None:
         wanted, future = order
         if future.set_running_or_notify_cancel():

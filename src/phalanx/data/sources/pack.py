@@ -91,7 +91,7 @@ def pack(
     skip_bad: bool = False,
     told: Callable[[int, int], None] = lambda samples, shards: None,
 ) -> Packed:
-    """Write the samples of `source` in this order. `told` hears the number of samples and of shards begun, after each sample."""
+    """Write the samples of `source` in this order; call `told(samples, shards)` with the numbers so far after each sample."""
     if taken := names.existing():
         raise SourceError(f"{taken[0]} exists: remove it and its siblings, or choose another name")
     os.makedirs(names.folder, exist_ok=True)

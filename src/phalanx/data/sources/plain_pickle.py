@@ -219,5 +219,5 @@ def _shaped(data: Any, kind: Any, shape: Any, fortran: bool) -> np.ndarray:
 
 
 def _shown(value: Any) -> str:
-    """A text in a message. Of anything else only its type: a pair of pairs of pairs writes out as a novel."""
+    """A text in a message. Of anything else only its type: a pair of pairs of pairs would print without end."""
     return repr(value[:40]) if isinstance(value, (str, bytes)) else f"a {type(value).__name__}"

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from phalanx.data.source import SourceError, as_rows, at
+from phalanx.data.splitmix import GOLDEN, MASK, mix
 
 WINDOWS = 1 << 20
 MAX_ELEMENTS = 1 << 28  # of one sample: a slip of the finger should not fill the memory
@@ -60,8 +61,8 @@ class Synthetic:
             raise IndexError(f"samples {int(rows.min())} to {int(rows.max())} of {self.n}")
         numbers = rows.numpy().view(np.uint64)
         y = torch.from_numpy((_mixed(numbers, self.seed, LABELS) % np.uint64(self.class_count)).astype(np.int64))
-        # an odd factor permutes the windows, so neighbours lie far apart and no two of WINDOWS samples are equal
-        starts = (numbers * np.uint64(0x9E3779B97F4A7C15 | 1) + _mixed(np.uint64(0), self.seed, PLACES)) % np.uint64(WINDOWS)
+        # an odd factor such as GOLDEN permutes the windows, so neighbours lie far apart and no two of WINDOWS samples are equal
+        starts = (numbers * np.uint64(GOLDEN) + _mixed(np.uint64(0), self.seed, PLACES)) % np.uint64(WINDOWS)
         windows = self._block.as_strided((WINDOWS, math.prod(self.shape)), (1, 1))
         return windows.index_select(0, torch.from_numpy(starts.astype(np.int64))).view(-1, *self.shape), y
 
@@ -71,12 +72,9 @@ class Synthetic:
 
 
 def _mixed(numbers: Any, seed: int, purpose: int) -> Any:
-    """splitmix64 of numbers, seed and purpose: a fixed, well-stirred uint64 each."""
+    """64 bits for each of `numbers`: splitmix64 of number, seed and purpose."""
     with np.errstate(over="ignore"):  # numbers modulo 2**64 are meant to wrap
-        z = numbers + np.uint64(((seed * 4 + purpose) * 0x9E3779B97F4A7C15) % (1 << 64))
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return z ^ (z >> np.uint64(31))
+        return mix(numbers + np.uint64((seed * 4 + purpose) * GOLDEN & MASK))
 
 
 def load(text: str, split: str) -> Synthetic:
