@@ -29,7 +29,7 @@ setup: $(READY)  ## only the set-up
 train: $(READY)  ## a small CNN on 8x8 digits, 2 ranks (RANKS=n): accuracy, checkpoints and report in runs/digits
 	@$(BIN)/phalanx train --ranks $(RANKS) $(ARGS)
 
-# In one process, ranks as threads: schedules, the optimizer against one process, the order of data, checkpoints, settings.
+# Ranks as threads, two files at a time: schedules, the optimizer against one process, the order of data, checkpoints, settings.
 QUICK := tests/test_rooms.py tests/schedule/test_text.py tests/schedule/test_verify.py \
 	tests/comm/test_choose.py tests/comm/test_codec.py tests/comm/test_hosts.py tests/comm/test_launch.py tests/comm/test_run_local.py \
 	tests/grad/test_groups.py tests/grad/test_arena.py tests/grad/test_wire.py tests/optim/test_lr.py \
@@ -39,7 +39,7 @@ QUICK := tests/test_rooms.py tests/schedule/test_text.py tests/schedule/test_ver
 	tests/cli/test_main.py tests/cli/test_show.py
 
 quick: $(READY)  ## the tests worth running on every save, less than a minute
-	@$(BIN)/python -m pytest -q $(QUICK) $(ARGS)
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile $(QUICK) $(ARGS)
 
 # Two files at a time, the longest first (tests/conftest.py): much of the tests' time is waiting for deadlines.
 test: $(READY)  ## all tests
