@@ -70,7 +70,8 @@ def test_one_that_is_stopped_and_one_that_sleeps_come_back():
             assert f"rank {r}: it was left behind by" in err
             assert "It takes over the replica of rank" in err
         else:
-            assert found["own"] == steps
+            # on a busy machine it may have been away itself, and then says so
+            assert found["own"] == steps or f"rank {r}: it was left behind by" in err, (r, found, err)
             assert "rank 1 did not answer" in err
 
 
