@@ -15,7 +15,8 @@ from phalanx.cli.main import VERBS
 ROOT = Path(__file__).parents[2]
 FILES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
-    *sorted((ROOT / "docs").glob("*.md")),
+    # reference-cli.md is made of the parsers themselves; links lead to files of other folders
+    *sorted(path for path in (ROOT / "docs").glob("*.md") if path.name != "reference-cli.md" and not path.is_symlink()),
     *sorted(path for path in (ROOT / "examples").rglob("*") if path.is_file() and "__pycache__" not in path.parts),
     *sorted((ROOT / "src" / "phalanx" / "cli").glob("*.py")),
 ]
