@@ -165,7 +165,7 @@ class Averager:
             if self.delayed:
                 self._previous.swap(self._exchange.groups, self._trained.names, self._label)
             else:
-                self._said = self._exchange.complete(self._label, at_step=at_step)
+                self._said = self._exchange.complete(self._label, at_step=at_step, at_once=not self._overlap.now)
             self._hand_out.give(self._exchange.groups)
             self._health.warn_of_overflow(self._trained.names, overflowed(self._exchange.groups), self._wire)
         self._finish(begun, early)
@@ -211,7 +211,7 @@ class Averager:
             self._reducer.arrive_all(self._exchange.groups)
         elif self._exchange.groups and self._in_backward_now:
             # on some ranks more groups have left than on others: now all have
-            self._exchange.complete(self._label, at_step=at_step)
+            self._exchange.complete(self._label, at_step=at_step, at_once=not self._overlap.now)
         self._exchange.start_with([])
         self._previous.ready = False
         self._hook()
