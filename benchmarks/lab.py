@@ -478,7 +478,7 @@ def probe(rate: float, seconds: float) -> dict[str, float] | None:
 
 
 def connected(meeting: tuple[str, int]) -> socket.socket:
-    for _ in range(200):
+    for _ in range(2000):  # 20 s: the other end may still be starting, on a busy machine
         with contextlib.suppress(ConnectionRefusedError):
             line = socket.create_connection(meeting)
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

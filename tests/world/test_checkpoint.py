@@ -80,7 +80,9 @@ def load_and_compare(directory):
 def test_killed_at_any_moment(tmp_path):
     saving = "import sys; from tests.world import test_checkpoint; test_checkpoint.save_for_ever(*sys.argv[1:])"
     rng, seen, leftovers = random.Random(7), [0], 0
-    for _ in range(KILLS):
+    for number in range(3 * KILLS):
+        if number >= KILLS and seen[-1] > 10:  # a busy machine saves less between two kills
+            break
         mine, theirs = Pipe()
         command = [sys.executable, "-c", saving, str(tmp_path), str(theirs.fileno())]
         process = subprocess.Popen(command, env=clean_environment(), cwd=ROOT, pass_fds=[theirs.fileno()])

@@ -245,7 +245,7 @@ def random_operations(comm, operations: int) -> None:
 
 
 def test_ten_thousand_random_operations_of_eight_ranks(pools):
-    pools.of(8).run(random_operations, 10_000, deadline=60)
+    pools.of(8).run(random_operations, 10_000, deadline=170)
 
 
 # ---- the fused update --------------------------------------------------------------------------------------------------------
