@@ -41,9 +41,9 @@ QUICK := tests/test_rooms.py tests/schedule/test_text.py tests/schedule/test_ver
 quick: $(READY)  ## the tests worth running on every save, less than a minute
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile $(QUICK) $(ARGS)
 
-# Two files at a time, the longest first (tests/conftest.py): much of the tests' time is waiting for deadlines.
+# Three files at a time on two cores, the longest first (tests/conftest.py): much of the tests' time is waiting for deadlines.
 test: $(READY)  ## all tests
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-%: $(READY)  ## the world tests on N ranks: make test-4
 	@PHALANX_TEST_WORLD=$* $(BIN)/python -m pytest tests/world $(ARGS)

@@ -15,6 +15,9 @@ import phalanx
 
 MODULES = ("schedule", "data", "lr", "models")
 
+# methods of a Communicator that only the other rooms of Phalanx call (comm/room_verbs.py): they may change without notice
+INTERNAL = {"hotline", "multiple", "on_host", "patience", "shared_buffer", "survivors"}
+
 ASSUMED = (
     "Examples assume `import phalanx, torch` and `comm = phalanx.create_communicator()`. "
     "Each of them runs as a test, on one rank or on ranks that are threads."
@@ -135,7 +138,7 @@ def _member(member: str, value: Any) -> list[str]:
 
 def members(kind: type) -> Iterator[tuple[str, Any]]:
     """Public methods and properties with a docstring of their own that Phalanx wrote, the class's own before its bases'."""
-    seen: set[str] = set()
+    seen = set(INTERNAL) if kind is phalanx.Communicator else set()
     for owner in kind.__mro__:
         if not owner.__module__.startswith("phalanx"):
             continue

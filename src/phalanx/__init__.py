@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -120,3 +121,10 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*__all__, "__version__"])
+
+
+# `import torch` registers the backend where Phalanx is installed; this is for a source tree on PYTHONPATH
+if "torch" in sys.modules:
+    from phalanx.backend.registration import register as _register
+
+    _register()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -78,6 +78,29 @@ def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
     return bool(own or _global_optimizer_pre_hooks or _global_optimizer_post_hooks)
 
 
+def unscales_itself(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its step divides by a GradScaler's scale and skips an overflow, both on the device: torch's fused optimizers do.
+
+    Not SGD: if the very first gradients overflow, its velocity is left uninitialised (seen with torch 2.13).
+    """
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False)) and not isinstance(optimizer, torch.optim.SGD)
+
+
+# ---- CUDA, for `phalanx selftest` ----------------------------------------------------------------------------------------------
+
+
+def has_context(device: int) -> bool | None:
+    """Whether this process has a context on this GPU; None where this torch cannot tell. Asking makes none."""
+    ask: Callable[[int], bool] | None = getattr(torch._C, "_cuda_hasPrimaryContext", None)
+    return None if ask is None else ask(device)
+
+
+def keep_busy(cycles: int) -> None:
+    """Occupy the current stream of the GPU for this many cycles of its clock; returns at once."""
+    sleep: Callable[[int], None] = torch.cuda._sleep
+    sleep(cycles)
+
+
 # ---- torch.distributed --------------------------------------------------------------------------------------------------------
 
 
@@ -89,6 +112,24 @@ def default_store() -> Any:
 def set_timeout(timeout: datetime.timedelta) -> None:
     """Set the timeout of the default process group: dist.set_timeout in newer versions of torch, which deprecate the old name."""
     (getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout)(timeout)
+
+
+def abort_nccl(groups: Iterable[Any]) -> None:
+    """End what NCCL is doing in these groups. torch 2.6 calls it `_abort`, newer versions `abort`."""
+    members = [group for group in dict.fromkeys(groups) if group is not None and group is not dist.GroupMember.NON_GROUP_MEMBER]
+    engines = [group._get_backend(torch.device("cuda")) for group in members]
+    for engine in engines[:1]:
+        engine._group_start()  # together: one abort may wait for another communicator of the same device
+    for engine in engines:
+        (getattr(engine, "abort", None) or engine._abort)()
+    for engine in engines[:1]:
+        engine._group_end()
+
+
+def work_of(future: Any) -> Any:
+    """A Work of C++ that ends with a future."""
+    c10d: Any = torch._C._distributed_c10d  # its types leave the function out
+    return c10d._create_work_from_future(future)
 
 
 def is_excepthook(hook: Any) -> bool:

@@ -99,6 +99,7 @@ LINES = {
     "bench allreduce": ["bench", "allreduce", "--ranks", "1000"],  # more than it starts
     "bench gossip": ["bench", "gossip", "--ranks", "1000"],
     "bench train": ["bench", "train", "--ranks", "1000"],
+    "selftest": ["selftest", "--ranks", "1000"],
     "show": ["show", "ring:3"],
     "verify": ["verify", "ring:3"],
     "pack": ["pack", "imagefolder:nowhere", "shard-%d.tar"],

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("run_directory")
 PLANNED = by_size.to_file(uniform(2, latency=1e-5, bandwidth=1e9), PROFILES["plain"])
 
 
-@pytest.mark.parametrize("verb", ["train", "bench allreduce"])
+@pytest.mark.parametrize("verb", ["train", "bench allreduce", "selftest"])
 def test_nonsense_in_the_environment_is_one_line(run_directory, monkeypatch, verb):
     path = run_directory / "schedules.json"
     for text in mutants(PLANNED, seed=verb)[:20]:

@@ -2,7 +2,19 @@
 
 import pytest
 
-from phalanx.comm.launch import ALONE, DEFAULT_PORT, Launch, LaunchError, discover, exported_secret, first_host
+from phalanx.comm.launch import (
+    ALONE,
+    DEFAULT_PORT,
+    PLACES,
+    Launch,
+    LaunchError,
+    check_own_devices,
+    device_index,
+    discover,
+    exported_secret,
+    first_host,
+    place_among,
+)
 
 TORCHRUN = {
     "RANK": "3",
@@ -143,3 +155,74 @@ def test_a_secret_is_long_enough_or_an_error_that_does_not_tell_it():
     with pytest.raises(LaunchError, match="has 5 characters, fewer than 16") as caught:
         exported_secret({"PHALANX_SECRET": "hello"})
     assert "hello" not in str(caught.value)
+
+
+# ---- the place on the host, which chooses the GPU ------------------------------------------------------------------------------
+
+BY_HAND = {"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "h0"}
+
+
+@pytest.mark.parametrize("names", PLACES, ids=lambda names: names.local_rank)
+def test_without_local_rank_the_launcher_below_gives_it(names):
+    """RANK and WORLD_SIZE alone used to mean local rank 0, so all ranks of a host shared GPU 0."""
+    below = {names.rank: "3", names.world: "8", names.local_rank: "1"}
+    below |= {names.local_world: "2"} if names.local_world else {}
+    launch = discover(BY_HAND | below)
+    assert (launch.local_rank, launch.placed) == (1, True)
+    assert launch.local_world == (2 if names.local_world else 1)
+
+
+@pytest.mark.parametrize("names", PLACES, ids=lambda names: names.local_rank)
+def test_a_launcher_that_counts_other_processes_is_not_asked(names):
+    """One process per host, which starts the ranks: all of them see its place."""
+    for other in ({names.rank: "0", names.world: "8"}, {names.rank: "3", names.world: "4"}, {}):
+        launch = discover(BY_HAND | {names.local_rank: "0"} | other)
+        assert (launch.local_rank, launch.placed) == (0, False)
+
+
+def test_local_rank_comes_before_the_launcher_below():
+    launch = discover(BY_HAND | {"LOCAL_RANK": "1", "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "0"})
+    assert (launch.local_rank, launch.placed) == (1, True)
+
+
+def test_an_unknown_place_is_marked_so():
+    assert not discover(BY_HAND).placed
+    assert not discover({"PMI_RANK": "1", "PMI_SIZE": "4"}).placed
+    assert discover({"RANK": "0", "WORLD_SIZE": "1"}).placed  # one rank has the first place
+    assert all(discover(environ).placed for environ in ({}, TORCHRUN, OPEN_MPI, MPICH, SRUN))
+
+
+@pytest.mark.parametrize(
+    ("tasks", "node", "here"),
+    [("4(x2),3", 0, 4), ("4(x2),3", 1, 4), ("4(x2),3", 2, 3), ("8", 0, 8), ("4(x2)", 2, 1), ("?", 0, 1)],
+)
+def test_srun_gives_the_tasks_of_this_node(tasks, node, here):
+    assert discover(SRUN | {"SLURM_STEP_TASKS_PER_NODE": tasks, "SLURM_NODEID": str(node)}).local_world == here
+
+
+def test_hosts_agree_on_the_place_of_every_rank():
+    keys = ["a", "b", "a", "a", "b"]
+    found = [place_among(Launch("environment", rank, 5, placed=False), keys) for rank in range(5)]
+    assert [(one.local_rank, one.local_world, one.placed) for one in found] == [
+        (0, 3, True), (0, 2, True), (1, 3, True), (2, 3, True), (1, 2, True),
+    ]  # fmt: skip
+
+
+def test_the_gpu_of_a_rank():
+    for count in (2, 4, 8):
+        assert [device_index(rank, count, count) for rank in range(count)] == list(range(count))
+    assert [device_index(rank, 8, 1) for rank in range(8)] == [0] * 8  # the launcher shows each rank its own
+    with pytest.raises(LaunchError, match=r"8 ranks on this host, but 4 GPUs: local rank 5 has none.*at most 4 ranks.*gloo"):
+        device_index(5, 8, 4)
+    with pytest.raises(LaunchError, match="6 ranks on this host"):  # a launcher that gave no local size
+        device_index(5, 1, 4)
+    with pytest.raises(LaunchError, match="CUDA_VISIBLE_DEVICES"):
+        device_index(0, 1, 0)
+
+
+def test_two_ranks_with_one_gpu_are_named():
+    check_own_devices(["a/0", "a/1", "b/0", "b/1"])
+    with pytest.raises(LaunchError, match="ranks 1, 3 all have GPU h/uuid-7, and NCCL takes one rank per GPU"):
+        check_own_devices(["h/uuid-1", "h/uuid-7", "i/uuid-1", "h/uuid-7"])
+    with pytest.raises(LaunchError, match="2 GPUs are shared in all"):
+        check_own_devices(["a", "a", "b", "b"])

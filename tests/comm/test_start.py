@@ -65,6 +65,7 @@ def test_the_first_failure_is_the_result_and_nothing_is_said(environment, capfd,
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_ranks_meet_at_a_port_of_the_loopback_device_alone(tmp_path, environment):
     words = (
         "import os, pathlib, phalanx; comm = phalanx.create_communicator(timeout=20); total = comm.allgather_obj(comm.rank); "

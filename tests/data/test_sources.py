@@ -13,7 +13,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.datasets import load_digits
 
 from phalanx.data.source import Arrays, Encoded, Skipped, SourceError, Takes
 from phalanx.data.source import open as open_source
@@ -121,6 +120,8 @@ def test_digits_are_those_of_scikit_learn():
     assert (len(train), len(test)) == (1437, 360)
     assert train.x.dtype == torch.uint8
     assert train.classes == tuple("0123456789")
+    from sklearn.datasets import load_digits  # here, because it takes two seconds
+
     theirs = load_digits()
     # the split of the docstring, drawn again
     draw = np.random.RandomState(0)

@@ -12,8 +12,10 @@ from tests.optim.oracle import SMALL, flat, loss_of, plain_step, sgd
 
 import phalanx
 from phalanx import Gossip, ReplicaError, create_multi_node_optimizer
+from phalanx.grad.gossip import mixing
 from phalanx.grad.gossip.membership import Membership
-from phalanx.grad.gossip.packet import Packet, drift, halves, lay_out
+from phalanx.grad.gossip.mixing import alike, drift, drift_widened, halves
+from phalanx.grad.gossip.packet import Packet, lay_out
 from phalanx.grad.gossip.partners import partners
 from phalanx.grad.gossip.spread import SAMPLE, spread
 from phalanx.schedule import gossip_period
@@ -155,6 +157,33 @@ def test_drift_keeps_the_mean_of_all_and_what_happened_meanwhile(wire):
     published = [0.5 * moved[r] + 0.5 * sent[partners(r, range(6), 1, Gossip()).source] for r in range(6)]
     change, wanted = (sum(xs) - sum(sent) for xs in (published, moved))
     torch.testing.assert_close(change, wanted / 2, rtol=1e-3, atol=1e-5)
+
+
+def test_multi_tensor_operations_get_tensors_of_one_kind():
+    """With two dtypes in a list torch launches a kernel per tensor, and some versions copy wrongly on GPUs."""
+    dtypes = [torch.float32, torch.float64, torch.float32, torch.bfloat16]
+    xs = [torch.full((2,), i, dtype=dtype) for i, dtype in enumerate(dtypes)]
+    ys = [x.to(torch.bfloat16) for x in xs]
+    parts = list(alike(xs, ys))
+    assert sorted(int(x[0]) for part, _ in parts for x in part) == [0, 1, 2, 3]
+    for part, others in parts:
+        assert len({x.dtype for x in part}) == len({y.dtype for y in others}) == 1
+        assert all(torch.equal(x.to(y.dtype), y) for x, y in zip(part, others, strict=True))
+    assert [len(part) for part, _ in parts] == [2, 1, 1]
+
+
+@pytest.mark.parametrize("wire", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("room", [1, 40, 1 << 20])
+def test_many_tensors_at_once_drift_as_one_by_one(wire, room, monkeypatch):
+    """What a GPU computes, on the CPU: bit by bit the same, however many are widened at a time."""
+    monkeypatch.setattr(mixing, "WIDENED", room)
+    g = torch.Generator().manual_seed(0)
+    xs = [torch.randn(size, generator=g) for size in (3, 17, 1, 64, 5)]
+    sent, received = ([torch.randn(x.shape, generator=g).to(wire) for x in xs] for _ in range(2))
+    one_by_one = [x.clone() for x in xs]
+    drift(one_by_one, sent, [r.clone() for r in received])
+    drift_widened(xs, sent, received)
+    assert all(torch.equal(a, b) for a, b in zip(xs, one_by_one, strict=True))
 
 
 def test_halves_are_the_same_on_both_sides():

@@ -142,6 +142,7 @@ def test_two_senders_share_the_port_of_one_receiver():
 
 @needs_root
 @needs_gcc
+@pytest.mark.usefixtures("warm_python")
 def test_a_communicator_sees_hosts_and_counters_agree_with_its_schedule():
     size, repeat = 8 << 20, 4
     program = f"""

@@ -21,22 +21,25 @@ def python(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+ANEW = "import sys; [sys.modules.pop(name) for name in [*sys.modules] if name.partition('.')[0] == 'phalanx']\n"
+
+
+@pytest.mark.usefixtures("warm_python")
 def test_missing_it_is_reported_in_one_line():
-    program = (
-        "import sys; sys.modules['phalanx._native'] = None\nfrom phalanx.native import core\nfrom phalanx.native import core\n"
-    )
-    ended = python("-c", program)
+    program = "sys.modules['phalanx._native'] = None\nfrom phalanx.native import core\nfrom phalanx.native import core\n"
+    ended = python("-c", ANEW + program)
     assert len(ended.stderr.splitlines()) == 1
     assert "no native core" in ended.stderr
     assert "torch.distributed" in ended.stderr
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_switched_off_nobody_joins_and_nothing_is_said():
     program = (
         "import torch.distributed as dist\nfrom phalanx.native.team import HostTeam\n"
         "print(HostTeam.join(dist.HashStore(), 0, 1, timeout=5, name='alone'))"
     )
-    ended = python("-c", program, PHALANX_NATIVE="0")
+    ended = python("-c", ANEW + program, PHALANX_NATIVE="0")
     assert ended.stdout.strip() == "None"
     assert ended.stderr == ""
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.host_reads import HostReads
 from torch import nn
 
 import phalanx
@@ -161,6 +162,20 @@ def test_all_ranks_empty_changes_nothing():
         return y.shape, layer.running_mean.tolist(), layer.running_var.tolist()
 
     assert phalanx.run_local(2, rank, timeout=20) == [((0, CHANNELS), [0.0] * CHANNELS, [1.0] * CHANNELS)] * 2
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_nothing_is_read_from_the_device(options):
+    """One read per layer would let the queue of a GPU run empty in every layer."""
+
+    def rank(comm):
+        layer = phalanx.convert_batchnorm(norm(4, options), comm)
+        x = torch.randn(4, CHANNELS, 2, 2, dtype=torch.float64, requires_grad=True)
+        with HostReads() as reads:
+            layer(x).sum().backward()
+        return reads.seen
+
+    assert phalanx.run_local(2, rank, timeout=20) == [[], []]
 
 
 # ---- models ------------------------------------------------------------------------------------------------------------------

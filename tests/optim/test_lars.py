@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.host_reads import HostReads
 from tests.optim.lars_oracle import Oracle
 
 import phalanx
@@ -314,6 +315,25 @@ def test_torch_schedulers_and_tensor_rates():
         scheduler.step()
         other.param_groups[0]["lr"].fill_(0.5 ** (t + 1))
     assert all(torch.equal(p, q) for p, q in zip(params, twin, strict=True))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("rate", [2.0, torch.tensor(2.0)], ids=["number", "tensor"])
+@pytest.mark.parametrize("lr_in_momentum", [True, False])
+def test_on_a_device_a_step_reads_nothing(lr_in_momentum, rate, momentum):
+    """On a GPU all layers are updated by multi-tensor operations, here by foreach=True; a read would wait for the queue."""
+    params, twins = parameters(), parameters()
+    give(params, tensors(1))
+    give(twins, tensors(1))
+    options = {"momentum": momentum, "weight_decay": 0.1, "lr_in_momentum": lr_in_momentum}
+    opt, other = phalanx.Lars(params, lr=rate, foreach=True, **options), phalanx.Lars(twins, lr=2.0, **options)
+    opt.step()  # makes the state
+    other.step()
+    with HostReads() as reads:
+        opt.step()
+    other.step()
+    assert reads.seen == []
+    close(params, [p.detach().double().numpy() for p in twins])
 
 
 def test_sparse_gradients_are_refused_with_the_remedy():

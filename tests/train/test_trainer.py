@@ -17,7 +17,7 @@ from phalanx.data.image import BadSample
 from phalanx.train.checkpoint import CheckpointError
 from phalanx.train.config import ConfigError
 from phalanx.train.samples import DataConfig
-from phalanx.train.trainer import train
+from phalanx.train.trainer import device_of_this_rank, train
 from phalanx.train.update import CommConfig, OptimizerConfig, RateConfig
 
 
@@ -25,6 +25,15 @@ from phalanx.train.update import CommConfig, OptimizerConfig, RateConfig
 def alone():
     """One rank with the whole batch: the stupid oracle."""
     return run(TINY)
+
+
+def test_a_rank_that_sees_one_gpu_trains_on_it(monkeypatch):
+    """Its index is 0, whatever the local rank is."""
+    assert device_of_this_rank() == torch.device("cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for current in (0, 3):
+        monkeypatch.setattr(torch.cuda, "current_device", lambda current=current: current)
+        assert device_of_this_rank() == torch.device("cuda", current)
 
 
 def changed(config, **parts):

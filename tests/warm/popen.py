@@ -81,7 +81,7 @@ class Python(subprocess.Popen):
 
     zygote: Zygote | None = None  # of this process
     launches = False  # other Python programs, which shall be warm too; LAUNCHERS do anyway
-    ends_wholly = False  # takes all libraries apart, as every process does, for 0.3 s; otherwise only the program and phalanx
+    ends_wholly = False  # takes all libraries apart, as every process does, in 0.4 s; otherwise only the program and phalanx
 
     def _execute_child(self, *given: Any) -> None:
         call = inspect.signature(super()._execute_child).bind(*given).arguments

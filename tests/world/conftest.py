@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from tests.world.plays import AT_ONCE, WARM_UP
@@ -29,11 +30,19 @@ class Pools:
             pool.kill()
 
 
+POOLS = Pools()
+
+
 @pytest.fixture(scope="session")
 def pools() -> Iterator[Pools]:
-    made = Pools()
-    yield made
-    made.kill()
+    yield POOLS
+    POOLS.kill()
+
+
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    """Ranks that wait for the next test look around all the time, which takes a tenth of a core: not for tests of other rooms."""
+    if nextitem is None or nextitem.path.parent != Path(__file__).parent:
+        POOLS.kill()
 
 
 @pytest.fixture(params=SIZES, ids=lambda n: f"{n}-ranks")

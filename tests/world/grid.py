@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from phalanx.comm import broadcast, choose, envelope, operations, run, runner
+from phalanx.comm import broadcast, choose, envelope, peers, run, runner
 from phalanx.native import core
 
 MIB = 1 << 20
@@ -70,7 +70,7 @@ THRESHOLDS: dict[str, Callable[[int], list[int]]] = {
 }
 # Others are not sizes of a tensor: `special` cells of test_grid.py turn them.
 SPECIAL = {
-    "phalanx.comm.operations.WINDOW": operations.WINDOW,  # a count of ranks
+    "phalanx.comm.peers.WINDOW": peers.WINDOW,  # a count of ranks
     "phalanx.comm.transports.torch.transport.PIECE": 256 * MIB,  # made small for the test
     "phalanx.comm.runner.KEEP": runner.KEEP,  # made small for the test
 }
@@ -95,7 +95,7 @@ EXEMPT = {
     "phalanx.comm.rendezvous._VALIDATE": "of torch's store",
     "phalanx.comm.traffic.TAGS": "of records of messages that are kept",
     "phalanx.comm.traffic.REPORTED": "of links in a message to a person",
-    "phalanx.comm.operations.DEBUG_TEXT": "bytes of a text",
+    "phalanx.comm.peers.DEBUG_TEXT": "bytes of a text",
     "phalanx.comm.planned.LARGEST": "no message is longer",
     "phalanx.comm.processes.EXITING": "a flag of the kernel",
     "phalanx.comm.start.PR_SET_PDEATHSIG": "a number of the kernel",

@@ -30,11 +30,17 @@ def is_right(comm: Any, cell: Cell) -> bool:
 # ---- the numbers ---------------------------------------------------------------------------------------------------------------
 
 
+@functools.lru_cache(maxsize=2)
+def _waves(length: int) -> torch.Tensor:
+    i = torch.arange(length, dtype=torch.int32)
+    return ((i + i // 127) % 11).to(torch.int16)  # no power of two is a period of it: what ends in the wrong place is seen
+
+
 @functools.lru_cache(maxsize=24)
 def _pattern(shift: int, length: int, *, truths: bool) -> torch.Tensor:
-    i = torch.arange(length, dtype=torch.int32)
-    x = (i + i // 127 + shift) % 11  # no power of two is a period of it: what ends in the wrong place is seen
-    return (x % 4 == shift % 4).to(torch.int16) if truths else x.to(torch.int16)
+    x = _waves(length) + shift
+    x = torch.where(x < 11, x, x - 11)  # modulo 11, but five times as fast
+    return (x & 3 == shift & 3).to(torch.int16) if truths else x
 
 
 def numbers(cell: Cell, rank: int, count: int | None = None) -> torch.Tensor:

@@ -103,7 +103,9 @@ def test_ddp_logs_the_name_of_the_hook(pair):
 
 
 class Broken(Communicator):
-    """A communicator whose all-reduce fails on its way."""
+    """A communicator whose all-reduce fails on its way; it is its own Pending."""
+
+    queued = False  # on no GPU's stream
 
     def __init__(self):
         pass

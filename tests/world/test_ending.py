@@ -35,7 +35,7 @@ def test_a_rank_that_has_its_own_exception_is_not_disturbed(case: Case, outcome:
     assert "ValueError: rank 1 has a reason" in outcome.stderr
 
 
-@cases(*(Case("raising", {"who": who, "others": "hash", "timeout": TIMEOUT}) for who in (0, 1)))
+@cases(*(Case("raising", {"who": who, "others": "foreign", "timeout": TIMEOUT}) for who in (0, 1)))
 def test_a_rank_in_foreign_code_is_ended_all_the_same(case: Case, outcome: Outcome) -> None:
     assert outcome.codes == {0: 1, 1: 1, 2: 1}, outcome.stderr
     assert max(outcome.ended.values()) - outcome.word(case.args["who"], "raises")["at"] < 5 + SLACK
@@ -52,7 +52,7 @@ def test_a_rank_that_handles_the_error_is_not_ended_by_one_that_does_not(case: C
 @cases(
     *(
         Case("saving", {"directory": "FOLDER/checkpoints", "timeout": TIMEOUT, "seconds": 7.0, "others": others}, ranks=2)
-        for others in ("all_reduce", "hash")
+        for others in ("all_reduce", "foreign")
     )
 )
 def test_a_save_that_was_accepted_is_finished_whatever_ends_the_job(case: Case, outcome: Outcome) -> None:

@@ -42,10 +42,10 @@ def start(n, options):
 
 
 def test_one_that_is_stopped_and_one_that_sleeps_come_back():
-    """In one job: kill -STOP on rank 1 for 4 s after its 100th step, and 4 s of sleep on rank 2 after its 300th."""
-    steps = 700
+    """In one job: kill -STOP on rank 1 for 4 s after its 100th step, and 4 s of sleep on rank 2 after its 200th."""
+    steps = 400
     usual = phalanx.run_local(4, lambda comm: train(comm, DEFAULTS | {"steps": steps, "nap": 0}), timeout=60)[0]["spread"]
-    ranks = start(4, {"steps": steps, "sleep": {"rank": 2, "at": 300, "seconds": 4}})
+    ranks = start(4, {"steps": steps, "nap": 0.02, "sleep": {"rank": 2, "at": 200, "seconds": 4}})
     try:
         assert json.loads(ranks[1].stdout.readline()) == STARTED
         os.kill(ranks[1].pid, signal.SIGSTOP)

@@ -142,7 +142,7 @@ def test_network_namespaces(hosts, per_host, record_property):
 
 @pytest.mark.parametrize("more", [0, 1, 2] if WHOLE else [1])
 def test_as_many_ranks_as_talk_at_a_time(more):
-    ranks = grid.SPECIAL["phalanx.comm.operations.WINDOW"] + more
+    ranks = grid.SPECIAL["phalanx.comm.peers.WINDOW"] + more
     part = [Cell(verb, "sum", "int64", 3, "WINDOW") for verb in (*grid.MESSAGES, "reduce_scatter", "all_reduce")]
     assert not any(phalanx.run_local(ranks, lambda comm: wrong_cells(comm, part)))
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from tests.warm.popen import Python, warm
 from tests.world.programs.herd import HERE, ROOT, Herd, clean_environment, free_port
 from tests.world.programs.train import OPTIONS
 
@@ -29,11 +30,11 @@ PYTHON = [sys.executable, str(HELLO)]
 class Job:
     """A launcher and what it starts. Leaving the context ends whatever still runs."""
 
-    def __init__(self, command: Sequence[str], **env: str) -> None:
+    def __init__(self, command: Sequence[str], popen: type[subprocess.Popen] = subprocess.Popen, **env: str) -> None:
         self.command = command
         root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        self._process = subprocess.Popen(command, **pipes, env=clean_environment() | root | env, cwd=ROOT, text=True)
+        self._process = popen(command, **pipes, env=clean_environment() | root | env, cwd=ROOT, text=True)
 
     def told(self) -> list[dict]:
         """What each rank told, in rank order; the job has ended, with code 0."""
@@ -94,7 +95,7 @@ def notes() -> Iterator[Path]:
 
 # ---- real launchers ----------------------------------------------------------------------------------------------------------
 
-# What three ranks told, by launcher. To start them is to import torch three times, so that one job serves two tests.
+# What three ranks told, by launcher. An MPI starts them by importing torch three times, so that one job serves two tests.
 TOLD: dict[str, list[dict]] = {}
 # how far parameters may be off after the steps of the program
 TOLERANCES = dict.fromkeys(OPTIONS, 1e-10) | {"one pass": 1e-5, "bfloat16": 2e-3, "float16": 3e-4}
@@ -102,8 +103,9 @@ TOLERANCES = dict.fromkeys(OPTIONS, 1e-10) | {"one pass": 1e-5, "bfloat16": 2e-3
 
 def three_ranks(launcher: str, **env: str) -> Job:
     if launcher == "torchrun":
+        warm()  # a launcher in Python, and its ranks: forked with torch imported
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
-        return Job([*torchrun, str(HELLO), "train"], **env)
+        return Job([*torchrun, str(HELLO), "train"], Python, **env)
     train = [*PYTHON, "train"]
     return mpirun(3, train, **env) if launcher == "Open MPI" else Job([mpich(), "-n", "3", *train], **env)
 
@@ -165,9 +167,14 @@ def herd() -> Iterator[Herd]:
     found.close()
 
 
-def run(herd: Herd, folder: Path, ranks: Sequence[dict[str, str]], args: Sequence[Sequence[str]] = ()) -> list[dict]:
-    """What processes with these environments told, in rank order."""
-    pids = [herd.fork(HELLO, args[i] if args else (), env, folder / f"out.{i}", folder / "err") for i, env in enumerate(ranks)]
+def run(
+    herd: Herd, folder: Path, ranks: Sequence[dict[str, str]], args: Sequence[Sequence[str]] = (), *, wholly: bool = False
+) -> list[dict]:
+    """What processes with these environments told, in rank order. `wholly`: they also take all libraries apart in the end."""
+    pids = [
+        herd.fork(HELLO, args[i] if args else (), env, folder / f"out.{i}", folder / "err", wholly=wholly)
+        for i, env in enumerate(ranks)
+    ]
     deadline = time.monotonic() + DEADLINE
     ends = [herd.wait(pid, deadline) for pid in pids]
     for pid, end in zip(pids, ends, strict=True):
@@ -237,7 +244,7 @@ def test_alone(herd: Herd, tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["env", "tcp", "file"])
 def test_own_process_group_is_used_and_survives(herd: Herd, tmp_path: Path, method: str) -> None:
     url = {"env": "env://", "tcp": f"tcp://127.0.0.1:{free_port()}", "file": f"file://{tmp_path}/store"}[method]
-    told = run(herd, tmp_path, environment(3), [["own", url]] * 3)
+    told = run(herd, tmp_path, environment(3), [["own", url]] * 3, wholly=True)
     check(told, 3, listens={address for line in told for address in line["listens"]})  # torch's own: the user's affair
     assert [line["own"] for line in told] == [[True, [3.0] * 4]] * 3
 
@@ -276,7 +283,7 @@ def two_hosts() -> Iterator[list[str]]:
 @pytest.mark.parametrize("secret", ["", "a secret that all of them have"], ids=["unsigned", "signed"])
 def test_several_hosts_are_found_and_make_a_torus(herd: Herd, tmp_path: Path, two_hosts: list[str], secret: str) -> None:
     variables = {"MASTER_ADDR": "10.77.0.1"} | ({"PHALANX_SECRET": secret} if secret else {})
-    told = run(herd, tmp_path, environment(4, **variables), [["netns", two_hosts[rank // 2]] for rank in range(4)])
+    told = run(herd, tmp_path, environment(4, **variables), [["netns", two_hosts[rank // 2]] for rank in range(4)], wholly=True)
     check(told, 4, hosts=2, listens=("10.77.0.1", "10.77.0.2"))
     assert {line["schedule"] for line in told} == {"torus(2x2)"}
     assert "10.77.0.1" in told[0]["listens"]  # the store, at the address that was named and no other

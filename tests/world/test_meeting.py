@@ -106,7 +106,7 @@ def be_a_web_server(visitor: socket.socket) -> None:
 @pytest.mark.parametrize("answer", [say_nothing, close_at_once, be_a_web_server])
 def test_a_program_that_is_no_store_is_recognised_within_the_timeout(herd, tmp_path, answer):
     with stranger(answer) as port:
-        outcome = play(herd, Case("meeting", {"timeout": 3.0}, port=port, deadline=30), tmp_path)
+        outcome = play(herd, Case("meeting", {"timeout": 3.0}, port=port, deadline=30, wholly=answer is say_nothing), tmp_path)
     assert set(outcome.codes.values()) == {0}, outcome.stderr
     for rank in range(3):
         error = outcome.word(rank, "error")

@@ -1,13 +1,13 @@
 """`phalanx bench allreduce` inside a rank: contenders in turns on the same data, exact results, one row per contender and size.
 
 Inputs repeat every PERIOD elements, so the exact sum is known for any count and world. Values and sums are whole numbers below
-2**24, which float32 holds exactly. Timed calls sum zeros, because other numbers would grow without bound.
+2**24, which float32 holds exactly. Timed calls sum zeros, because other numbers would grow without bound. All of it is in host
+memory, also where there are GPUs; `phalanx selftest` measures those.
 """
 
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -18,6 +18,7 @@ from phalanx.bench.config import AllReduceBench
 from phalanx.bench.cores import are_crowded, core_now
 from phalanx.bench.library import library_all_reduce
 from phalanx.bench.record import Company, Record, first_record
+from phalanx.bench.stopwatch import Stopwatch
 from phalanx.comm.communicator import Communicator
 from phalanx.comm.launch import discover
 from phalanx.schedule import Schedule
@@ -112,10 +113,10 @@ def measure_size(comm: Communicator, contenders: list[Contender], size: int, rou
 def seconds_of(comm: Communicator, x: torch.Tensor, call: Callable[[torch.Tensor], object], calls: int) -> float:
     """Seconds of one call on this rank; all ranks begin together."""
     comm.barrier()
-    begun = time.perf_counter()
+    watch = Stopwatch(x.device)
     for _ in range(calls):
         call(x)
-    return (time.perf_counter() - begun) / calls
+    return watch.seconds() / calls
 
 
 def count_wrong(comm: Communicator, x: torch.Tensor, call: Callable[[torch.Tensor], object]) -> int:

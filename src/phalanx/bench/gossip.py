@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 import phalanx
 from phalanx.bench.config import GossipBench
 from phalanx.bench.record import Company, Record, first_record
+from phalanx.bench.stopwatch import Stopwatch
 from phalanx.comm.communicator import Communicator
 from phalanx.grad.gossip import Gossip
 from phalanx.optim.gossip_step import GossipOptimizer
@@ -145,10 +146,10 @@ def _race(comm: Communicator, contenders: list[GossipContender], bench: GossipBe
 def _block(comm: Communicator, contender: GossipContender, steps: int) -> float:
     """Seconds per step over `steps` steps in a row: an exchange that leaves in one step may cost time in the next."""
     comm.barrier()
-    begun = time.perf_counter()
+    watch = Stopwatch(next(contender.model.parameters()).device)
     for _ in range(steps):
         contender.step()
-    return (time.perf_counter() - begun) / steps
+    return watch.seconds() / steps
 
 
 def _what_was_exchanged(contender: GossipContender, comm: Communicator) -> Record:

@@ -1,14 +1,14 @@
 """`phalanx bench train` inside a rank: one replica per contender, steps in turns, one row per contender.
 
 A step is zero_grad, forward, backward and update of SGD with momentum. Every rank has other images, so ranks agree on their
-parameters only if they communicated; the benchmark counts those that differ at the end.
+parameters only if they communicated; the benchmark counts those that differ at the end. Where there are GPUs, each rank trains on
+its own, and a step is over when the GPU has done it.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import statistics
-import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -23,7 +23,10 @@ import phalanx
 from phalanx.bench.config import TrainBench
 from phalanx.bench.library import library_fp16_hook
 from phalanx.bench.record import Company, Record, first_record
+from phalanx.bench.stopwatch import Stopwatch
 from phalanx.comm.communicator import Communicator
+from phalanx.comm.envelope import bytes_of
+from phalanx.train.trainer import device_of_this_rank
 
 RATE = 1e-6  # training must make no progress, so that late steps cost what early ones do
 WARM = 3  # steps before the timed ones: DDP rebuilds its buckets in the second
@@ -81,9 +84,9 @@ def measure(bench: TrainBench, launcher: str) -> Iterator[Record]:
 def seconds_of(comm: Communicator, contender: TrainingContender) -> float:
     """Seconds of one step on this rank; all ranks begin together."""
     comm.barrier()
-    begun = time.perf_counter()
+    watch = Stopwatch(contender.params[0].device)
     contender.step()
-    return time.perf_counter() - begun
+    return watch.seconds()
 
 
 def _spread(values: list[float]) -> float:
@@ -98,7 +101,7 @@ def count_differing(comm: Communicator, contender: TrainingContender) -> int:
     """Ranks whose parameters are not, bit by bit, those of rank 0."""
     print_ = 0
     for p in contender.params:
-        print_ = zlib.crc32(p.detach().contiguous().view(-1).view(torch.uint8).numpy().data, print_)
+        print_ = zlib.crc32(bytes_of(p.detach().contiguous()).cpu().numpy().data, print_)
     found = comm.allgather_obj(print_)
     return sum(own != found[0] for own in found)
 
@@ -108,13 +111,13 @@ def count_differing(comm: Communicator, contender: TrainingContender) -> int:
 
 def enter(bench: TrainBench, comm: Communicator) -> Iterator[TrainingContender]:
     """The contenders, each with its own replica."""
-    own = torch.Generator().manual_seed(1 + comm.rank)
-    x = torch.randn(bench.batch, 3, bench.pixels, bench.pixels, generator=own)
-    y = torch.randint(0, 10, (bench.batch,), generator=own)
+    own, device = torch.Generator().manual_seed(1 + comm.rank), device_of_this_rank()
+    x = torch.randn(bench.batch, 3, bench.pixels, bench.pixels, generator=own).to(device)
+    y = torch.randint(0, 10, (bench.batch,), generator=own).to(device)
 
     def replica() -> nn.Module:
         phalanx.seed_everything(0)
-        return MODELS[bench.model]()
+        return MODELS[bench.model]().to(device)
 
     def optimizer(model: nn.Module) -> torch.optim.Optimizer:
         return _optimizer(bench.optimizer, model.parameters())
@@ -159,7 +162,7 @@ def enter(bench: TrainBench, comm: Communicator) -> Iterator[TrainingContender]:
         "phalanx fused": ours(sync=phalanx.AllReduce(fused=True)),
         "phalanx bfloat16": ours(wire=torch.bfloat16),
     }
-    if not comm.shares_memory:
+    if not comm.shares_memory or device.type != "cpu":  # one pass over memory is for ranks that share it
         del field["phalanx fused"]
     chosen = {"none", "DDP", *(bench.only or (*field, *OTHERS))}
     for name, make in field.items():

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from phalanx.comm.envelope import DTYPES, MOST_DIMS
+from phalanx.schedule import Schedule, ScheduleError, lower, verify
 
 
 def check_tensor(x: Any) -> None:
@@ -75,6 +76,16 @@ def check_tag(tag: int) -> None:
     """A whole number, not True: it would never match the 1 of another rank."""
     if isinstance(tag, bool) or not isinstance(tag, int):
         raise TypeError(f"tag={tag!r}: use a whole number, the same on both ranks")
+
+
+def check_all_reduce(algorithm: Schedule, size: int, whose: str) -> None:
+    """Check, before anything is sent, that the schedule is an all-reduce for `size` ranks, those of `whose`."""
+    if algorithm.world != size:
+        raise ScheduleError(f"{algorithm.name} is for {algorithm.world} ranks, but {whose} has {size}")
+    if algorithm.goal != "sum":
+        raise ScheduleError(f"{algorithm.name} computes a {algorithm.goal}, not the sum that an all-reduce is")
+    verify(algorithm)
+    verify(lower(algorithm))
 
 
 def check_list(xs: Sequence[torch.Tensor] | None, verb: str, who: str, size: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from phalanx.comm.arguments import check_in_place, check_rank, check_tensor, text_of
-from phalanx.comm.envelope import HEADER, announced, describes, header_of, plain
+from phalanx.comm.envelope import HEADER, announced, bytes_of, describes, header_of, plain
 from phalanx.comm.failure import CommunicationError
 from phalanx.comm.operations import Operations
 from phalanx.comm.runner import Runner
@@ -31,14 +31,15 @@ class Broadcast:
             check_tensor(x)
         if x is not None and members.rank != root:
             check_in_place(x)
+        device = transport.device if x is None or not x.is_cuda else x.device
 
         def work(tag: int) -> torch.Tensor:
             header = header_of(x) if members.rank == root and x is not None else torch.empty(HEADER, dtype=torch.int64)
             self._spread(header, root, tag)
             self._check_offers(x, header, root, tag)
-            out = x.detach() if x is not None and describes(header, x) else announced(header)
+            out = x.detach() if x is not None and describes(header, x) else announced(header, device)
             flat = plain(out if transport.can_carry(out) else out.cpu()).view(-1)
-            self._spread(flat.view(torch.uint8), root, tag)
+            self._spread(bytes_of(flat), root, tag)
             if members.rank != root and flat.data_ptr() != out.data_ptr():
                 out.copy_(flat.view(out.shape))
             if x is None:
@@ -47,7 +48,7 @@ class Broadcast:
                 raise ValueError(_misfit([members.rank], [text_of(x)], root, text_of(out)))
             return x
 
-        return self._operations.start(f"bcast(root {root})", work, [] if x is None else [x]).wait()
+        return self._operations.start(f"bcast(root {root})", work, [] if x is None else [x], device=device).wait()
 
     def _spread(self, flat: torch.Tensor, root: int, tag: int) -> None:
         """A flat buffer of `root` to all, in place."""
@@ -72,13 +73,13 @@ class Broadcast:
                 return
             offers = team.tell(offer)
         elif self._operations.debug and members.size > 1:
-            offers = self._operations.tell(offer, tag)
+            offers = self._operations.peers.tell(offer, tag)
         else:
             return
         odd = [rank for rank in range(members.size) if offers[rank]]
         if not odd:
             return
-        words = _misfit(odd, [offers[rank] for rank in odd], root, text_of(announced(header)))
+        words = _misfit(odd, [offers[rank] for rank in odd], root, text_of(announced(header, torch.device("meta"))))
         if not fits:
             raise ValueError(words)
         raise CommunicationError(words, operation=f"bcast(root {root})", missing=odd)

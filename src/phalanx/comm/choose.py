@@ -59,18 +59,18 @@ def choose(hosts: Hosts, *, shared: bool = False, library: bool = False, thresho
 
 
 def _for_large_messages(hosts: Hosts, *, shared: bool, library: bool) -> Schedule:
-    """Several hosts with several ranks each: the torus, whose slow direction carries 1/ranks-per-host of the data.
+    """One call where NCCL is, or where all ranks share memory: NCCL's own rings and trees pipeline what a torus does in turns.
 
-    Otherwise one level. A single call where all ranks share memory or have NCCL. Halving-doubling where the world is a power of
-    two: as few bytes as the ring in 2 log2 n steps instead of 2(n-1). The ring for the rest.
+    Several hosts with several ranks each: the torus, whose slow direction carries 1/ranks-per-host of the data. Otherwise one
+    level. Halving-doubling where the world is a power of two: as few bytes as the ring in 2 log2 n steps instead of 2(n-1). The
+    ring for the rest.
     """
     world = sum(len(ranks) for ranks in hosts.ranks)
+    if library or (shared and len(hosts.ranks) == 1):
+        return ring(world)
     if hosts.grid and min(hosts.grid) > 1:
         return _placed(torus(*hosts.grid), hosts)
-    one_call = library or (shared and len(hosts.ranks) == 1)
-    if world & (world - 1) == 0 and not one_call:
-        return halving_doubling(world)
-    return ring(world)
+    return halving_doubling(world) if world & (world - 1) == 0 else ring(world)
 
 
 def _for_small_messages(hosts: Hosts, thresholds: Thresholds, *, shared: bool) -> tuple[tuple[int, Schedule], ...]:

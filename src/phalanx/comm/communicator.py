@@ -18,9 +18,11 @@ from phalanx.comm.connection import Connection
 from phalanx.comm.memory import Memory
 from phalanx.comm.objects import ObjectVerbs
 from phalanx.comm.pending import Pending
+from phalanx.comm.reduce_scatter import ReduceScatter
 from phalanx.comm.reductions import ReduceOp, Reductions
 from phalanx.comm.room_verbs import RoomVerbs
 from phalanx.comm.runner import Runner
+from phalanx.comm.user_schedules import UserSchedules
 from phalanx.schedule import Schedule
 
 
@@ -45,6 +47,8 @@ class Communicator(ObjectVerbs, RoomVerbs):
         runner = Runner(operations, shared=shared)
         self._connection, self._members, self._operations = connection, connection.members, operations
         self._reductions = Reductions(operations, runner, connection.algorithm, shared=shared)
+        self._reduce_scatter = ReduceScatter(operations, self._reductions)
+        self._schedules = UserSchedules(operations, runner)
         self._broadcast = Broadcast(operations, runner)
         self._memory = Memory(operations, shared=shared)
 
@@ -137,11 +141,11 @@ class Communicator(ObjectVerbs, RoomVerbs):
             >>> phalanx.run_local(2, lambda comm: comm.reduce_scatter(torch.tensor([1, 2])).tolist())
             [[2], [4]]
         """
-        return self._reductions.reduce_scatter(x, op)
+        return self._reduce_scatter.reduce_scatter(x, op)
 
     def run(self, schedule: Schedule, x: torch.Tensor) -> torch.Tensor:
         """Run any schedule for this number of ranks on `x`, in place, and return `x`. The first time, it is verified."""
-        return self._reductions.run(schedule, x)
+        return self._schedules.run(schedule, x)
 
     def barrier(self) -> None:
         """Return when all ranks have called it."""
@@ -276,12 +280,7 @@ class Communicator(ObjectVerbs, RoomVerbs):
 
     def survivors(self, ranks: Sequence[int]) -> Communicator:
         """Make a communicator of `ranks` without a message, and so without shared memory. All of them call it."""
-        kept = sorted(set(ranks))
-        if self.rank not in kept or any(rank not in range(self.size) for rank in kept):
-            raise ValueError(
-                f"survivors({list(ranks)}): pass ranks from 0 to {self.size - 1}, with this rank, {self.rank}, among them"
-            )
-        return Communicator(self._connection.survivors(kept))
+        return Communicator(self._connection.survivors(ranks))
 
     def close(self) -> None:
         """Finish what is queued, then close. Closing a split communicator leaves its parent open. Idempotent."""

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from phalanx.comm.choose import choose
 from phalanx.comm.ending import release
 from phalanx.comm.envelope import pack, unpack
@@ -20,7 +22,7 @@ from phalanx.comm.issuer import Issuer
 from phalanx.comm.members import Members, by_color
 from phalanx.comm.messages import allgather
 from phalanx.comm.operations import Operations
-from phalanx.comm.reductions import scattering
+from phalanx.comm.reduce_scatter import scattering
 from phalanx.comm.transports import Transport
 from phalanx.comm.transports.shared import SharedTransport
 from phalanx.native.team import HostTeam
@@ -52,6 +54,13 @@ class Connection:
         self.operations: Operations = Operations(members, transport, issuer, team=team, parent=above)
         self._watch, self._parent, self._share, self._splits = watch, parent, share, 0
         self._leave = leave_later(self.operations, team, watch) if team is not None else None
+        if transport.cold:
+            self._connect_nccl()
+
+    def _connect_nccl(self) -> None:
+        """Now rather than in the first step, and watched like every operation: a rank may die before it comes."""
+        x = torch.zeros(1, device=self.transport.device)
+        self.operations.start("connect NCCL", lambda tag: self.transport.warm_up(x), [x], queued=True).wait_for_device()
 
     def gather_objects(self, obj: Any) -> list[Any]:
         """The plain data of all ranks, on all ranks."""
@@ -71,15 +80,18 @@ class Connection:
         part = members.only(parts[color], f"{members.name}.{self._splits}.{color}")
         return Connection(part, self.transport, self.issuer, self._watch, algorithm, parent=self, share=self._share)
 
-    def survivors(self, kept: Sequence[int]) -> Connection:
+    def survivors(self, ranks: Sequence[int]) -> Connection:
         """These ranks, connected without a message, and so without shared memory, for which they would have to meet."""
+        kept, rank, size = sorted(set(ranks)), self.members.rank, self.members.size
+        if rank not in kept or any(other not in range(size) for other in kept):
+            raise ValueError(f"survivors({list(ranks)}): pass ranks from 0 to {size - 1}, with this rank, {rank}, among them")
         below = self.transport.below if isinstance(self.transport, SharedTransport) else self.transport
         members = self.members.only(kept, f"{self.members.name}.{'-'.join(map(str, kept))}")
         return Connection(members, below, self.issuer, self._watch, None, parent=self)
 
     def close(self) -> None:
         """Finish what is queued, then close; a part leaves its parent open. Idempotent."""
-        if self.operations.closed_itself or self.issuer.is_parents:  # a forked child leaves its parent's alone
+        if self.operations.closed_itself or self.issuer.owner.forked:  # a forked child leaves its parent's alone
             return
         self.operations.closed_itself = True
         if self._parent is None:

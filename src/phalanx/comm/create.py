@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from phalanx.comm.arguments import check_all_reduce
 from phalanx.comm.choose import choose
 from phalanx.comm.communicator import Communicator
 from phalanx.comm.connection import Connection, prepare
@@ -23,7 +24,7 @@ from phalanx.comm.planned import warn_if_unplanned
 from phalanx.comm.settings import check_timeout, forced_form
 from phalanx.comm.transports.local import LocalTransport, LocalWorld
 from phalanx.native.team import HostTeam
-from phalanx.schedule import Schedule, ScheduleError, lower, verify
+from phalanx.schedule import Schedule
 
 T = TypeVar("T")
 _made = itertools.count()  # the same on all ranks, which make their communicators in one order
@@ -77,8 +78,8 @@ def create_communicator(algorithm: Schedule | None = None, *, backend: str | Non
     store, listening, held = watch_stores(transport.store, f"phalanx/watch/{made}", timeout, transport.signer)
     watch = Watch(rank, size, store, listening, timeout=timeout, store_rank=0 if held else None, end=end_unaware)
     issuer = Issuer(timeout, watch, transport.cut)
-    transport.got_on = issuer.got_on
-    issuer.traffic = transport.traffic
+    transport.got_on = issuer.activity.got_on
+    issuer.activity.traffic = transport.traffic
     guard(watch, hook)
     # the keys of all hosts go through the store, because a communicator needs them before it can gather anything
     store.set(f"host/{rank}", host_key())
@@ -93,7 +94,7 @@ def create_communicator(algorithm: Schedule | None = None, *, backend: str | Non
     def share(name: str, rank: int, size: int) -> HostTeam | None:
         if transport.compares:
             return None
-        return HostTeam.join(store, rank, size, timeout=issuer.patience, name=name)
+        return HostTeam.join(store, rank, size, timeout=issuer.breakdown.patience, name=name)
 
     members = Members(name, tuple(range(size)), rank, tuple(keys))
     return Communicator(Connection(members, transport, issuer, watch, algorithm, share=share))
@@ -169,12 +170,5 @@ def _check(algorithm: Schedule | None, timeout: float) -> None:
 
 
 def _check_world(algorithm: Schedule | None, world: int) -> None:
-    """Check, before anything is sent, that the schedule is an all-reduce for this world."""
-    if algorithm is None:
-        return
-    if algorithm.world != world:
-        raise ScheduleError(f"{algorithm.name} is for {algorithm.world} ranks, but this job has {world}")
-    if algorithm.goal != "sum":
-        raise ScheduleError(f"{algorithm.name} computes a {algorithm.goal}, not the sum that an all-reduce is")
-    verify(algorithm)
-    verify(lower(algorithm))
+    if algorithm is not None:
+        check_all_reduce(algorithm, world, "this job")

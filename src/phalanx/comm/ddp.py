@@ -37,6 +37,8 @@ def ddp_hook(comm: Communicator, bucket: dist.GradBucket) -> torch.futures.Futur
         )
     # the label: two buckets of one size in a different order on two ranks are an error, not a sum of unrelated gradients
     pending = comm.all_reduce_async(gradients, op="mean", label=f"DDP bucket {bucket.index()}")
+    if pending.queued:  # on a GPU: what reads the future waits there, and the host waits for nothing
+        return pending.as_future(gradients.device)
     # a future that holds a CUDA tensor must know its device; on the CPU torch wants none
     begun: Any = torch.futures.Future(devices=[gradients.device] if gradients.is_cuda else None)
     # an error must come out of a callback. Future.set_exception only stores the exception as a value, and a rank that has left

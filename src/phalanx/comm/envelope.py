@@ -22,10 +22,10 @@ def header_of(x: torch.Tensor) -> torch.Tensor:
     return torch.tensor(words + [0] * (HEADER - len(words)), dtype=torch.int64)
 
 
-def announced(header: torch.Tensor) -> torch.Tensor:
-    """Room for the tensor that `header` announces."""
+def announced(header: torch.Tensor, device: torch.device | None) -> torch.Tensor:
+    """Room for the tensor that `header` announces; one that comes from a GPU lands on `device`, or on the current one."""
     dtype, cuda, dims, *shape = header.tolist()
-    return torch.empty(shape[:dims], dtype=DTYPES[dtype], device="cuda" if cuda else "cpu")
+    return torch.empty(shape[:dims], dtype=DTYPES[dtype], device=(device or "cuda") if cuda else "cpu")
 
 
 def describes(header: torch.Tensor, x: torch.Tensor) -> bool:
@@ -42,6 +42,11 @@ def is_plain(x: torch.Tensor) -> bool:
 def plain(x: torch.Tensor) -> torch.Tensor:
     """`x`, or a copy of it whose bytes are the value."""
     return x.resolve_conj().resolve_neg().contiguous()
+
+
+def bytes_of(x: torch.Tensor) -> torch.Tensor:
+    """The memory of a contiguous tensor. A single element may have any stride, which torch's own view refuses."""
+    return x.as_strided((x.numel(),), (1,)).view(torch.uint8)
 
 
 def pack(obj: Any) -> torch.Tensor:

@@ -7,6 +7,9 @@ launchers differ in how much of it they provide:
     srun                   the list of nodes: its first one, and a port derived from the job and step
     mpirun on one host     nothing: rank 0 takes a free loopback port and leaves a note for the other ranks
     mpirun on several      MASTER_ADDR if you export it, otherwise mpi4py carries the address
+
+The local rank chooses the GPU. A script that exports only RANK and WORLD_SIZE leaves it to the launcher below it (`PLACES`). If
+that is silent, too, `Launch.placed` is False, and `place_among` computes the place from the hosts of all ranks.
 """
 
 from __future__ import annotations
@@ -15,8 +18,9 @@ import os
 import re
 import socket
 import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 MOST_RANKS = 1 << 20  # more is a typing error
 DEFAULT_PORT = 29400  # for a MASTER_ADDR without a MASTER_PORT
@@ -29,7 +33,31 @@ LAUNCHERS = frozenset(
 
 
 class LaunchError(RuntimeError):
-    """The environment describes several ranks, but not how they find each other."""
+    """The environment describes several ranks, but not how they find each other, or more of them than the host has GPUs."""
+
+
+class PlaceNames(NamedTuple):
+    """The variables in which a launcher gives a process its rank, the number of ranks, and the same two on its host."""
+
+    rank: str
+    world: str
+    local_rank: str
+    local_world: str
+
+
+OPEN_MPI = PlaceNames(*(f"OMPI_COMM_WORLD_{key}" for key in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")))
+MPICH = PlaceNames("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")  # Hydra: MPICH, Intel MPI
+SLURM = PlaceNames("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "")  # see `_slurm_tasks_here`
+PLACES = (
+    OPEN_MPI,
+    MPICH,
+    PlaceNames("PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"),  # Cray
+    PlaceNames("PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),  # Cray's PALS
+    PlaceNames("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),  # MVAPICH
+    PlaceNames("FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID", ""),
+    PlaceNames("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE"),  # jsrun
+    SLURM,  # last: mpirun may run inside srun
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +76,7 @@ class Launch:
     job: str = ""  # the launcher's name for the job, the same on all its ranks
     one_host: bool = False  # all ranks are on this host, by the launcher's word
     listener: int = -1  # for rank 0: the file descriptor of the meeting point's socket, if its parent has opened it
+    placed: bool = True  # `local_rank` comes from the launcher; False: it is a guess, and the hosts of all ranks decide
 
 
 ALONE = Launch(how="alone", rank=0, world=1)
@@ -58,11 +87,9 @@ def discover(environ: Mapping[str, str] = os.environ) -> Launch:
     if "RANK" in environ and "WORLD_SIZE" in environ:
         return _torchrun(environ)
     if "OMPI_COMM_WORLD_RANK" in environ:
-        return _mpirun(
-            environ, "mpirun (Open MPI)", *(f"OMPI_COMM_WORLD_{key}" for key in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
-        )
+        return _mpirun(environ, "mpirun (Open MPI)", OPEN_MPI)
     if "PMI_RANK" in environ and "PMI_SIZE" in environ and "SLURM_STEP_NUM_TASKS" not in environ:
-        return _mpirun(environ, "mpirun (MPICH)", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+        return _mpirun(environ, "mpirun (MPICH)", MPICH)
     # SLURM_NTASKS is also set in a batch script without srun, which is one process, not SLURM_NTASKS
     if "SLURM_PROCID" in environ and "SLURM_STEP_NUM_TASKS" in environ:
         return _srun(environ)
@@ -70,12 +97,15 @@ def discover(environ: Mapping[str, str] = os.environ) -> Launch:
 
 
 def _torchrun(environ: Mapping[str, str]) -> Launch:
+    rank, world = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
+    local_rank, local_world = _place_below(environ, rank, world) if "LOCAL_RANK" not in environ else (None, None)
     launch = Launch(
         how="torchrun" if "TORCHELASTIC_RUN_ID" in environ else "environment",
-        rank=_number(environ, "RANK"),
-        world=_number(environ, "WORLD_SIZE"),
-        local_rank=_number(environ, "LOCAL_RANK", 0),
-        local_world=_number(environ, "LOCAL_WORLD_SIZE", 1),
+        rank=rank,
+        world=world,
+        local_rank=_number(environ, "LOCAL_RANK", local_rank or 0),
+        local_world=_number(environ, "LOCAL_WORLD_SIZE", local_world or 1),
+        placed="LOCAL_RANK" in environ or local_rank is not None or world == 1,
         one_host=_number(environ, "LOCAL_WORLD_SIZE", 0) == _number(environ, "WORLD_SIZE"),
         address=environ.get("MASTER_ADDR"),
         port=_number(environ, "MASTER_PORT", DEFAULT_PORT),
@@ -89,16 +119,18 @@ def _torchrun(environ: Mapping[str, str]) -> Launch:
     return _checked(launch)
 
 
-def _mpirun(environ: Mapping[str, str], how: str, rank: str, size: str, local_rank: str, local_size: str) -> Launch:
-    world = _number(environ, size)
+def _mpirun(environ: Mapping[str, str], how: str, names: PlaceNames) -> Launch:
+    rank, world = _number(environ, names.rank), _number(environ, names.world)
+    local_rank = _place_below(environ, rank, world)[0]
     return _checked(
         Launch(
             how=how,
-            rank=_number(environ, rank),
+            rank=rank,
             world=world,
-            local_rank=_number(environ, local_rank, 0),
-            local_world=_number(environ, local_size, world),
-            one_host=_number(environ, local_size, 0 if environ.get("MASTER_ADDR") else world) == world,
+            local_rank=local_rank or 0,
+            local_world=_number(environ, names.local_world, world),
+            placed=local_rank is not None or world == 1,
+            one_host=_number(environ, names.local_world, 0 if environ.get("MASTER_ADDR") else world) == world,
             address=environ.get("MASTER_ADDR"),
             port=_number(environ, "MASTER_PORT", DEFAULT_PORT),
             job=environ.get("PMIX_NAMESPACE", ""),
@@ -119,12 +151,83 @@ def _srun(environ: Mapping[str, str]) -> Launch:
             rank=_number(environ, "SLURM_PROCID"),
             world=_number(environ, "SLURM_STEP_NUM_TASKS"),
             local_rank=_number(environ, "SLURM_LOCALID", 0),
+            local_world=_slurm_tasks_here(environ) or 1,
+            placed="SLURM_LOCALID" in environ,
             one_host=environ.get("SLURM_STEP_NUM_NODES", "1" if first_host(nodes) == nodes else "") == "1",
             address=address,
             port=_number(environ, "MASTER_PORT", 20000 + zlib.crc32(step.encode()) % 10000),
             job=step,
         )
     )
+
+
+# ---- the place on the host, which chooses the GPU ------------------------------------------------------------------------------
+
+
+def _place_below(environ: Mapping[str, str], rank: int, world: int) -> tuple[int | None, int | None]:
+    """The local rank and the local number of ranks, as far as a launcher gives them that counts the same ranks as we do.
+
+    One that counts others, such as a batch system that started one process per host, gives the place of that process.
+    """
+    for names in PLACES:
+        if environ.get(names.local_rank) is None:
+            continue
+        if _number(environ, names.rank, -1) == rank and _number(environ, names.world, -1) == world:
+            local_world = _slurm_tasks_here(environ) if names is SLURM else _number(environ, names.local_world, 0) or None
+            return _number(environ, names.local_rank), local_world
+    return None, None
+
+
+def _slurm_tasks_here(environ: Mapping[str, str]) -> int | None:
+    """The tasks of this step on this node: `4(x2),3` is 4 on the first two nodes and 3 on the third."""
+    node = _number(environ, "SLURM_NODEID", -1)
+    for part in environ.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
+        found = re.fullmatch(r"(\d{1,9})(?:\(x(\d{1,9})\))?", part.strip(), re.ASCII)
+        if found is None or node < 0:
+            return None
+        if node < int(found[2] or 1):
+            return int(found[1])
+        node -= int(found[2] or 1)
+    return None
+
+
+def place_among(launch: Launch, keys: Sequence[str]) -> Launch:
+    """`launch` with the place of its rank on its host. `keys[rank]` is the same text for all ranks of a host."""
+    here = [rank for rank, key in enumerate(keys) if key == keys[launch.rank]]
+    return replace(launch, local_rank=here.index(launch.rank), local_world=len(here), placed=True)
+
+
+def device_index(local_rank: int, local_world: int, count: int) -> int:
+    """The GPU of a rank among the `count` that it sees. NCCL refuses two ranks on one GPU, so there must be enough of them.
+
+    A rank that sees one GPU takes it: Slurm's --gpus-per-task and many wrappers show each rank its own. Where it is the same one
+    for all ranks, `check_own_devices` finds out.
+    """
+    if count < 1:
+        raise LaunchError("no GPU is visible: is CUDA_VISIBLE_DEVICES empty? backend='gloo' trains on CPUs")
+    if count == 1:
+        return 0
+    if local_rank >= count:
+        raise LaunchError(
+            f"{max(local_world, local_rank + 1)} ranks on this host, but {count} GPUs: local rank {local_rank} has none; NCCL "
+            f"takes one rank per GPU. Start at most {count} ranks per host, or create the communicator with backend='gloo'"
+        )
+    return local_rank
+
+
+def check_own_devices(devices: Sequence[str]) -> None:
+    """Raise if two ranks have the same GPU. `devices[rank]` names one GPU of the whole job, such as its host and UUID."""
+    ranks: dict[str, list[int]] = {}
+    for rank, device in enumerate(devices):
+        ranks.setdefault(device, []).append(rank)
+    if shared := {device: own for device, own in ranks.items() if len(own) > 1}:
+        device, own = next(iter(shared.items()))
+        more = f" ({len(shared)} GPUs are shared in all)" if len(shared) > 1 else ""
+        raise LaunchError(
+            f"ranks {', '.join(map(str, own))} all have GPU {device}{more}, and NCCL takes one rank per GPU. Start as many ranks "
+            "per host as it has GPUs, show each rank its own by CUDA_VISIBLE_DEVICES, or make the communicator with "
+            "backend='gloo'"
+        )
 
 
 def exported_secret(environ: Mapping[str, str] = os.environ) -> str | None:

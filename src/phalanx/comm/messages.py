@@ -12,22 +12,23 @@ import torch
 
 from phalanx.comm.arguments import check_list, check_peer, check_rank, check_tag, check_tensor, text_of
 from phalanx.comm.envelope import HEADER, announced, header_of, is_plain, plain
-from phalanx.comm.operations import WINDOW, Operations, tag_of
+from phalanx.comm.operations import Operations, tag_of
+from phalanx.comm.peers import WINDOW
 from phalanx.comm.pending import Pending
 from phalanx.comm.transports import Message
 
 
 def gather(operations: Operations, x: torch.Tensor, root: int) -> list[torch.Tensor] | None:
     """`Communicator.gather`."""
-    members = operations.members
+    members, device = operations.members, operations.transport.device
     check_rank(root, "root", members.size)
     check_tensor(x)
 
     def work(tag: int) -> list[torch.Tensor] | None:
         if members.rank != root:
-            _swap(operations, {root: x}, [], tag)
+            _swap(operations, {root: x}, [], tag, device)
             return None
-        return _in_order(operations, x, _swap(operations, {}, members.others, tag))
+        return _in_order(operations, x, _swap(operations, {}, members.others, tag, device))
 
     return operations.start(f"gather(root {root})", work, [x], compare=True).wait()
 
@@ -35,17 +36,17 @@ def gather(operations: Operations, x: torch.Tensor, root: int) -> list[torch.Ten
 def allgather(operations: Operations, x: torch.Tensor) -> list[torch.Tensor]:
     """`Communicator.allgather`."""
     check_tensor(x)
-    others = operations.members.others
+    others, device = operations.members.others, operations.transport.device
 
     def work(tag: int) -> list[torch.Tensor]:
-        return _in_order(operations, x, _swap(operations, dict.fromkeys(others, x), others, tag))
+        return _in_order(operations, x, _swap(operations, dict.fromkeys(others, x), others, tag, device))
 
     return operations.start("allgather()", work, [x], compare=True).wait()
 
 
 def scatter(operations: Operations, xs: Sequence[torch.Tensor] | None, root: int) -> torch.Tensor:
     """`Communicator.scatter`."""
-    members = operations.members
+    members, device = operations.members, operations.transport.device
     check_rank(root, "root", members.size)
     if members.rank == root:
         check_list(xs, "scatter", "the root passes", members.size)
@@ -54,21 +55,21 @@ def scatter(operations: Operations, xs: Sequence[torch.Tensor] | None, root: int
 
     def work(tag: int) -> torch.Tensor:
         if xs is None:
-            return _swap(operations, {}, [root], tag)[root]
-        _swap(operations, {i: xs[i] for i in members.others}, [], tag)
+            return _swap(operations, {}, [root], tag, device)[root]
+        _swap(operations, {i: xs[i] for i in members.others}, [], tag, device)
         return xs[root].detach().clone()
 
-    return operations.start(f"scatter(root {root})", work, xs or [], compare=True).wait()
+    return operations.start(f"scatter(root {root})", work, xs or [], compare=True, device=device).wait()
 
 
 def alltoall(operations: Operations, xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """`Communicator.alltoall`."""
-    members = operations.members
+    members, device = operations.members, operations.transport.device
     check_list(xs, "alltoall", "every rank passes", members.size)
     others = members.others
 
     def work(tag: int) -> list[torch.Tensor]:
-        return _in_order(operations, xs[members.rank], _swap(operations, {i: xs[i] for i in others}, others, tag))
+        return _in_order(operations, xs[members.rank], _swap(operations, {i: xs[i] for i in others}, others, tag, device))
 
     return operations.start("alltoall()", work, xs, compare=True).wait()
 
@@ -79,17 +80,17 @@ def send(operations: Operations, x: torch.Tensor, dest: int, tag: int) -> None:
     check_tensor(x)
     check_peer(dest, "dest", members.size, members.rank)
     check_tag(tag)
-    work = lambda wire_tag: _swap(operations, {dest: x}, [], wire_tag)  # noqa: E731
+    work = lambda wire_tag: _swap(operations, {dest: x}, [], wire_tag, None)  # noqa: E731
     operations.start(f"send(to {dest}, tag {tag})", work, [x], pair=(members.rank, dest, tag)).wait()
 
 
 def recv(operations: Operations, source: int, tag: int) -> torch.Tensor:
     """`Communicator.recv`."""
-    members = operations.members
+    members, device = operations.members, operations.transport.device
     check_peer(source, "source", members.size, members.rank)
     check_tag(tag)
-    work = lambda wire_tag: _swap(operations, {}, [source], wire_tag)[source]  # noqa: E731
-    return operations.start(f"recv(from {source}, tag {tag})", work, pair=(source, members.rank, tag)).wait()
+    work = lambda wire_tag: _swap(operations, {}, [source], wire_tag, device)[source]  # noqa: E731
+    return operations.start(f"recv(from {source}, tag {tag})", work, pair=(source, members.rank, tag), device=device).wait()
 
 
 def exchange_async(
@@ -129,13 +130,15 @@ def exchange_async(
 
     # the name has no peers, so that it is the same on all ranks: by it the watch sees that they wait in the same operation
     name, pair = f"exchange(tag {tag})", (source, dest, tag)
-    return operations.start(name, work, [x, out], pair=pair, landing=land, may_fail=may_fail)
+    return operations.start(name, work, [x, out], pair=pair, landing=land, may_fail=may_fail, queued=True)
 
 
 def _swap(
-    operations: Operations, outgoing: dict[int, torch.Tensor], incoming: Sequence[int], tag: int
+    operations: Operations, outgoing: dict[int, torch.Tensor], incoming: Sequence[int], tag: int, device: torch.device | None
 ) -> dict[int, torch.Tensor]:
     """Send each peer its tensor and receive one from each of `incoming`: first the headers, then what they announce.
+
+    What comes from a GPU lands on `device`: that of the calling thread, because the issuing thread may have another one.
 
     Peers are taken by distance, a window of them at a time, which is the same on both ends of a message. So no two ranks wait for
     each other, and a thousand ranks do not all write to rank 0 first.
@@ -147,9 +150,9 @@ def _swap(
         to = [peer for k in distances if (peer := (rank + k) % size) in outgoing]
         source = [peer for k in distances if (peer := (rank - k) % size) in incoming]
         headers = {peer: torch.empty(HEADER, dtype=torch.int64) for peer in source}
-        operations.exchange({peer: header_of(outgoing[peer]) for peer in to}, headers, tag)
-        landing = {peer: announced(header) for peer, header in headers.items()}
-        operations.exchange({peer: plain(outgoing[peer].detach()).view(-1) for peer in to}, landing, tag)
+        operations.peers.exchange({peer: header_of(outgoing[peer]) for peer in to}, headers, tag)
+        landing = {peer: announced(header, device) for peer, header in headers.items()}
+        operations.peers.exchange({peer: plain(outgoing[peer].detach()).view(-1) for peer in to}, landing, tag)
         received |= landing
     return received
 

@@ -17,15 +17,12 @@ import torch
 from phalanx.comm.failure import CommunicationError
 from phalanx.comm.issuer import Issuer
 from phalanx.comm.members import Members
+from phalanx.comm.peers import Peers
 from phalanx.comm.pending import Operation, Pending
 from phalanx.comm.streams import StreamOrder
-from phalanx.comm.transports import Message, Transport
-from phalanx.comm.verdict import name_ranks
+from phalanx.comm.transports import Transport
 from phalanx.native.errors import Disagreement
 from phalanx.native.team import HostTeam
-
-WINDOW = 32  # peers that a rank exchanges with at a time when it must talk to all of them
-DEBUG_TEXT = 240  # bytes of an operation's name that ranks compare under PHALANX_DEBUG
 
 
 class Operations:
@@ -41,6 +38,7 @@ class Operations:
         parent: Operations | None = None,
     ) -> None:
         self.members, self.transport, self.issuer, self.team = members, transport, issuer, team
+        self.peers = Peers(members, transport, issuer.activity)
         self.number = 0  # of the latest operation that all ranks take part in
         self.debug = os.environ.get("PHALANX_DEBUG", "") not in ("", "0")
         self._parent = parent
@@ -66,12 +64,15 @@ class Operations:
         *,
         may_fail: bool = False,
         compare: bool = False,
+        queued: bool = False,
+        device: torch.device | None = None,
     ) -> Pending:
         """Number the operation and queue it. A `pair` (source, dest, tag) keeps its own order and has no number.
 
         With `landing`, `work` only begins the operation, and `landing` waits for its end in a separate thread. Set `compare` when
         the operation begins with messages: ranks that call something else would wait for them in vain, so ranks that share memory
-        compare their calls first.
+        compare their calls first. Set `queued` when `work` never blocks if NCCL carries the tensors: then the calling thread does
+        it. `device` is where results may appear if no tensor says it.
         """
         if self.closed:
             raise RuntimeError(f"{name}: this communicator is closed")
@@ -82,14 +83,16 @@ class Operations:
         taking_part = {rank: members.ranks[rank] for rank in sorted({members.rank, *pair[:2]})} if pair else members.in_world
         tag = tag_of(members.name, number, pair or name)
         check = self.debug and pair is None and members.size > 1
+        carried = self.transport.library and bool(tensors) and all(x.is_cuda and self.transport.can_carry(x) for x in tensors)
+        here = queued and carried and not self.debug
         # inference mode belongs to a thread: without the caller's mode the issuing thread could not write to the caller's tensors
         inference = torch.is_inference_mode_enabled() or any(x.is_inference() for x in tensors)
 
         def checked() -> Any:
             with torch.inference_mode(inference):
                 if check:
-                    self._agree(name, number)
-                if self.team is None:
+                    self.peers.agree(name, number, tag_of(members.name, number, "agree"))
+                if self.team is None or here:
                     return work(tag)
                 try:
                     if pair is None:
@@ -105,51 +108,15 @@ class Operations:
             with torch.inference_mode(inference):
                 landing()
 
-        then = land if landing else None
-        operation = Operation(members.name, number, name, taking_part, checked, StreamOrder(tensors), then, may_fail=may_fail)
-        return self.issuer.submit(operation)
+        then = land if landing and not here else None
+        order = StreamOrder(tensors, device)
+        operation = Operation(members.name, number, name, taking_part, checked, order, then, may_fail=may_fail)
+        return self.issuer.device.queue(operation) if here else self.issuer.submit(operation)
 
     def disagreement(self, name: str, error: Disagreement) -> CommunicationError:
         """Ranks of this host called different things. Nothing was sent and nothing is broken."""
         host = self.members.on_this_host
         return CommunicationError(str(error), operation=name, missing=[host[rank] for rank in error.late])
-
-    def _agree(self, name: str, number: int) -> None:
-        """Under PHALANX_DEBUG: compare what all ranks are about to do, and raise on all of them if they differ."""
-        calls: dict[str, list[int]] = {}
-        for rank, text in enumerate(self.tell(name, tag_of(self.members.name, number, "agree"))):
-            calls.setdefault(text, []).append(rank)
-        if len(calls) > 1:
-            majority = max(calls.values(), key=len)  # the first of several equally large groups
-            odd = sorted(rank for ranks in calls.values() if ranks is not majority for rank in ranks)
-            listed = "; ".join(f"{name_ranks(ranks)}: {text}" for text, ranks in calls.items())
-            raise CommunicationError(f"ranks disagree on operation number {number}: {listed}", operation=name, missing=odd)
-
-    def tell(self, text: str, tag: int) -> list[str]:
-        """The texts of all ranks, at most DEBUG_TEXT bytes of each."""
-        rank, size = self.members.rank, self.members.size
-        mine = torch.tensor(list(text.encode()[:DEBUG_TEXT].ljust(DEBUG_TEXT)), dtype=torch.uint8)
-        texts = {other: mine if other == rank else torch.empty_like(mine) for other in range(size)}
-        for first in range(1, size, WINDOW):
-            distances = range(first, min(first + WINDOW, size))
-            to = {(rank + k) % size: mine for k in distances}
-            self.exchange(to, {peer: texts[peer] for k in distances for peer in [(rank - k) % size]}, tag)
-        return [bytes(texts[other].tolist()).decode(errors="replace").rstrip() for other in range(size)]
-
-    def exchange(self, sends: dict[int, torch.Tensor], receives: dict[int, torch.Tensor], tag: int) -> None:
-        """Send and receive tensors by peer, through host memory where the transport cannot carry them directly."""
-        transport, ranks = self.transport, self.members.ranks
-        via_host = {peer: x for peer, x in receives.items() if not transport.can_carry(x)}
-        hosted = {peer: x.cpu() for peer, x in via_host.items()}
-        posted = transport.post(
-            [Message(ranks[peer], x if transport.can_carry(x) else x.cpu()) for peer, x in sends.items()],
-            [Message(ranks[peer], hosted.get(peer, x).view(-1)) for peer, x in receives.items()],
-            tag,
-        )
-        transport.wait(posted)
-        for peer, x in via_host.items():
-            x.copy_(hosted[peer])
-        self.issuer.got_on()
 
 
 def digest_of(name: str) -> int:

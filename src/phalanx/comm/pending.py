@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+import torch
+
 from phalanx.comm.streams import StreamOrder
 
 
@@ -38,11 +40,21 @@ class Operation:
     def __str__(self) -> str:
         return self.name
 
+    @property
+    def on_device(self) -> bool:
+        """Whether it was queued on a GPU, where it may not have ended when it is `finished`."""
+        return self.order.device is not None
+
+    def without_tensors(self) -> Operation:
+        """The same communication, to be watched: keeps no tensor alive."""
+        return Operation(self.comm, self.number, self.name, self.members, lambda: None, self.order, may_fail=self.may_fail)
+
 
 class Waiter(Protocol):
-    """What waits for operations: the issuer."""
+    """What waits for operations."""
 
     def finish(self, operation: Operation) -> None: ...
+    def finish_on_device(self, operation: Operation) -> None: ...
     def settle(self, operation: Operation, seconds: float) -> BaseException | None: ...
 
 
@@ -56,8 +68,8 @@ class Pending:
         [1.0, 1.0]
     """
 
-    def __init__(self, operation: Operation, issuer: Waiter) -> None:
-        self._operation, self._issuer = operation, issuer
+    def __init__(self, operation: Operation, waiter: Waiter) -> None:
+        self._operation, self._waiter = operation, waiter
 
     def done(self) -> bool:
         """Whether it is over. Returns at once."""
@@ -72,13 +84,32 @@ class Pending:
         Raises:
             CommunicationError: It cannot finish; the error names the missing ranks.
         """
-        self._issuer.finish(self._operation)
-        self._operation.order.join()
+        self._waiter.finish(self._operation)
+        self._operation.order.join(self._operation.result)
         return self._operation.result
+
+    def wait_for_device(self) -> None:
+        """Wait until the GPU is done with it, which `wait()` does not."""
+        self._waiter.finish(self._operation)
+        self._waiter.finish_on_device(self._operation)
 
     def settle(self, seconds: float) -> BaseException | None:
         """For an exchange that may fail: wait at most `seconds`, and return why it did not arrive, or None if it did."""
-        return self._issuer.settle(self._operation, seconds)
+        error = self._waiter.settle(self._operation, seconds)
+        if error is None:
+            self._operation.order.join(self._operation.result)
+        return error
+
+    @property
+    def queued(self) -> bool:
+        """Whether all of it is queued on a GPU: `wait()` does not block."""
+        return self._operation.on_device and self._operation.finished.is_set() and self._operation.error is None
+
+    def as_future(self, device: torch.device) -> torch.futures.Future[Any]:
+        """Its result as a future of torch; only if it is `queued`."""
+        future: Any = torch.futures.Future(devices=[device])
+        self._operation.order.complete(future, self._operation.result)
+        return future
 
     @property
     def ended(self) -> float:

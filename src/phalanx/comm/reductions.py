@@ -1,4 +1,4 @@
-"""Sums, means and extremes over all ranks.
+"""All-reduce: sums, means and extremes over all ranks.
 
 An all-reduce runs a schedule. Where all ranks share memory and the user named no schedule, it is one call of the native core.
 """
@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from phalanx.comm.arguments import check_in_place, check_reduction, kind_of, text_of
+from phalanx.comm.arguments import check_in_place, check_reduction, kind_of
 from phalanx.comm.choose import choose
 from phalanx.comm.envelope import is_plain, plain
 from phalanx.comm.operations import Operations, digest_of
@@ -21,7 +21,7 @@ from phalanx.comm.runner import Runner
 from phalanx.comm.streams import StreamOrder
 from phalanx.native.core import TYPES
 from phalanx.native.errors import Disagreement
-from phalanx.schedule import Collective, Scale, Schedule, ScheduleError, Step, lower, verify
+from phalanx.schedule import Collective, Schedule
 
 log = logging.getLogger("phalanx")
 
@@ -33,11 +33,13 @@ class Reductions:
 
     def __init__(self, operations: Operations, runner: Runner, algorithm: Schedule | None, *, shared: bool) -> None:
         self._operations, self._runner = operations, runner
-        chosen = choose(operations.members.hosts, shared=shared, library=operations.transport.library)
+        library = operations.transport.library
+        chosen = choose(operations.members.hosts, shared=shared, library=library)
         self.schedule = algorithm or chosen.schedule
+        # beside NCCL, tensors in host memory travel as they would without it
+        self._large = algorithm or (choose(operations.members.hosts, shared=shared).schedule if shared else self.schedule)
         self._smaller = chosen.smaller if algorithm is None else chosen.smaller[:1]  # the user's runs all but very small messages
         self._smallest = chosen.smaller[0][1]
-        self._scattering = scattering(operations.members.size)
         log.debug(
             "phalanx: %s: %s, and for less %s; chosen by %s",
             operations.members.name,
@@ -47,7 +49,6 @@ class Reductions:
         )
         self._direct = operations.team_of_all if algorithm is None else None
         self._named: tuple[object, int] = (None, 0)  # the last direct all-reduce, and the digest of its name
-        self._verified: dict[int, Schedule] = {}
 
     def all_reduce(self, x: torch.Tensor, op: ReduceOp, label: str) -> torch.Tensor:
         operations, team = self._operations, self._direct
@@ -76,80 +77,57 @@ class Reductions:
         schedule = self._schedule_for(x)
 
         def work(tag: int) -> torch.Tensor:
-            self._reduce(x.detach(), op, schedule, tag)
+            self.reduce(x.detach(), op, schedule, tag)
             return x
 
         compare = not x.is_cpu or x.dtype not in TYPES or self._direct is None  # the native core compares calls by itself
-        return self._operations.start(_name_of(x.dtype, x.shape, op, label), work, [x], compare=compare)
-
-    def run(self, schedule: Schedule, x: torch.Tensor) -> torch.Tensor:
-        size, transport = self._operations.members.size, self._operations.transport
-        check_reduction(x, "sum")
-        check_in_place(x)
-        if schedule.world != size:
-            raise ScheduleError(f"{schedule.name} is for {schedule.world} ranks, but this communicator has {size}")
-        if not is_plain(x) or not transport.can_carry(x):
-            raise ValueError(f"run needs a contiguous tensor on a device of the backend, got {text_of(x)} on {x.device}")
-        if not (x.is_floating_point() or x.is_complex()) and any(isinstance(op, Scale) for op in schedule.ops()):
-            raise TypeError(f"{schedule.name} multiplies by fractions, which {x.dtype} cannot hold: call x.float() first")
-        if id(schedule) not in self._verified:
-            verify(schedule)
-            verify(lower(schedule))
-            self._verified[id(schedule)] = schedule
-
-        def work(tag: int) -> torch.Tensor:
-            self._runner.run(schedule, x.detach().view(-1), "sum", tag)
-            return x
-
-        return self._operations.start(f"run({schedule.name}, {text_of(x)})", work, [x], compare=True).wait()
-
-    def reduce_scatter(self, x: torch.Tensor, op: ReduceOp) -> torch.Tensor:
-        size, rank = self._operations.members.size, self._operations.members.rank
-        check_reduction(x, op)
-        if x.dim() == 0 or x.shape[0] % size:
-            raise ValueError(f"reduce_scatter cuts dim 0 into {size} equal parts, but the shape is {tuple(x.shape)}: pad it")
-
-        def work(tag: int) -> torch.Tensor:
-            whole = x.detach().clone(memory_format=torch.contiguous_format)
-            self._reduce(whole, op, self._scattering, tag)
-            return whole.chunk(size)[rank].clone() if whole.numel() else whole[: x.shape[0] // size]
-
-        compare = not x.is_cpu or x.dtype not in TYPES
-        return self._operations.start(f"reduce_scatter({text_of(x)}, {op})", work, [x], compare=compare).wait()
+        return self._operations.start(_name_of(x.dtype, x.shape, op, label), work, [x], compare=compare, queued=True)
 
     def barrier(self) -> None:
         if self._direct is not None:
             team = self._direct
             self._operations.start("barrier()", lambda tag: team.barrier()).wait()
         else:
-            work = lambda tag: self._reduce(torch.zeros(1), "sum", self._smallest, tag)  # noqa: E731
+            work = lambda tag: self.reduce(torch.zeros(1), "sum", self._smallest, tag)  # noqa: E731
             self._operations.start("barrier()", work).wait()
 
     def _schedule_for(self, x: torch.Tensor) -> Schedule:
         if x.is_cuda and self._operations.transport.library:
             return self.schedule  # NCCL has its own way with small messages
-        return next((schedule for limit, schedule in self._smaller if x.nbytes <= limit), self.schedule)
+        return next((schedule for limit, schedule in self._smaller if x.nbytes <= limit), self._large)
 
-    def _reduce(self, x: torch.Tensor, op: ReduceOp, schedule: Schedule, tag: int) -> None:
-        """In place, for any layout and device."""
+    def reduce(self, x: torch.Tensor, op: ReduceOp, schedule: Schedule, tag: int, *, scatters: bool = False) -> None:
+        """In place, for any layout and device; only the issuing thread calls it. `scatters`: the schedule is a reduce-scatter."""
         transport, size = self._operations.transport, self._operations.members.size
         if not transport.can_carry(x) or not is_plain(x):
             dense = plain(x if transport.can_carry(x) else x.cpu())
-            self._reduce(dense, op, schedule, tag)
+            self.reduce(dense, op, schedule, tag, scatters=scatters)
             x.copy_(dense)
             return
-        scatters = schedule is self._scattering
-        if self._direct is not None and not scatters and x.dtype in TYPES:
+        if self._direct is not None and not scatters and x.is_cpu and x.dtype in TYPES:
             self._direct.all_reduce(x, op)
             return
         flat = x.view(-1)
         if x.dtype is torch.bool:  # the sum of booleans is their `or`
             flat, op = flat.view(torch.uint8), "max" if op == "sum" else op
+        if op == "mean" and self._averages(schedule, x):
+            self._runner.run(schedule, flat, op, tag, scatters=scatters)
+            return
         if op == "mean" and x.dtype is torch.float16:
             flat.div_(size)  # divide before the wire: fp16 sums of 1024 ranks overflow
         self._runner.run(schedule, flat, "sum" if op == "mean" else op, tag, scatters=scatters)
         if op == "mean" and x.dtype is not torch.float16:
             flat.div_(size)
+
+    def _averages(self, schedule: Schedule, x: torch.Tensor) -> bool:
+        """Whether a mean of `x` is one call of NCCL, which divides as well."""
+        steps = schedule.steps
+        if not x.is_cuda or not x.is_floating_point() or len(steps) != 1 or len(steps[0].ops) != 1:
+            return False
+        call = steps[0].ops[0]
+        if not isinstance(call, Collective) or call.kind != "all_reduce":
+            return False
+        return self._operations.transport.calls(call, x, self._operations.members.ranks)
 
 
 def _name_of(dtype: torch.dtype, shape: Sequence[int], op: str, label: str) -> str:
@@ -172,9 +150,3 @@ def _is_simple(x: Any, op: str) -> bool:
         and x.is_contiguous()
         and (op in ("sum", "max", "min") or (op == "mean" and x.is_floating_point()))
     )
-
-
-def scattering(size: int) -> Schedule:
-    """A reduce-scatter by itself: the first half of a ring."""
-    call = Collective("reduce_scatter", tuple(range(size)), range(size))
-    return Schedule(f"reduce_scatter({size})", size, size, (Step((call,)),) if size > 1 else ())

@@ -1,6 +1,7 @@
 """Verbs of a communicator for the other rooms of Phalanx: buffers, exchanges between neighbours, a side channel.
 
-You may use them, but apart from `buffer` they may change without notice.
+`buffer`, `exchange_async` and `shares_memory` are in the reference. The others are for Phalanx itself, and may change without
+notice; `docs/generate/api.py` lists them.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class RoomVerbs:
     @property
     def patience(self) -> float:
         """Seconds without progress after which a wait is given up: the timeout, less the time to find out why."""
-        return self._connection.issuer.patience
+        return self._connection.issuer.breakdown.patience
 
     @property
     def multiple(self) -> int:

@@ -46,7 +46,7 @@ class Runner:
             ranks=operations.members.ranks,
             tag=tag,
             scratch=self._room,
-            got_on=operations.issuer.got_on,
+            got_on=operations.issuer.activity.got_on,
         )
 
     def _form(self, schedule: Schedule, flat: torch.Tensor, *, scatters: bool) -> Form:

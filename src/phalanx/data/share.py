@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from phalanx.comm.envelope import bytes_of
 from phalanx.data.exchange import Indices
 
 Rows = NDArray[np.void]
@@ -148,7 +149,7 @@ def check_source(source: Any) -> int:
 
 def _rows(x: torch.Tensor, count: int) -> Rows:
     """The memory of a contiguous tensor as `count` rows of bytes: numpy copies each with one memcpy, index_copy_ byte by byte."""
-    flat = x.view(-1).view(torch.uint8).numpy()
+    flat = bytes_of(x).numpy()
     return flat.view(f"V{flat.size // count}") if flat.size else np.empty(count, "V1")
 
 

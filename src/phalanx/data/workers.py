@@ -107,7 +107,14 @@ class LocalWork:
 
     def __init__(self, maker: Maker, *, pin: bool) -> None:
         self._maker, self._pin = maker, pin
+        # the current GPU is one of a thread's properties: pinning in a new thread would open a context on GPU 0
+        self._gpu = torch.cuda.current_device() if pin and torch.cuda.is_available() else None
         self._stopped = threading.Event()
+
+    def enter_thread(self) -> None:
+        """Called first in every thread that does this work."""
+        if self._gpu is not None:
+            torch.cuda.set_device(self._gpu)
 
     def __call__(self, wanted: MicroBatch) -> Made:
         return _finished(self._make(wanted), self._pin)
@@ -195,6 +202,7 @@ class _Later:
 
 def _do(work: LocalWork, ordered: queue.SimpleQueue[tuple[MicroBatch, concurrent.futures.Future[Made]] | None]) -> None:
     """The main loop of a thread. It knows the work, not the pool, so that a dropped pool can end."""
+    work.enter_thread()
     while (order := ordered.get()) is not None:
         wanted, future = order
         if future.set_running_or_notify_cancel():

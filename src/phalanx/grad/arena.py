@@ -53,6 +53,7 @@ class Arena:
         self.views = self.views_of(self.flat)
         self._aliases: dict[torch.nn.Parameter, torch.Tensor] = {}  # those that were given last
         self._places = {p: (view.data_ptr(), view.stride()) for p, view in self.views.items()}
+        self._graphs: dict[torch.nn.Parameter, torch.Tensor] = {}  # gradients with a graph, as `give_all` left them
 
     def views_of(self, flat: torch.Tensor) -> dict[torch.nn.Parameter, torch.Tensor]:
         """A tensor of the shape and layout of every parameter, in a buffer laid out as this one."""
@@ -107,6 +108,28 @@ class Arena:
                 alias.set_(view.untyped_storage(), view.storage_offset(), view.shape, view.stride())
                 self._aliases[p] = alias
             p.grad = alias
+
+    def give_all(self) -> None:
+        """Make all means the gradients of their parameters.
+
+        A gradient with a graph keeps it: its value becomes the mean, its derivative stays its own.
+        """
+        self._graphs.clear()
+        for p, view in self.views.items():
+            grad = p.grad
+            if not p.requires_grad:
+                continue
+            if grad is not None and grad.requires_grad:
+                p.grad = self._graphs[p] = grad + (view - grad.detach())
+            else:
+                self.give(p)
+
+    def drop_graphs(self) -> None:
+        """Before an update: replace a gradient with a graph, which is only about the mean, by the exact mean."""
+        for p, grad in self._graphs.items():
+            if p.grad is grad:
+                self.give(p)
+        self._graphs.clear()
 
 
 def _view(flat: torch.Tensor, start: int, p: torch.nn.Parameter) -> torch.Tensor:

@@ -14,7 +14,6 @@ The first backward is only watched: its order, as rank 0 saw it, becomes the ord
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -25,17 +24,18 @@ from phalanx.comm.communicator import Communicator
 from phalanx.grad.allreduce import AllReduce
 from phalanx.grad.arena import Arena
 from phalanx.grad.double_buffer import Previous
-from phalanx.grad.engine import backward_number, is_inner_backward, when_backward_ends
-from phalanx.grad.exchange import Exchange, Said, overflowed
-from phalanx.grad.hand_out import HandOut
+from phalanx.grad.engine import EndOfBackward
+from phalanx.grad.exchange import Exchange, overflowed
+from phalanx.grad.flags import Said
 from phalanx.grad.health import Health
 from phalanx.grad.hooks import Hooks
-from phalanx.grad.measure import Overlap
+from phalanx.grad.measure import Overlap, overlap_of
 from phalanx.grad.record import Records, StepRecord
 from phalanx.grad.reducer import GroupReducer, TransferTime
 from phalanx.grad.replicas import ReplicaError
 from phalanx.grad.sparse import average_sparse
 from phalanx.grad.trained import Trained
+from phalanx.grad.unfinished import Unfinished
 from phalanx.grad.untouched import Untouched
 from phalanx.grad.wire import check_wire
 
@@ -61,26 +61,25 @@ class Averager:
     ) -> None:
         check_wire(wire)
         self._comm, self._sync, self.delayed = comm, sync, delayed
-        self._wire, self._bucket_bytes = wire, bucket_bytes
+        self._wire = wire
         self.in_backward = in_backward and not delayed
         self._sparse = sparse  # gradients are sparse, and stay so
-        self._trained = Trained()
+        self._trained = Trained(comm, sync, wire=wire, bucket_bytes=bucket_bytes, delayed=delayed)
         self._reducer = GroupReducer(comm, weighted=sync.weighted)
         self._untouched = Untouched(comm.rank)
         self._exchange = Exchange(comm, self._reducer, self._untouched)
         self._previous = Previous(self._reducer)
+        self.unfinished = Unfinished(self._exchange, self._previous, self._trained, self._reducer.weights, delayed=delayed)
         self._health = Health(comm, sync)
-        self._hooks = Hooks(self._before, self._after)
-        self._hand_out = HandOut()
+        self._hooks = Hooks(self._exchange.before, self._after)
+        self._end = EndOfBackward(self._end_backward)
         self._refused: ReplicaError | None = None  # found at the end of a backward
-        self._backward = -1  # the number of the last backward whose end we wait for
         self._paused = False
         self._busy = False  # a gradient has come since the last exchange
         self.steps = self._exchanges = 0  # steps so far, and exchanges since the last one
         self._exchanged = False  # the gradients of this step, or of this evaluation of its closure
         self._said = Said()  # in the last exchange
-        self._overlap = Overlap(False if delayed or sync.fused else sync.overlap)
-        self._last_end: float | None = None
+        self._overlap = Overlap(False if delayed or sync.fused else overlap_of(sync, params))
         self._records = Records()
         self.transfers: list[TransferTime] = []  # of the groups that arrived in the last exchange
         self.watch(params, names)
@@ -110,31 +109,21 @@ class Averager:
 
     # ---- during backward ---------------------------------------------------------------------------------------------------
 
-    def _before(self, key: int) -> None:
-        self._exchange.before(key)
-
     def _after(self, p: torch.nn.Parameter) -> None:
         """The gradient of `p` is complete, for this backward."""
         self._busy = True
         if p in self._hooks.superseded:  # a younger optimizer has it, too, and makes its mean
             return
         if not self._paused and self._in_backward_now:
-            self._wait_for_the_end()
+            self._end.expect()
         if not self._paused:
             self._trained.saw(p)
         may_leave = self._exchange.take(p, accumulates=self._paused)
         if may_leave and self._overlap.now and self._in_backward_now and self._trained.agreed and self._hooks.alone:
             self._exchange.leave_in_order(self._label)
 
-    def _wait_for_the_end(self) -> None:
-        number = backward_number()
-        if number != self._backward:
-            self._backward = number
-            me = weakref.ref(self)
-            when_backward_ends(lambda: _end_backward(me))
-
     def _end_backward(self) -> None:
-        if self._busy and not is_inner_backward():
+        if self._busy:
             try:
                 self._average(at_step=False)
             except ReplicaError as error:  # all ranks have it; a step is what it forbids, and where people expect it
@@ -164,9 +153,11 @@ class Averager:
             self._health.warn_of_unused(self._trained.names)
             if self.delayed:
                 self._previous.swap(self._exchange.groups, self._trained.names, self._label)
+                self._exchange.finite.look_at_devices()
             else:
                 self._said = self._exchange.complete(self._label, at_step=at_step, at_once=not self._overlap.now)
-            self._hand_out.give(self._exchange.groups)
+            for arena in self._exchange.arenas:
+                arena.give_all()
             self._health.warn_of_overflow(self._trained.names, overflowed(self._exchange.groups), self._wire)
         self._finish(begun, early)
 
@@ -176,7 +167,8 @@ class Averager:
 
     def drop_graphs(self) -> None:
         """Before an update: the exact means instead of gradients that had a graph."""
-        self._hand_out.drop_graphs()
+        for arena in self._exchange.arenas:
+            arena.drop_graphs()
 
     def collect(self) -> list[Arena]:
         """The arenas with this rank's own gradients, for the fused step. All ranks call it instead of `synchronize`."""
@@ -190,16 +182,14 @@ class Averager:
             for group in groups:
                 group.arena.take_all(group.params)
             self._finish(begun, 0)
-        return list(dict.fromkeys(group.arena for group in groups))
+        return self._exchange.arenas
 
     def _finish(self, begun: float, early: int) -> None:
         now = time.perf_counter()
         self.transfers, self._reducer.transfers = self._reducer.transfers, []
         if self._sync.record:
             self._records.add(self._exchange.groups, begun=begun, ended=now, early_bytes=early)
-        if not self._overlap.decided and self._last_end is not None:
-            self._overlap.tried(now - self._last_end, self._comm)
-        self._last_end = time.perf_counter()
+        self._overlap.exchange_ended(now, self._comm)
         self._exchanges += 1
         self._exchanged, self._busy = True, False
         self._hooks.look_for_others()
@@ -217,8 +207,7 @@ class Averager:
         self._hook()
         if not self._hooks.superseded:
             self._health.warn_of_equal_gradients(self._trained.now)
-        options: Any = {"wire": self._wire, "bucket_bytes": self._bucket_bytes, "delayed": self.delayed}
-        self._exchange.start_with(self._trained.agree(self._comm, self._sync, **options))
+        self._exchange.start_with(self._trained.agree())
 
     # ---- the step --------------------------------------------------------------------------------------------------------------
 
@@ -229,7 +218,7 @@ class Averager:
     def next_step(self) -> None:
         """The gradients were used."""
         if self._said.ill:
-            self._health.warn_of_nan(self._said.mine_ill, self.steps + 1)
+            self._health.warn_of_nan(self._exchange.finite, self.steps + 1)
         self.steps += 1
         self._said = Said()
         self._exchanges, self._exchanged = 0, False
@@ -260,35 +249,15 @@ class Averager:
 
     def mean(self, loss: Any) -> Any:
         """The mean of a loss over the ranks; all ranks call it."""
-        return self._reducer.mean(loss)
+        return self._reducer.weights.mean(loss)
 
     @property
     def weight(self) -> float:
         """What the gradients of this rank count for in the mean."""
-        return self._reducer.weight
+        return self._reducer.weights.mine
 
     @weight.setter
     def weight(self, samples: float) -> None:
         if not self.delayed and (self._exchanged or self._exchange.begun):
-            raise RuntimeError(
-                f"opt.weight={samples}: gradients have left with {self._reducer.weight} already; set it before backward"
-            )
-        self._reducer.weight = float(samples)
-
-    # ---- checkpoints -----------------------------------------------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Any]:
-        """What the next step needs of the ones before it: with double buffering, the means that are under way. Waits for them."""
-        means = self._previous.means(self._exchange.groups, self._trained.names) if self.delayed else {}
-        return {"means": means, "usual": self._reducer.usual}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a saved state; on any number of ranks, because what is saved are means."""
-        self._previous.restored = {name: x.clone() for name, x in state["means"].items()} if self.delayed else {}
-        self._reducer.usual = state["usual"]
-
-
-def _end_backward(me: weakref.ref[Averager]) -> None:
-    averager = me()
-    if averager is not None:
-        averager._end_backward()
+            raise RuntimeError(f"opt.weight={samples}: gradients have left with {self.weight} already; set it before backward")
+        self._reducer.weights.mine = float(samples)

@@ -34,7 +34,7 @@ class Previous:
             else:
                 group.travels.copy_(group.flat)
         self._bring_restored(groups, names)
-        self._reducer.settle()
+        self._reducer.weights.settle()
         for group in groups:
             self._reducer.leave(group, label)
 

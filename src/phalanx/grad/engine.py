@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 
 from phalanx._torch_private import graph_task_id, is_inside_a_node, queue_callback
 
 
-def backward_number() -> int:
-    """A number of the backward that runs in this thread; one inside another has a number of its own."""
-    return graph_task_id()
+class EndOfBackward:
+    """Calls `method` at the end of every backward in which it was `expect`ed, as long as its object lives."""
+
+    def __init__(self, method: Callable[[], None]) -> None:
+        self._method = weakref.WeakMethod(method)
+        self._number = -1  # of the last backward whose end was expected
+
+    def expect(self) -> None:
+        """Call at the end of the running backward, before `backward()` returns; an exception of it leaves `backward()`."""
+        number = graph_task_id()  # a backward inside another has a number of its own
+        if number != self._number:
+            self._number = number
+            queue_callback(_calling(self._method))
 
 
-def when_backward_ends(call: Callable[[], None]) -> None:
-    """Call it at the end of the running backward, before `backward()` returns; an exception of it leaves `backward()`."""
-    queue_callback(call)
+def _calling(method: weakref.WeakMethod[Callable[[], None]]) -> Callable[[], None]:
+    def call() -> None:
+        bound = method()
+        # reentrant checkpointing runs a backward inside another, which waits for it: that is not the end
+        if bound is not None and not is_inside_a_node():
+            bound()
 
-
-def is_inner_backward() -> bool:
-    """Asked in such a call: whether another backward waits for this one, as reentrant checkpointing makes it do."""
-    return is_inside_a_node()
+    return call

@@ -1,39 +1,24 @@
 """The groups of one backward on their way: they leave in index order, and every rank gets all of them back as means.
 
-A gradient may come in several pieces (reentrant checkpointing). If a piece comes after its group has left, the rank writes that
-into one element at the end of the last group, which therefore always waits for the end of backward. Then all groups go again, and
-from the next backward on that group waits for the end, too. So every group leaves equally often on all ranks, whatever happens
-on one of them, and no rank has to ask.
-
-    the last elements of the last group, 0 or not      meaning, if any rank wrote it
-    SENT_AGAIN                                         a gradient came after its group had left: all groups go again
-    IN_BACKWARD, AT_STEP                               both: some ranks have joined at their step, and wait for more backwards
-    NOT_FINITE                                         a rank has NaN or inf in its own gradients
+A gradient may come in several pieces (reentrant checkpointing). If a piece comes after its group has left, the rank raises a
+flag. It travels with the last group, which therefore always waits for the end of backward. Then all groups go again, and from the
+next backward on that group waits for the end, too. So every group leaves equally often on all ranks, whatever happens on one of
+them, and no rank has to ask. `flags.py` has all that ranks tell each other in this way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 from phalanx.comm.communicator import Communicator
-from phalanx.grad.arena import FLAGS
-from phalanx.grad.health import SAMPLE
+from phalanx.comm.streams import Writers
+from phalanx.grad.arena import Arena
+from phalanx.grad.finite import Finite
+from phalanx.grad.flags import Flags, Said
 from phalanx.grad.reducer import Group, GroupReducer
 from phalanx.grad.untouched import Untouched
-
-SENT_AGAIN, IN_BACKWARD, AT_STEP, NOT_FINITE = range(-FLAGS, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Said:
-    """What the ranks told each other along with their gradients."""
-
-    mixed: bool = False  # some ranks were in a backward, and others at their step
-    ill: bool = False  # some rank has NaN or inf
-    mine_ill: bool = False  # this one has
 
 
 class Exchange:
@@ -47,28 +32,37 @@ class Exchange:
         self._complete: set[torch.nn.Parameter] = set()  # those whose gradients are, in this backward
         self._next = 0  # the group that leaves next
         self._again = False  # here a gradient came after its group had left
+        self._flags = Flags(comm, beside=False)
+        self.finite = Finite([])
+        self._writers = Writers()
 
     def start_with(self, groups: list[Group]) -> None:
         """All ranks have agreed on these groups, in this order."""
         self.groups = groups
         self._whole = self._as_one()
+        self._flags = Flags(self._comm, beside=any(group.flat.is_cuda for group in groups))
+        self.finite = self._reducer.finite = Finite(groups)
         self._home = {id(p): group for group in groups for p in group.params}
         self._complete.clear()
         self._next, self._again = 0, False
 
     def _as_one(self) -> Group | None:
         """One call on the whole arena instead of one per group: twenty waits for the slower rank cost a tenth of a step."""
-        arenas = {id(group.arena) for group in self.groups}
-        if len(arenas) != 1 or not self._comm.shares_memory:
+        if len(self.arenas) != 1 or not self._comm.shares_memory:
             return None
         if any(group.wire is not None or group.travels is not group.flat for group in self.groups):
             return None
-        arena = self.groups[0].arena
+        [arena] = self.arenas
         return Group(arena, arena.flat, [p for group in self.groups for p in group.params], arena.flat, None, early=False)
 
     def group_of(self, key: int) -> Group | None:
         """Where the gradient of a parameter travels, by the id of the parameter."""
         return self._home.get(key)
+
+    @property
+    def arenas(self) -> list[Arena]:
+        """Where the gradients of all groups lie."""
+        return list(dict.fromkeys(group.arena for group in self.groups))
 
     @property
     def begun(self) -> bool:
@@ -94,6 +88,7 @@ class Exchange:
         if group is None:
             return False
         group.arena.take(p)
+        self._writers.note(p, group)
         if not accumulates:
             self._untouched.note(p)
         if group.left is not None:  # too late for its group, which from now on waits for the end
@@ -113,6 +108,7 @@ class Exchange:
             group = self.groups[self._next]
             if group.missing > 0 or not group.early:
                 return
+            self._writers.wait(group)
             group.arena.take_all(group.params)  # a hook of the user's may have replaced a gradient since it came
             for p in group.params:
                 self._untouched.note(p)
@@ -134,31 +130,30 @@ class Exchange:
                 group.arena.take_all(group.params)
                 self._reducer.leave(group, label)
         last.arena.take_all(last.params)
-        mine_ill = self._is_ill(last)
-        self._reducer.leave(last, label, flags=[self._again, not at_step, at_step, mine_ill])
+        flags = self._flags.send(label, again=self._again, at_step=at_step, ill=self._is_ill(last))
+        self._reducer.leave(last, label, flags=flags)
         for group in self.groups:
             if group.pending is not None:
                 self._arrive(group)
-        said = [word != 0 for word in last.travels[-FLAGS:].tolist()]
-        if said[SENT_AGAIN]:
+        said = self._flags.receive(last.travels)
+        if said.again:
             self._send_again(label)
-        self._reducer.settle()
-        return Said(mixed=said[IN_BACKWARD] and said[AT_STEP], ill=said[NOT_FINITE], mine_ill=mine_ill)
+        self._reducer.weights.settle()
+        return said
 
     def _complete_at_once(self, whole: Group, label: str, *, at_step: bool) -> Said:
         whole.arena.take_all(whole.params)
-        mine_ill = self._is_ill(self.groups[-1])
-        self._reducer.leave(whole, label, flags=[False, not at_step, at_step, mine_ill])
+        flags = self._flags.send(label, again=False, at_step=at_step, ill=self._is_ill(self.groups[-1]))
+        self._reducer.leave(whole, label, flags=flags)
         self._reducer.arrive(whole)
         for group in self.groups:
             group.left = whole.left
-        said = [word != 0 for word in whole.flat[-FLAGS:].tolist()]
-        self._reducer.settle()
-        return Said(mixed=said[IN_BACKWARD] and said[AT_STEP], ill=said[NOT_FINITE], mine_ill=mine_ill)
+        self._reducer.weights.settle()
+        return self._flags.receive(whole.flat)
 
     def _is_ill(self, last: Group) -> bool:
         """Whether this rank has NaN or inf in a sample of its own gradients."""
-        return self._reducer.counts and not bool(torch.isfinite(last.flat[:SAMPLE]).all())
+        return self._reducer.weights.counts and self.finite.look(last)
 
     def _arrive(self, group: Group) -> None:
         """Wait for a group; what the user wrote to its gradients meanwhile is in no mean, or half of it is."""
@@ -195,6 +190,7 @@ class Exchange:
         self._untouched.forget()
         self._complete.clear()
         self._next = 0
+        self._writers.forget()
         for group in self.groups:
             group.missing, group.left, group.left_early = len(group.params), None, False
 

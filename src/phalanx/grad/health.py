@@ -13,19 +13,19 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from phalanx.comm.communicator import Communicator
+from phalanx.comm.envelope import bytes_of
 from phalanx.comm.verdict import name_ranks
 from phalanx.grad.allreduce import AllReduce
+from phalanx.grad.finite import Finite
 from phalanx.grad.replicas import ReplicaError, some
 
 log = logging.getLogger("phalanx")
-
-SAMPLE = 1024  # gradients in which a rank looks for NaN
 
 
 def bit_sum(x: torch.Tensor) -> torch.Tensor:
     """The sum of the bytes of `x`, eight at a time: exact, so equal for equal contents whatever the processor, and fast."""
     dense = torch.view_as_real(x.detach().resolve_conj()) if x.is_complex() else x.detach()
-    flat = dense.contiguous().view(-1).view(torch.uint8)
+    flat = bytes_of(dense.contiguous())
     if flat.storage_offset() % 8:
         flat = flat.clone()
     whole = flat.numel() // 8 * 8
@@ -33,8 +33,25 @@ def bit_sum(x: torch.Tensor) -> torch.Tensor:
 
 
 def bit_sums(params: Sequence[torch.Tensor]) -> torch.Tensor:
-    """A number per parameter."""
-    return torch.stack([bit_sum(p).cpu() for p in params]) if params else torch.zeros(0, dtype=torch.int64)
+    """A number per parameter, on the device of the first: one copy to the host is enough for all."""
+    return torch.stack([bit_sum(p).to(params[0].device) for p in params]) if params else torch.zeros(0, dtype=torch.int64)
+
+
+class Compared:
+    """The result of a comparison: the largest sum of bits of any rank, and the largest negative one."""
+
+    def __init__(self, step: int, ends: torch.Tensor) -> None:
+        self.step = step
+        self._ends, self._come = ends, None
+        if ends.is_cuda:
+            self._ends = torch.empty(ends.shape, dtype=ends.dtype, pin_memory=True).copy_(ends, non_blocking=True)
+            self._come = torch.cuda.current_stream(ends.device).record_event()
+
+    def equal(self) -> bool:
+        """Whether all ranks had the same sum."""
+        if self._come is not None:
+            self._come.synchronize()
+        return int(self._ends.sum()) == 0
 
 
 class Health:
@@ -43,6 +60,7 @@ class Health:
     def __init__(self, comm: Communicator, sync: AllReduce) -> None:
         self._comm, self._every = comm, sync.check_every
         self._warned: set[str] = set()
+        self._compared: Compared | None = None  # on a GPU: the comparison whose result is on its way to the host
 
     def _first(self, what: str) -> bool:
         """Whether this was not warned of, or looked at, before."""
@@ -55,10 +73,16 @@ class Health:
         if not self._every or self._comm.size == 1 or not step or step % self._every:
             return
         sums = bit_sums(list(names))
-        ends = torch.stack([sums.sum(), -sums.sum()])
-        if int(self._comm.all_reduce(ends, op="max").sum()) == 0:
+        ends = self._comm.all_reduce(torch.stack([sums.sum(), -sums.sum()]), op="max")
+        now = Compared(step, ends)
+        if ends.is_cuda:  # looked at when the next one is made: the host does not wait for the device
+            now, self._compared = self._compared or now, now
+            if now is self._compared:
+                return
+        if now.equal():
             return
-        every = [tuple(own.tolist()) for own in self._comm.allgather(sums)]
+        step = now.step
+        every = [tuple(own.tolist()) for own in self._comm.allgather(sums.cpu())]
         usual = max(every, key=every.count)
         who = [rank for rank, own in enumerate(every) if own != usual]
         where = [name for name, own in zip(names.values(), zip(*every)) if len(set(own)) > 1]
@@ -69,14 +93,17 @@ class Health:
             "phalanx.bcast_parameters(model, comm) makes them equal again"
         )
 
-    def warn_of_nan(self, mine: bool, step: int) -> None:
-        """Some rank's gradients are not finite: name it, on all ranks."""
+    def warn_of_nan(self, finite: Finite, step: int) -> None:
+        """Some rank's gradients are not finite: name the first one, on all ranks. The others have what it sent them."""
         if not self._first("nan"):
             return
-        who = [rank for rank, bad in enumerate(self._comm.allgather_obj(mine)) if bad]
-        if who:
+        every = self._comm.allgather_obj(finite.ago())
+        longest = max((ago for ago in every if ago is not None), default=None)
+        if longest is not None:
+            who = [rank for rank, ago in enumerate(every) if ago == longest]
+            when = f"step {step}" if longest == 0 else f"before step {step}"  # on a GPU it becomes known later
             warnings.warn(
-                f"step {step}: the gradients of {name_ranks(who)} are not finite, so neither is the mean on any rank. Look at "
+                f"{when}: the gradients of {name_ranks(who)} are not finite, so neither is the mean on any rank. Look at "
                 "the loss and the data of that rank. You get this warning once",
                 stacklevel=3,
             )
@@ -101,17 +128,19 @@ class Health:
             warnings.warn(
                 f"rank {self._comm.rank}: no gradient for {len(unused)} parameter(s), {some(unused)}; "
                 "they count as zeros in the mean. This is the only warning",
-                stacklevel=6,
+                stacklevel=7,
             )
 
     def warn_of_overflow(self, names: Mapping[torch.nn.Parameter, str], over: set[int], wire: torch.dtype | None) -> None:
         """Means that were too large for 16 bits, of the parameters with these ids."""
         if wire is None or not over or not self._first("overflow"):
             return
-        bad = [name for p, name in names.items() if id(p) in over and not (p.grad is None or bool(torch.isfinite(p.grad).all()))]
+        gone = {name: p for p, name in names.items() if id(p) in over}
+        # on a GPU this becomes known when the gradients are those of a later step
+        bad = [name for name, p in gone.items() if not (p.grad is None or bool(torch.isfinite(p.grad).all()))] or list(gone)
         warnings.warn(
             f"the mean gradient of {some(bad)} is not finite: on the way as {wire} it exceeded "
             f"{torch.finfo(wire).max:g}, or it was not finite before. Use wire=torch.bfloat16, or a GradScaler. "
             "This is the only warning",
-            stacklevel=6,
+            stacklevel=7,
         )

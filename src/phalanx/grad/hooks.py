@@ -14,7 +14,7 @@ _watchers: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 class Hooks:
-    """Calls `before(id of the parameter)` and `after(parameter)`, both methods of one object, as long as that object lives."""
+    """Calls the methods `before(id of the parameter)` and `after(parameter)`, as long as their objects live."""
 
     def __init__(self, before: Callable[[int], None], after: Callable[[torch.nn.Parameter], None]) -> None:
         # a parameter outlives its optimizer, and must not keep it

@@ -16,7 +16,7 @@ from phalanx.comm.communicator import Communicator
 from phalanx.grad.allreduce import AllReduce
 from phalanx.grad.arena import Arena
 from phalanx.grad.groups import even, growing
-from phalanx.grad.measure import measure_bucket
+from phalanx.grad.measure import SMALLEST, measure_bucket
 from phalanx.grad.reducer import Group
 from phalanx.grad.replicas import check_replicas
 from phalanx.grad.wire import carries
@@ -51,7 +51,8 @@ def agree_on_groups(
     order = [number[p] for p in dict.fromkeys([*seen, *reversed(params)]) if p in number and p.requires_grad]
     several = [number[p] for p, pieces in seen.items() if pieces > 1 and p in number]
     device = params[order[0]].device if order else torch.device("cpu")
-    order, bucket = comm.bcast_obj((order, bucket_bytes or measure_bucket(comm, device)))
+    small = sum(p.nbytes for p in params) <= SMALLEST  # one group, whatever we would measure
+    order, bucket = comm.bcast_obj((order, bucket_bytes or (SMALLEST if small else measure_bucket(comm, device))))
     late = {i for own in comm.allgather_obj(several) for i in own}
     alike: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     for i in order:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
 import torch
 
 from phalanx.comm.communicator import Communicator
+from phalanx.grad.allreduce import AllReduce
 
 LATENCY_SHARE = 0.05  # of a group's time that its latency may take, when its size is chosen by measuring
 SMALLEST, LARGEST = 1 << 20, 32 << 20  # bytes of a group so chosen
-BUSY = (
-    8  # times the latency of gloo on idle cores, where cores compute: every hop waits for its turn (6 MB groups in a lab of 4 x 2
-)
-# ranks at 1 Gbit/s: a step of 2.37 s, groups of 25 MB: 2.04)
+# times the latency of gloo on idle cores, where cores compute: every hop waits for its turn (6 MB groups in a lab of 4 x 2 ranks
+# at 1 Gbit/s: a step of 2.37 s, groups of 25 MB: 2.04)
+BUSY = 8
 TRIALS = 3  # steps with, and then without overlap, before the faster way is kept
 
 
@@ -26,15 +27,18 @@ class Overlap:
     told: bool | None
     times: dict[bool, list[float]] = field(default_factory=lambda: {True: [], False: []})
     now: bool = True
+    last_end: float | None = None  # of the exchange before
 
     def __post_init__(self) -> None:
         self.now = True if self.told is None else self.told
 
-    @property
-    def decided(self) -> bool:
-        return self.told is not None
+    def exchange_ended(self, now: float, comm: Communicator) -> None:
+        """As long as nothing is decided, the time from one end to the next is a trial."""
+        if self.told is None and self.last_end is not None:
+            self._tried(now - self.last_end, comm)
+        self.last_end = time.perf_counter()
 
-    def tried(self, seconds: float, comm: Communicator) -> None:
+    def _tried(self, seconds: float, comm: Communicator) -> None:
         """A step took so long. After enough of them on both sides, all ranks choose the side that is faster for the slowest."""
         self.times[self.now].append(seconds)
         if len(self.times[self.now]) <= TRIALS:  # one more than TRIALS: the first after a switch does not count
@@ -45,6 +49,14 @@ class Overlap:
         medians = torch.tensor([median(self.times[way][1:]) for way in (True, False)], dtype=torch.float64)
         comm.all_reduce(medians, op="max")
         self.told = self.now = bool(medians[0] < medians[1])
+
+
+def overlap_of(sync: AllReduce, params: Sequence[torch.Tensor]) -> bool | None:
+    """What is said about overlap; None if it has to be found out. On a GPU it always pays: the host only queues the groups.
+
+    Nor could it be found out there: the host's clock does not see what the device does.
+    """
+    return True if sync.overlap is None and any(p.is_cuda for p in params) else sync.overlap
 
 
 def measure_bucket(comm: Communicator, device: torch.device) -> int:

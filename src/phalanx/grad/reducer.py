@@ -1,17 +1,18 @@
-"""Groups of gradients on their way: how one leaves, with which weight, and what it is when it arrives, the mean over ranks."""
+"""Groups of gradients on their way: how one leaves, and what it is when it arrives, the mean over ranks."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import torch
 
 from phalanx.comm.communicator import Communicator
 from phalanx.comm.pending import Pending
 from phalanx.grad.arena import Arena
+from phalanx.grad.weights import Weights
 from phalanx.grad.wire import pack, unpack
 
 
@@ -22,6 +23,12 @@ class TransferTime:
     left: float
     ended: float
     bytes: int
+
+
+class CameBack(Protocol):
+    """What looks at a group when it is back."""
+
+    def came_back(self, group: Group, finite: torch.Tensor) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -48,16 +55,10 @@ class GroupReducer:
     """Averages groups over the ranks of `comm`: alike, or `weighted` by the samples of each rank."""
 
     def __init__(self, comm: Communicator, *, weighted: bool) -> None:
-        self._comm, self._weighted = comm, weighted
-        self.weight: float = 1.0  # what the gradients of this rank count for in the mean
+        self._comm = comm
+        self.weights = Weights(comm, by_samples=weighted)
+        self.finite: CameBack  # what is asked about the groups that come back; set with them
         self.transfers: list[TransferTime] = []  # of what arrived since they were last taken
-        self._total: tuple[torch.Tensor, Pending] | None = None  # the sum of this step's weights, under way
-        self._usual: torch.Tensor | None = None  # the sum of an earlier step's weights
-
-    @property
-    def counts(self) -> bool:
-        """Whether the gradients of this rank are in the mean."""
-        return not self._weighted or self.weight > 0
 
     def leave(self, group: Group, label: str, *, flags: Sequence[bool] = ()) -> None:
         """Start its way; messages meet only those with the same `label`.
@@ -65,9 +66,9 @@ class GroupReducer:
         `flags` go along in the last elements, where each ends as something else than 0 if any rank says yes.
         """
         group.left = group.set_out = time.perf_counter()
-        x, weighted = group.travels, self._weighted
+        x, weighted = group.travels, self.weights.by_samples
         if weighted:
-            self._weigh(x)
+            self.weights.weigh(x)
         if flags:
             x[-len(flags) :] = torch.tensor(flags, dtype=x.dtype, device=x.device)
         if group.wire is not None:
@@ -75,20 +76,6 @@ class GroupReducer:
             group.pending = self._comm.all_reduce_async(narrow, label=label)
         else:
             group.pending = self._comm.all_reduce_async(x, op="sum" if weighted else "mean", label=label)
-
-    def _weigh(self, x: torch.Tensor) -> None:
-        """Multiply by this rank's share of the samples, as far as it is known: a 16-bit sum of gradient * samples overflows."""
-        if self._total is None:
-            total = torch.tensor(self.weight, dtype=torch.float64, device=x.device)
-            self._total = total, self._comm.all_reduce_async(total)
-        if self._usual is None:
-            total, pending = self._total
-            pending.wait()
-            self._usual = _positive(total)
-        if self.weight:
-            x.mul_((self.weight / self._usual).to(x.device))
-        else:
-            x.zero_()  # the mean over an empty batch is NaN, and so is 0 * NaN
 
     def arrive(self, group: Group) -> None:
         """Wait for its mean, which ends its way."""
@@ -102,12 +89,9 @@ class GroupReducer:
             return
         group.pending.wait()
         self.transfers.append(TransferTime(group.set_out, group.pending.ended, group.flat.nbytes))
-        if group.wire is not None and not unpack(group.wire, group.travels):
-            group.overflowed = True
-        if self._total is not None and self._usual is not None:
-            total, pending = self._total
-            pending.wait()
-            group.travels.mul_((self._usual / _positive(total)).to(group.travels.device))
+        if group.wire is not None:
+            self.finite.came_back(group, unpack(group.wire, group.travels))
+        self.weights.correct(group.travels)
         group.landed = True
 
     def arrive_all(self, groups: Sequence[Group]) -> None:
@@ -115,33 +99,3 @@ class GroupReducer:
         for group in groups:
             if group.pending is not None:
                 self.arrive(group)
-
-    def settle(self) -> None:
-        """The step is over: its sum of weights is the next one's guess."""
-        if self._total is not None:
-            self._usual, self._total = _positive(self._total[0]), None
-
-    @property
-    def usual(self) -> float | None:
-        """The sum of weights by which those of the next step are divided first: part of how its mean is rounded."""
-        known = self._total[0] if self._total is not None else self._usual
-        return None if known is None else float(_positive(known))
-
-    @usual.setter
-    def usual(self, total: float | None) -> None:
-        self._usual = None if total is None else torch.tensor(total, dtype=torch.float64)
-
-    def mean(self, loss: Any) -> Any:
-        """The mean of a loss, a number or a tensor with one, over the ranks as the gradients' mean; all ranks call it."""
-        if not isinstance(loss, float | int | torch.Tensor):
-            return loss
-        pair = torch.tensor([float(loss.detach() if isinstance(loss, torch.Tensor) else loss), 1.0], dtype=torch.float64)
-        weight = self.weight if self._weighted else 1.0
-        pair = pair * weight if weight else torch.zeros_like(pair)
-        total, weights = self._comm.all_reduce(pair)
-        mean = total / _positive(weights)
-        return mean.to(loss) if isinstance(loss, torch.Tensor) else float(mean)
-
-
-def _positive(total: torch.Tensor) -> torch.Tensor:
-    return torch.where(total > 0, total, torch.ones_like(total))

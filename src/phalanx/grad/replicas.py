@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from phalanx.comm.communicator import Communicator
+from phalanx.comm.envelope import bytes_of
 
 
 class ReplicaError(RuntimeError):
@@ -54,7 +55,7 @@ def check_replicas(
 def _fingerprint(p: torch.Tensor) -> int:
     """A number that differs for different contents, or the same in another order."""
     dense = torch.view_as_real(p.detach().resolve_conj()) if p.is_complex() else p.detach()
-    return zlib.crc32(dense.contiguous().reshape(-1).view(torch.uint8).cpu().numpy().data)
+    return zlib.crc32(bytes_of(dense.contiguous()).cpu().numpy().data)
 
 
 def _digest(value: Any) -> str:

@@ -14,9 +14,13 @@ from phalanx.grad.reducer import Group
 
 
 class Trained:
-    """The parameters of an optimizer. A frozen one neither travels nor gets a gradient."""
+    """The parameters of an optimizer. A frozen one neither travels nor gets a gradient. The options are those of its groups."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, comm: Communicator, sync: AllReduce, *, wire: torch.dtype | None, bucket_bytes: int | None, delayed: bool
+    ) -> None:
+        self._comm, self._sync = comm, sync
+        self._wire, self._bucket_bytes, self._delayed = wire, bucket_bytes, delayed
         self.params: list[torch.nn.Parameter] = []  # frozen ones, too
         self.names: dict[torch.nn.Parameter, str] = {}
         self.now: list[torch.nn.Parameter] = []
@@ -50,13 +54,18 @@ class Trained:
         now = [p for p in self.params if p.requires_grad]
         return not self.agreed or not _same(self.now, now) or any(kind_of(p) != kind for p, kind in zip(now, self._kinds))
 
-    def agree(
-        self, comm: Communicator, sync: AllReduce, *, wire: torch.dtype | None, bucket_bytes: int | None, delayed: bool
-    ) -> list[Group]:
+    def agree(self) -> list[Group]:
         """Groups for the parameters trained now, the same on all ranks, which all call it."""
         names = [self.names[p] for p in self.params]
         groups = agree_on_groups(
-            self.params, names, self._seen, comm, sync, wire=wire, bucket_bytes=bucket_bytes, delayed=delayed
+            self.params,
+            names,
+            self._seen,
+            self._comm,
+            self._sync,
+            wire=self._wire,
+            bucket_bytes=self._bucket_bytes,
+            delayed=self._delayed,
         )
         self._kinds = [kind_of(p) for p in self.now]
         self.agreed = True

@@ -32,13 +32,13 @@ def pack(flat: torch.Tensor, wire: torch.Tensor, scale: float) -> torch.Tensor:
     return wire
 
 
-def unpack(wire: torch.Tensor, flat: torch.Tensor) -> bool:
-    """Write the reduced copy back; whether all of it is finite."""
+def unpack(wire: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
+    """Write the reduced copy back; whether all of it is finite, as a tensor: on a GPU the host must not wait for the answer."""
     extremes: list[torch.Tensor] = []
     for x, narrow in _blocks(flat, wire):
         x.copy_(narrow)
         extremes += torch.aminmax(narrow)  # NaN goes through both; `isfinite(...).all()` takes sixteen times as long
-    return not extremes or bool(torch.isfinite(torch.stack(extremes)).all())
+    return torch.isfinite(torch.stack(extremes)).all() if extremes else torch.ones((), dtype=torch.bool, device=flat.device)
 
 
 def _blocks(flat: torch.Tensor, wire: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

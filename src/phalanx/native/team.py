@@ -17,24 +17,12 @@ from typing import Any, Literal
 
 import torch
 
-from phalanx.native import core
-from phalanx.native.core import OPS, TYPES, Status
-from phalanx.native.errors import (
-    Aborted,
-    Call,
-    RankDied,
-    RankLate,
-    Refused,
-    SharedMemoryError,
-    call_text,
-    disagreement,
-    ranks_text,
-)
-from phalanx.native.meeting import Store, meet, sweep
+from phalanx.native.core import OPS, TYPES
+from phalanx.native.errors import call_text
+from phalanx.native.failures import Failures
+from phalanx.native.meeting import Store, meet
 
 log = logging.getLogger("phalanx")
-
-TOPIC = 240  # bytes of the text by which ranks that disagree tell each other what they called
 
 Reduction = Literal["sum", "mean", "max", "min"]
 
@@ -43,10 +31,9 @@ class HostTeam:
     """The ranks of one host that share memory. Made by `join`."""
 
     def __init__(self, team: Any, rank: int, size: int, timeout: float, pids: Sequence[int]) -> None:
-        self.rank, self.size, self.timeout, self._pids = rank, size, timeout, pids
-        self._team = team
+        self.rank, self.size, self._team = rank, size, team
+        self._failures = Failures(team, rank, size, timeout, pids)
         self._arenas: dict[int, int] = {}  # address of this rank's part -> id
-        self._topic: Callable[[], object] | None = None
 
     @staticmethod
     def join(store: Store, rank: int, size: int, *, timeout: float, name: str) -> HostTeam | None:
@@ -60,7 +47,7 @@ class HostTeam:
 
     def set_topic(self, digest: int, number: int, text: Callable[[], object]) -> None:
         """What the calls that follow are about. Ranks on which it differs disagree, and tell each other `text`."""
-        self._topic = text
+        self._failures.topic = text
         self._team.set_topic(digest, number)
 
     # ---- memory --------------------------------------------------------------------------------------------------------------
@@ -76,7 +63,7 @@ class HostTeam:
     def _allocate(self, nbytes: int, *, one_for_all: bool) -> torch.Tensor:
         status, arena = self._team.allocate(nbytes, int(one_for_all))
         if status:
-            raise self._error(status, f"allocate({nbytes})")
+            raise self._failures.error(status, f"allocate({nbytes})")
         x = torch.frombuffer(arena, dtype=torch.uint8) if nbytes else torch.empty(0, dtype=torch.uint8)
         self._arenas[x.data_ptr()] = arena.id
         return x
@@ -85,7 +72,7 @@ class HostTeam:
         """Collective: the team forgets what `allocate` returned; it is freed when no tensor on any rank uses it any more."""
         status = self._team.release(self._arenas.pop(x.data_ptr()))
         if status:
-            raise self._error(status, "release()")
+            raise self._failures.error(status, "release()")
 
     def owns(self, x: torch.Tensor) -> bool:
         """Whether a contiguous tensor lies in this rank's part of an arena."""
@@ -98,18 +85,18 @@ class HostTeam:
         kind, number, scale = self._reduction(x, op, scale)
         status = self._team.all_reduce(x.data_ptr(), x.numel(), kind, number, scale)
         if status:
-            raise self._error(status, call_text("all_reduce", x, op))
+            raise self._failures.error(status, call_text("all_reduce", x, op))
         return x
 
     def all_reduce_about(
         self, x: torch.Tensor, op: Reduction, digest: int, number: int, text: Callable[[], object]
     ) -> torch.Tensor:
         """`set_topic` and `all_reduce` in one call: a sum of a few KiB takes little longer than two calls from Python."""
-        self._topic = text
+        self._failures.topic = text
         kind, operator, scale = self._reduction(x, op, 1.0)
         status = self._team.all_reduce(x.data_ptr(), x.numel(), kind, operator, scale, digest, number)
         if status:
-            raise self._error(status, call_text("all_reduce", x, op))
+            raise self._failures.error(status, call_text("all_reduce", x, op))
         return x
 
     def reduce_scatter(self, x: torch.Tensor, op: Reduction = "sum", *, scale: float = 1.0) -> torch.Tensor:
@@ -117,45 +104,38 @@ class HostTeam:
         kind, number, scale = self._reduction(x, op, scale)
         status = self._team.reduce_scatter(x.data_ptr(), x.numel(), kind, number, scale)
         if status:
-            raise self._error(status, call_text("reduce_scatter", x, op))
+            raise self._failures.error(status, call_text("reduce_scatter", x, op))
         return self.part(x, self.rank)
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """Fill part r of `x` from rank r."""
         status = self._team.all_gather(_address(x), x.numel(), TYPES[x.dtype])
         if status:
-            raise self._error(status, call_text("all_gather", x))
+            raise self._failures.error(status, call_text("all_gather", x))
         return x
 
     def broadcast(self, x: torch.Tensor, root: int) -> torch.Tensor:
         """Fill `x` from rank `root`."""
         status = self._team.broadcast(_address(x), x.numel(), TYPES[x.dtype], root)
         if status:
-            raise self._error(status, call_text("broadcast", x))
+            raise self._failures.error(status, call_text("broadcast", x))
         return x
 
     def tell(self, text: str) -> list[str]:
-        """The texts of all ranks, TOPIC bytes of each at most."""
-        said = torch.zeros(self.size, TOPIC, dtype=torch.uint8)
-        words = text.encode()[:TOPIC]
-        said[self.rank, : len(words)] = torch.tensor(list(words), dtype=torch.uint8)
-        status = self._team.all_gather(said.data_ptr(), said.numel(), TYPES[said.dtype])
-        if status:
-            author, dead, late, _, _ = self._team.failure()
-            raise SharedMemoryError("tell()", author=author, dead=dead, late=late)
-        return [bytes(row.tolist()).rstrip(b"\0").decode(errors="replace") for row in said]
+        """The texts of all ranks, `failures.TOPIC` bytes of each at most."""
+        return self._failures.tell(text)
 
     def call(self, name: str, work: Callable[[Any], int]) -> None:
         """Make a call of the core that has no method here; `work` gets its team and returns the status."""
         status = work(self._team)
         if status:
-            raise self._error(status, name)
+            raise self._failures.error(status, name)
 
     def barrier(self) -> None:
         """Return when all ranks have called it."""
         status = self._team.barrier()
         if status:
-            raise self._error(status, "barrier()")
+            raise self._failures.error(status, "barrier()")
 
     def part(self, x: torch.Tensor, rank: int) -> torch.Tensor:
         """The part of `x`, flat, that belongs to `rank`: cut as a schedule cuts it, no padding."""
@@ -180,33 +160,6 @@ class HostTeam:
     def close(self) -> None:
         """Leave the team. Later calls raise; tensors stay valid. Idempotent."""
         self._team.leave()
-
-    def _error(self, number: int, call: str) -> RuntimeError:
-        status = Status.of(number)
-        author, dead, late, calls, refusal = self._team.failure()
-        if status is Status.REFUSED:
-            return Refused(f"{call}: {refusal}", author=author)
-        if status is Status.DISAGREE:
-            named = [Call(core._native.VERBS[verb], *rest) for verb, *rest in calls]
-            return disagreement(call, author, named, self._tell_topics())
-        told = "" if author == self.rank else f" (noticed by rank {author})"
-        if status is Status.DEAD:
-            sweep([self._pids[r] for r in dead])
-            return RankDied(f"{call}: {ranks_text(dead)} ended or left{told}", author=author, dead=dead)
-        if status is Status.LATE:
-            return RankLate(f"{call}: {ranks_text(late)} did not come within {self.timeout:g} s{told}", author=author, late=late)
-        why = "a signal handler raised" if status is Status.INTERRUPTED else "abort() was called"
-        return Aborted(f"{call}: {why} on rank {author}", author=author, late=() if author == self.rank else (author,))
-
-    def _tell_topics(self) -> list[str]:
-        """What each rank is about, after a disagreement: all ranks learned of it in the same operation, so all come here."""
-        if self._topic is None:
-            return []
-        self._team.set_topic(0, 0)
-        try:
-            return self.tell(str(self._topic()))
-        except SharedMemoryError:
-            return []  # a rank died meanwhile: the error names no topics
 
 
 def _address(x: torch.Tensor) -> int:

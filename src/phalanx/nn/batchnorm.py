@@ -121,21 +121,23 @@ class MultiNodeBatchNorm(_BatchNorm):
         self._check_input_dim(x)
         if not self.training or self.comm.size == 1:
             return super().forward(x)
-        y, mean, variance, total = _Normalize.apply(x, self.weight, self.bias, self.eps, self.comm)
-        if self.running_mean is not None and total:
+        y, mean, variance, total, empty = _Normalize.apply(x, self.weight, self.bias, self.eps, self.comm)
+        if self.running_mean is not None and not empty:
             self._track(mean, variance, total)
         return y
 
     @torch.no_grad()
-    def _track(self, mean: torch.Tensor, variance: torch.Tensor, total: int) -> None:
+    def _track(self, mean: torch.Tensor, variance: torch.Tensor, total: torch.Tensor) -> None:
         assert self.running_mean is not None  # they come and go together
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
         self.num_batches_tracked.add_(1)
-        share = self.momentum if self.momentum is not None else 1.0 / float(self.num_batches_tracked)
         unbiased = variance * (total / (total - 1))
-        self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
-        self.running_var.lerp_(unbiased.to(self.running_var.dtype), share)
+        for running, new in ((self.running_mean, mean), (self.running_var, unbiased)):
+            share: Any = self.momentum
+            if share is None:
+                share = self.num_batches_tracked.double().reciprocal_().to(running.dtype)
+            running.lerp_(new.to(running.dtype), share)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, ranks={self.comm.size}"
@@ -211,7 +213,11 @@ class _Shared:
 
 
 class _Normalize(torch.autograd.Function):
-    """(x - mean) / sqrt(variance + eps) * weight + bias, with mean and variance over all ranks."""
+    """(x - mean) / sqrt(variance + eps) * weight + bias, with mean and variance over all ranks.
+
+    On a GPU the host reads nothing: the number of values over all ranks stays there. Only a rank with fewer than 2 of its own
+    asks whether that is too few, because the others know that it is not.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Any, weight: Any, bias: Any, eps: float, comm: Communicator) -> Any:
@@ -223,21 +229,22 @@ class _Normalize(torch.autograd.Function):
             variance, mean = variance.double(), mean.double()
             sums[:channels] = count * mean
             sums[channels:-1] = count * (variance + mean * mean)
-            sums[-1] = count
+            sums[-1:].fill_(count)  # sums[-1] = count would be a copy that waits
         comm.all_reduce(sums)
-        total = int(sums[-1])
-        if total == 1:
+        found = int(sums[-1]) if count < 2 else count
+        if found == 1:
             raise ValueError(f"batch norm in training needs more than 1 value per channel over all ranks, got {tuple(x.shape)}")
-        mean = sums[:channels] / max(total, 1)
-        variance = (sums[channels:-1] / max(total, 1) - mean * mean).clamp_(min=0)
+        total = sums[-1].clamp(min=1)
+        mean = sums[:channels] / total
+        variance = (sums[channels:-1] / total - mean * mean).clamp_(min=0)
         mean, variance = mean.to(wide), variance.to(wide)
         scale = torch.rsqrt(variance + eps)
         ctx.save_for_backward(x, weight, mean, scale)
         ctx.comm, ctx.total, ctx.with_bias = comm, total, bias is not None
-        ctx.mark_non_differentiable(mean, variance)
+        ctx.mark_non_differentiable(mean, variance, total)
         weight, bias = (p if p is None else p.to(wide) for p in (weight, bias))
         y = F.batch_norm(x, mean, variance, weight, bias, training=False, eps=eps) if count else torch.empty_like(x)
-        return y, mean, variance, total
+        return y, mean, variance, total, found == 0
 
     @staticmethod
     @once_differentiable
@@ -252,7 +259,7 @@ class _Normalize(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             sums = own.to(torch.float64, copy=True)  # `own` stays this rank's
             ctx.comm.all_reduce(sums)
-            shift, slope = (sums / max(ctx.total, 1)).to(wide)
+            shift, slope = (sums / ctx.total).to(wide)
             by = scale if weight is None else scale * weight.to(wide)
             dx = (by.view(shape) * (dy - shift.view(shape) - normal * slope.view(shape))).to(x.dtype)
         dweight = own[1].to(weight.dtype) if weight is not None and ctx.needs_input_grad[1] else None

@@ -72,8 +72,8 @@ class LabelSmoothingLoss(torch.nn.Module):
         if weight is None:
             total = counted.sum().to(dtype)
         else:
-            total = (weight[torch.where(counted, target, 0)] * counted).sum()
-        return torch.where(total == 0, 1, total)
+            total = (weight[target.masked_fill(~counted, 0)] * counted).sum()
+        return total.masked_fill(total == 0, 1)
 
     def extra_repr(self) -> str:
         return f"smoothing={self.smoothing:g}, ignore_index={self.ignore_index}, reduction={self.reduction!r}"

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-from phalanx._torch_private import foreach_div_
 from phalanx.comm.communicator import Communicator
 from phalanx.grad.allreduce import AllReduce
 from phalanx.grad.averager import Averager
@@ -29,6 +28,7 @@ from phalanx.grad.record import StepRecord
 from phalanx.grad.reducer import TransferTime
 from phalanx.grad.replicas import check_replicas, some
 from phalanx.grad.wire import check_wire
+from phalanx.optim.unscaling import Unscaling
 from phalanx.optim.wrapped import WrappedOptimizer
 
 
@@ -58,6 +58,7 @@ class GossipOptimizer(WrappedOptimizer):
         self._wire, self._bucket_bytes = wire, bucket_bytes
         self._checked: list[torch.nn.Parameter] = []
         self._mixed = False  # this step's gradients
+        self._overflowed = False
         self._steps = 0
         self._unused_told = False
 
@@ -69,7 +70,8 @@ class GossipOptimizer(WrappedOptimizer):
         if closure is not None and self.sync.exchange == "gradients":
             raise ValueError("step(closure) with Gossip(exchange='gradients'): ranks call it differently often; exchange weights")
         self._check_replicas()
-        overflowed = self._unscale()
+        scaler = Unscaling(self, self.optimizer)
+        overflowed = self._overflowed = self._unscale(scaler)
         if closure is not None:
             result = self.optimizer.step(self._complete(closure))
         else:
@@ -78,7 +80,8 @@ class GossipOptimizer(WrappedOptimizer):
                     p.grad = None  # counts as zeros; the partner continues
             self.synchronize()
             if not overflowed or self.sync.exchange == "gradients":
-                result = self.optimizer.step()
+                result = scaler.step_inner() if self.sync.exchange == "weights" and scaler.is_inner else self.optimizer.step()
+        self._overflowed = False
         if self._home is not None:
             self._home.next_step()
         self._mixed = False
@@ -126,13 +129,21 @@ class GossipOptimizer(WrappedOptimizer):
 
         return completed
 
-    def _unscale(self) -> bool:
-        """What a GradScaler left to us: divide by its scale, and tell whether a gradient overflowed."""
-        overflowed = bool(getattr(self, "found_inf", 0))
-        scale = getattr(self, "grad_scale", None)
+    def _unscale(self, scaler: Unscaling) -> bool:
+        """Divide by the scale of a GradScaler, and say whether a gradient overflowed.
+
+        On a GPU the host does not ask where gradients are exchanged: they become zeros if so. Nor where a fused optimizer skips
+        the update by itself. With any other optimizer it waits once per step, as torch's own GradScaler does.
+        """
+        if scaler.found is None or (self.sync.exchange == "weights" and scaler.is_inner):
+            return False
+        unasked = self.sync.exchange == "gradients" and scaler.on_device
+        overflowed = not unasked and bool(scaler.found)
         gradients = [p.grad for p in self._trained() if p.grad is not None]
-        if scale is not None and gradients and not overflowed:
-            foreach_div_(gradients, scale.to(gradients[0].device))
+        if not overflowed:
+            scaler.divide(gradients)
+        if unasked:
+            scaler.zero_overflow(gradients)
         return overflowed
 
     def _fill_missing(self) -> None:
@@ -144,7 +155,7 @@ class GossipOptimizer(WrappedOptimizer):
         for p in self._trained():
             if p.grad is not None and p.grad.layout is not torch.strided and self.sync.exchange == "gradients":
                 p.grad = p.grad.to_dense()
-        if unused and not self._unused_told and not getattr(self, "found_inf", 0):
+        if unused and not self._unused_told and not self._overflowed:
             self._unused_told = True
             warnings.warn(
                 f"rank {self.comm.rank}: no gradient for {len(unused)} parameter(s), {some([name for _, name in unused])}; "

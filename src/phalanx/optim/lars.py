@@ -234,13 +234,13 @@ def _move_together(group: dict[str, Any], layers: list[Layer]) -> None:
         ws, wide = [layer.w for layer in adapted], torch.promote_types(layers[0].w.dtype, torch.float32)
         w_norm, g_norm = (torch.stack(foreach_norm(xs, dtype=wide)) for xs in (ws, us))
         ratio = group["trust_coefficient"] * w_norm / (g_norm + group["weight_decay"] * w_norm + group["eps"])
-        ratio = torch.where((w_norm == 0) | (g_norm == 0), 1.0, ratio)
+        ratio.masked_fill_((w_norm == 0) | (g_norm == 0), 1.0)
         us = list(foreach_add(us, ws, alpha=group["weight_decay"]))
         foreach_mul_(us, list(ratio.to(us[0].dtype).unbind()))
     plain = [layer.g for layer in layers if not layer.adapted]
     us += foreach_mul(plain, 1.0) if plain else ()
     layers = adapted + [layer for layer in layers if not layer.adapted]
-    ws, rate = [layer.w for layer in layers], float(group["lr"])
+    ws, rate = [layer.w for layer in layers], group["lr"]
     if group["lr_in_momentum"] or not group["momentum"]:
         foreach_mul_(us, rate)
         rate = 1.0
@@ -252,6 +252,8 @@ def _move_together(group: dict[str, Any], layers: list[Layer]) -> None:
             foreach_add_(us, vs, alpha=group["momentum"])
         else:
             us = vs
+    if isinstance(rate, torch.Tensor):  # on the device, where a captured graph reads it; float(rate) would wait
+        us, rate = list(foreach_mul(us, rate)), 1.0
     foreach_sub_(ws, us, alpha=rate)
 
 

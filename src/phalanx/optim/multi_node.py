@@ -2,6 +2,8 @@
 
     opt = phalanx.create_multi_node_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), comm)
 
+The step itself is in `averaged_step.py`; here is what a script sees of it.
+
 ChainerMN's idea and name. Differences: the first step already updates, gradients leave while backward still runs, and every
 attribute is forwarded by name: what is not written here does not exist.
 """
@@ -10,7 +12,6 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -24,7 +25,9 @@ from phalanx.grad.gossip.packet import average_together
 from phalanx.grad.record import StepRecord
 from phalanx.grad.reducer import TransferTime
 from phalanx.grad.sparse import wants_sparse
-from phalanx.optim.one_pass import OnePass, why_not
+from phalanx.grad.unfinished import Unfinished
+from phalanx.optim.averaged_step import AveragedStep
+from phalanx.optim.one_pass import why_not
 from phalanx.optim.wrapped import WrappedOptimizer
 
 
@@ -42,8 +45,6 @@ class MultiNodeOptimizer(WrappedOptimizer):
     ) -> None:
         super().__init__(optimizer)
         self.comm, self.sync = comm, sync
-        self._one_pass: OnePass | None = None
-        self._warned = False
         self._options = double_buffering, wire, bucket_bytes
         self._averager = Averager(
             *self.parameters(),
@@ -55,12 +56,7 @@ class MultiNodeOptimizer(WrappedOptimizer):
             in_backward=not sync.fused or comm.size == 1 or bool(why_not(optimizer, comm)),
             sparse=wants_sparse(optimizer),
         )
-
-    def _watch_changes(self) -> None:
-        """You may have edited `param_groups`, or changed the inner optimizer."""
-        params = dict.fromkeys(p for group in self.optimizer.param_groups for p in group["params"])
-        if not self._averager.watches(list(params)):
-            self._averager.watch(*self.parameters())
+        self._step = AveragedStep(optimizer, comm, sync, self._averager)
 
     # ---- the step ----------------------------------------------------------------------------------------------------------
 
@@ -69,72 +65,28 @@ class MultiNodeOptimizer(WrappedOptimizer):
 
         Its loss is averaged, too: if the optimizer makes a decision by it, all ranks decide alike.
         """
-        if closure is not None:
-            if self._averager.delayed:
-                raise ValueError("step(closure) wants the gradients of now, double_buffering gives those of the step before")
-
-            def averaged() -> Any:
-                self._averager.next_evaluation()
-                with torch.enable_grad():
-                    loss = closure()
-                self.synchronize()
-                self._averager.drop_graphs()
-                return self._averager.mean(loss)
-
-            result: Any = self.optimizer.step(averaged)
-        elif self._in_one_pass():
-            result = None
-            self._averager.in_backward = False
-            self._watch_changes()
-            arenas = self._averager.collect()
-            if self._one_pass is None or not self._one_pass.covers(arenas):
-                self._one_pass = OnePass(arenas, self.optimizer, self.comm)
-            self._one_pass.update()
-        else:
-            result = None
-            self._refuse_scaler_of_another_step()
-            self.synchronize()
-            self._averager.in_backward = not self._averager.delayed
-            self._averager.drop_graphs()
-            if self._averager.ready:
-                result = self.optimizer.step()
-        self._averager.next_step()
-        self._averager.check_replicas()
-        return result
+        if self._averager.delayed and getattr(self, "found_inf", None) is not None:
+            raise RuntimeError(
+                "a GradScaler unscales by the scale of now, double_buffering gives gradients of the step before: use one of them"
+            )
+        return self._step.take(closure)
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
         """Asked by a GradScaler: with double buffering it hands its scale to `step`, which has to refuse it."""
         return self._averager.delayed
 
-    def _refuse_scaler_of_another_step(self) -> None:
-        if self._averager.delayed and getattr(self, "found_inf", None) is not None:
-            raise RuntimeError(
-                "a GradScaler unscales by the scale of now, double_buffering gives gradients of the step before: use one of them"
-            )
-
-    def _in_one_pass(self) -> bool:
-        """Whether the update happens while the gradients are summed; if it cannot, warn once."""
-        if not self.sync.fused or self.comm.size == 1:
-            return False
-        why = why_not(self.optimizer, self.comm)
-        if why and not self._warned:
-            self._warned = True
-            warnings.warn(f"AllReduce(fused=True): {why}; the step is the plain one. This is the only warning", stacklevel=3)
-        return not why
-
     @property
     def one_replica(self) -> bool:
         """Whether parameters and moments exist once for all ranks of the host, as they do after a fused step."""
-        return self._one_pass is not None
+        return self._step.fused is not None and self._step.fused.has_one_replica
 
     def synchronize(self) -> None:
         """Make every gradient the mean over the ranks, which it is after any `backward()` outside `no_sync()`. All ranks call it.
 
         Needed only after backwards inside `no_sync()`, with `AllReduce(fused=True)`, and with double buffering.
         """
-        self._watch_changes()
-        self._averager.synchronize()
+        self._step.synchronize()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -206,21 +158,21 @@ class MultiNodeOptimizer(WrappedOptimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.optimizer.load_state_dict(state_dict)
-        if self._one_pass is not None:
-            self._one_pass.take_state()
+        if self._step.fused is not None:
+            self._step.fused.take_state()
 
     @property
-    def communication(self) -> Averager:
+    def communication(self) -> Unfinished:
         """What a step takes over from the one before it, the pending means of double buffering say, as `state_dict()`.
 
         A checkpoint that has it beside the optimizer's own state continues bit for bit.
         """
-        return self._averager
+        return self._averager.unfinished
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """All ranks call it. The groups of gradients are learned anew in the next step."""
         self.optimizer.add_param_group(param_group)
-        self._watch_changes()
+        self._step.watch_changes()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MultiNodeOptimizer:
         """On the same communicator, with copies of the parameters and of the inner optimizer's state. All ranks make it."""

@@ -75,12 +75,20 @@ def _move(group: dict[str, Any], w: torch.Tensor, g: torch.Tensor, state: dict[s
         return  # the share of RMSprop is measured in rates
     if group["weight_decay"]:
         g = g.add(w, alpha=group["weight_decay"])
-    v = state.setdefault("momentum_buffer", torch.zeros_like(w))
+    v = _moment(state, "momentum_buffer", w)
     v.mul_(group["momentum"]).sub_(g, alpha=share)
     if share < 1:
-        m = state.setdefault("square_average", torch.zeros_like(w))
+        m = _moment(state, "square_average", w)
         m.mul_(group["decay"]).addcmul_(g, g, value=1 - group["decay"])
         v.addcdiv_(g, m.sqrt().add_(group["eps"]), value=-(1 - share) * group["rmsprop_lr"] / lr)
     else:
         state.pop("square_average", None)
     w.add_(v, alpha=lr)
+
+
+def _moment(state: dict[str, Any], name: str, w: torch.Tensor) -> torch.Tensor:
+    """A moment of `w`, zeros at first; made once, because zeros cost a pass over memory."""
+    if name not in state:
+        state[name] = torch.zeros_like(w)
+    moment: torch.Tensor = state[name]
+    return moment

@@ -27,8 +27,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
 
     def parameters(self) -> tuple[list[torch.nn.Parameter], list[str]]:
         """All parameters of all groups, tied ones once, and what to call them in messages."""
-        params = list(dict.fromkeys(p for group in self.optimizer.param_groups for p in group["params"]))
-        return params, names_of(self.optimizer, params)
+        return parameters_of(self.optimizer)
 
     @property
     def state(self) -> Any:  # type: ignore[override]
@@ -71,6 +70,12 @@ class WrappedOptimizer(torch.optim.Optimizer):
             f"a {type(self).__name__} cannot be pickled: it holds connections and hooks. Save opt.state_dict(), or pickle "
             "opt.optimizer, the optimizer inside, and wrap it again with phalanx.create_multi_node_optimizer"
         )
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> tuple[list[torch.nn.Parameter], list[str]]:
+    """All parameters of all groups, tied ones once, and what to call them in messages."""
+    params = list(dict.fromkeys(p for group in optimizer.param_groups for p in group["params"]))
+    return params, names_of(optimizer, params)
 
 
 def names_of(optimizer: torch.optim.Optimizer, params: list[torch.nn.Parameter]) -> list[str]:

@@ -21,8 +21,10 @@ from typing import Any
 import torch
 
 from phalanx.comm.communicator import Communicator
+from phalanx.train.clock import StepEvents
 from phalanx.train.config import RunConfig, plain
 from phalanx.train.environment import describe_environment
+from phalanx.train.interval import OwnInterval
 from phalanx.train.mllog import MLLog
 from phalanx.train.progress import Progress, show_progress
 from phalanx.train.report import write_report
@@ -45,11 +47,8 @@ class Log:
         self._resume = resume
         self._begun, self._before = time.perf_counter(), 0.0
         self._first: tuple[float, float] | None = None  # epoch and seconds of the first interval of this start
-        self._times, self._steps = Times(), 0
-        self._travelling = self._waited = 0.0  # seconds of all-reduces, and how many of them were waited for
-        self._sums = torch.zeros(3, dtype=torch.float64)  # loss, right, samples
-        self._since = time.perf_counter()
-        self._latest: dict[str, Any] = {}
+        self._now = OwnInterval(time.perf_counter())
+        self._closed: list[OwnInterval] = []  # over, but not written: on a GPU their sums are on the way to the host
         self._watch = StragglerWatch()
         self._told_of_loss = self._told_of_disk = False
 
@@ -69,7 +68,7 @@ class Log:
         if self._mllog is not None:
             self._mllog.begin(train=self.samples[0], test=self.samples[1])
         self._before, self._begun = seconds, time.perf_counter()
-        self._since = time.perf_counter()
+        self._now.since = time.perf_counter()
         self._write({"kind": "start", "step": step, "ranks": self.comm.size, "seconds": seconds})
         if self._progress is not None and self._resume:
             self._progress.say(f"resumed after step {step}" if step else "no checkpoint yet: starting from the beginning")
@@ -88,7 +87,7 @@ class Log:
         loss: torch.Tensor,
         right: torch.Tensor,
         rate: float,
-        times: Times,
+        times: Times | StepEvents,
         travelling: float,
         groups: int,
     ) -> None:
@@ -96,32 +95,52 @@ class Log:
 
         `travelling`: seconds from the first group that leaves to the last one that arrives; `groups`: how many there were.
         """
-        sums = torch.stack([loss.double(), right.double(), torch.full_like(loss, samples, dtype=torch.float64)])
-        self._sums = sums + self._sums.to(sums.device)
-        self._times, self._steps = self._times + times, self._steps + 1
-        self._travelling += travelling
-        self._waited += min(times.wait, travelling)
-        self._latest = {"step": number, "epoch": epoch, "rate": rate, "batch": batch, "groups": groups}
+        self._now.add(loss=loss, right=right, samples=samples, times=times, travelling=travelling)
+        self._now.latest = {"step": number, "epoch": epoch, "rate": rate, "batch": batch, "groups": groups}
 
-    def interval(self) -> float:
+    def interval(self, *, complete: bool = True) -> float | None:
         """Write and show the means over all ranks since the last interval. All ranks call it.
 
-        Returns the mean seconds of a step on the slowest rank, which is the same on all ranks.
+        On a GPU an interval is written when a later one ends and its sums have reached the host, on all ranks, so that no rank
+        waits for its device. If it must be `complete`, all are written now: before a checkpoint, and at the end of an epoch.
+
+        Returns the mean seconds of a step on the slowest rank, which is the same on all ranks, or None if nothing was written.
         """
-        if self._steps == 0:
-            return 0.0
-        own, elapsed = self._times / self._steps, time.perf_counter() - self._since
-        sums = [*self._sums.tolist(), self._travelling, self._waited]
-        gathered = self.comm.allgather_obj((sums, [own.input, own.compute, own.wait, own.update]))
+        if self._now.steps:
+            self._now.close(self.seconds)
+            self._closed.append(self._now)
+            self._now = OwnInterval(time.perf_counter())
+        left = 1 if not complete and self._closed and self._closed[-1].is_late else 0
+        seconds = None
+        while len(self._closed) > left:
+            published = self._publish(self._closed[0], wait=not left)
+            if published is None:
+                break
+            seconds = published
+            del self._closed[0]
+        if not left:
+            self._now.since = time.perf_counter()  # all ranks have met; a GPU that still computes counts on
+        return seconds
+
+    def _publish(self, interval: OwnInterval, *, wait: bool) -> float | None:
+        """Write a row; None if some rank would have to `wait` for its device and must not."""
+        noted: Any = None
+        if wait or interval.arrived:
+            sums = [*interval.sums(), interval.travelling, interval.waited]
+            own = interval.times()
+            noted = sums, [own.input, own.compute, own.wait, own.update]
+        gathered = self.comm.allgather_obj(noted)
+        if any(rank is None for rank in gathered):
+            return None
         loss, right, samples, travelling, waited = (sum(sums[i] for sums, _ in gathered) for i in range(5))
         ranks = [Times(*times) for _, times in gathered]
         mean = sum(ranks, Times()) / len(ranks)
-        row = self._latest | {
+        row = interval.latest | {
             "kind": "interval",
-            "seconds": self.seconds,
+            "seconds": interval.seconds,
             "loss": loss / max(samples, 1),
             "accuracy": right / max(samples, 1),
-            "images_per_second": samples / elapsed,
+            "images_per_second": samples / interval.elapsed,
             "times": {"input": mean.input, "compute": mean.compute, "wait": mean.wait, "update": mean.update},
             "wait_share": mean.wait / mean.total if mean.total else 0.0,
             "overlapped_share": 1 - waited / travelling if travelling and self.comm.size > 1 else None,
@@ -134,15 +153,12 @@ class Log:
                 self._progress.warn(
                     f"the loss is {row['loss']} at step {row['step']}: try a lower rate.peak, or more rate.warmup"
                 )
-        straggler = self._watch.interval(ranks, elapsed)
+        straggler = self._watch.interval(ranks, interval.elapsed)
         if straggler is not None:
             named = {"rank": straggler.rank, "cause": straggler.cause, "factor": straggler.factor}
-            self._write({"kind": "straggler", "step": self._latest["step"], "seconds": self.seconds, **named})
+            self._write({"kind": "straggler", "step": interval.latest["step"], "seconds": interval.seconds, **named})
             if self._progress is not None:
                 self._progress.warn(str(straggler))
-        self._sums.zero_()
-        self._times, self._steps, self._since = Times(), 0, time.perf_counter()
-        self._travelling = self._waited = 0.0
         return max(times.total for times in ranks)
 
     def begin_evaluation(self, epoch: int) -> None:
@@ -155,7 +171,7 @@ class Log:
         self._write({"kind": "evaluation", "step": step, "epoch": epoch, "seconds": self.seconds, **found})
         if self._progress is not None:
             self._progress.evaluation(epoch, found, self.seconds)
-        self._since = time.perf_counter()
+        self._now.since = time.perf_counter()
 
     def end(self, result: Any) -> None:
         if self._mllog is not None:

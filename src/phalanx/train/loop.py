@@ -20,6 +20,7 @@ from phalanx.nn.batchnorm import average_batchnorm_
 from phalanx.optim.gossip_step import GossipOptimizer
 from phalanx.optim.multi_node import MultiNodeOptimizer
 from phalanx.train.checkpoint import Checkpointer, CheckpointError, RandomState
+from phalanx.train.clock import StepEvents
 from phalanx.train.config import RunConfig
 from phalanx.train.course import Course
 from phalanx.train.evaluate import create_multi_node_evaluator
@@ -52,6 +53,7 @@ class Trainer:
     tracer: Tracer
     position: RunPosition = field(default_factory=RunPosition)
     resume_command: str = ""  # shown to a person who stops the run
+    _events: StepEvents | None = field(default=None, init=False)  # of the last step, on a GPU
 
     def run(self, checkpoints: Checkpointer | None, *, resume: bool) -> Result:
         """Train to the end; with `resume`, from the newest checkpoint on."""
@@ -116,8 +118,9 @@ class Trainer:
                 break  # the evaluation comes first, then the checkpoint
             save_now = self.config.checkpoint_every_steps and self.position.step % self.config.checkpoint_every_steps == 0
             if save_now or self.position.step % self.config.log_every == 0:
-                seconds = self.log.interval()
-                listen_every = max(1, int(HEARD_WITHIN / max(seconds, 1e-6)))
+                seconds = self.log.interval(complete=bool(save_now))
+                if seconds is not None:
+                    listen_every = max(1, int(HEARD_WITHIN / max(seconds, 1e-6)))
             if self.position.step % listen_every == 0 and stop.agreed():
                 self.log.interval()
                 return False
@@ -131,6 +134,9 @@ class Trainer:
     def update(self, step: Step, done: float, *, input_seconds: float) -> None:
         """One update of the weights, from all micro-batches of `step`. `done` is the share of the epoch after it."""
         begun = time.perf_counter()
+        events: StepEvents | None = None
+        if self.device.type == "cuda":
+            events = self._events = StepEvents(self.device, input_seconds, self._events)
         self.tracer.mark("input", begun)
         epoch = step.epoch + done
         rate = self.course.steer(self.optimizer, step.epoch, epoch)
@@ -144,12 +150,16 @@ class Trainer:
                 continue  # this rank has no samples; only the gradients of the others count
             accumulating = number < len(step.micro) - 1
             with self.optimizer.no_sync() if accumulating else nullcontext():
-                own_loss, own_right = self.backward(x, y, share=len(y) / step.samples)
+                own_loss, own_right = self.backward(x, y, share=len(y) / step.samples, events=None if accumulating else events)
             loss += own_loss
             right += own_right
         ready = time.perf_counter()
+        if events is not None:
+            events.arrived()
         self.scaler.step(self.optimizer)
         self.scaler.update()
+        if events is not None:
+            events.ended()
         record = self.optimizer.last_record
         wait = record.wait if record else 0.0
         in_backward = (
@@ -159,6 +169,7 @@ class Trainer:
         if not in_backward:
             self.tracer.mark("wait", ready + wait)
         self.tracer.mark("update")
+        times = Times(input_seconds, ready - begun - in_backward, wait, time.perf_counter() - ready - (wait - in_backward))
         self.log.step(
             number=self.position.step + 1,
             epoch=epoch,
@@ -167,7 +178,7 @@ class Trainer:
             loss=loss * step.samples,
             right=right,
             rate=rate,
-            times=Times(input_seconds, ready - begun - in_backward, wait, time.perf_counter() - ready - (wait - in_backward)),
+            times=events or times,
             travelling=max(way.ended for way in transfers) - min(way.left for way in transfers) if transfers else 0.0,
             groups=len(transfers),
         )
@@ -176,7 +187,9 @@ class Trainer:
         except OSError as error:  # a full disk, on rank 0
             self.log.warn(f"no trace: {error.strerror or error}")
 
-    def backward(self, x: torch.Tensor, y: torch.Tensor, *, share: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def backward(
+        self, x: torch.Tensor, y: torch.Tensor, *, share: float, events: StepEvents | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add the gradient of a micro-batch, `share` of the step; return its part of the mean loss, and how many are right."""
         x, y = x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
         with self.in_precision():
@@ -185,7 +198,10 @@ class Trainer:
             loss = self.loss(outputs, y) + sum(AUXILIARY * self.loss(head, y) for head in early)
         self.tracer.mark("forward")
         begun = time.perf_counter()
-        self.scaler.scale(loss * share).backward()
+        scaled = self.scaler.scale(loss * share)
+        if events is not None:
+            events.watch(scaled)
+        scaled.backward()
         record = self.optimizer.last_record
         if record and record.begun >= begun:  # backward ended with the exchange of gradients
             self.tracer.mark("backward", record.begun)
@@ -221,7 +237,7 @@ class Trainer:
     @torch.no_grad()
     def score(self) -> dict[str, tuple[float, int]]:
         """Sums and counts of this rank's part of the test set."""
-        sums, seen = torch.zeros(3, dtype=torch.float64), 0
+        sums, seen = torch.zeros(3, dtype=torch.float64, device=self.device), 0
         self.test.rewind()
         for x, y in self.test:
             if len(y) == 0:
@@ -231,9 +247,9 @@ class Trainer:
                 outputs = self.forward(x)
             best = outputs.topk(min(5, outputs.shape[1]), dim=1).indices == y[:, None]
             losses = nn.functional.cross_entropy(outputs.float(), y, reduction="sum")
-            sums += torch.stack([best[:, 0].sum(), best.sum(), losses]).double().cpu()
+            sums += torch.stack([best[:, 0].sum(), best.sum(), losses]).double()
             seen += len(y)
-        return {name: (float(value), seen) for name, value in zip(("top1", "top5", "loss"), sums)}
+        return {name: (value, seen) for name, value in zip(("top1", "top5", "loss"), sums.tolist())}  # one wait for a GPU
 
     def finish(self, why: str, signal: int = 0) -> Result:
         """Log the result and return it."""

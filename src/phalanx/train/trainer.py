@@ -81,7 +81,7 @@ def train(
 def assemble(config: RunConfig, comm: Communicator, log: Log) -> Trainer:
     """Build everything that a run needs; ConfigError if the parts do not fit together."""
     check_communicator(config.comm, comm)
-    device = torch.device("cuda", comm.intra_rank) if torch.cuda.is_available() else torch.device("cpu")
+    device = device_of_this_rank()
     source, held_out = open_sources(config)
     check(config, comm.size, source, held_out)
     log.samples = len(source), len(held_out)
@@ -117,3 +117,9 @@ def assemble(config: RunConfig, comm: Communicator, log: Log) -> Trainer:
         log=log,
         tracer=Tracer(config, comm, log.out),
     )
+
+
+def device_of_this_rank() -> torch.device:
+    """The GPU that the communicator's creation made current, if there is one. Its index is not the local rank where a launcher
+    shows each rank one GPU."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import atexit
-import hashlib
+import ctypes
 import json
 import os
 import sys
@@ -45,8 +45,10 @@ def busy(how: str, comm: phalanx.Communicator) -> None:
     """What the innocent ranks do meanwhile; none of it ends by itself."""
     if how == "all_reduce":
         comm.all_reduce(torch.ones(LARGE))
-    elif how == "hash":  # in C, without Python's lock, for longer than anybody waits
-        hashlib.pbkdf2_hmac("sha256", b"", b"", 2_000_000_000)
+    elif how == "foreign":  # code that holds no lock of Python's, does not end, and heeds no signal
+        lock, libc = ctypes.create_string_buffer(64), ctypes.CDLL(None)
+        for _ in range(2):  # a mutex that its owner locks once more
+            libc.pthread_mutex_lock(lock)
     else:
         try:
             total = 0

@@ -21,17 +21,42 @@ class Message(NamedTuple):
     tensor: torch.Tensor
 
 
+class MessagesOnly:
+    """What a transport has that makes no library calls: a schedule runs on it as Moves."""
+
+    library = cold = False
+
+    def prepare(self, schedule: Schedule, ranks: Sequence[int]) -> None:
+        pass
+
+    def warm_up(self, x: torch.Tensor) -> None:
+        pass
+
+    def calls(self, call: Collective, x: torch.Tensor, ranks: Sequence[int]) -> bool:
+        return False
+
+    def collective(self, call: Collective, x: torch.Tensor, op: str, ranks: Sequence[int]) -> None:
+        raise NotImplementedError("this transport has messages only; lower the schedule first")
+
+    def close(self) -> None:
+        pass
+
+
 class Transport(Protocol):
     """Point-to-point messages, and library collectives where the engine prefers them.
 
     A failure of the network is a `TransportError`. Any other exception counts as an error of the work itself.
     """
 
-    library: bool  # whether NCCL carries tensors on GPUs
+    library: bool  # whether NCCL carries tensors on GPUs: their operations are queued, in the order of the calls, by the caller
 
     @property
     def address(self) -> str:
         """Where the other ranks can reach this one."""
+
+    @property
+    def device(self) -> torch.device | None:
+        """The GPU on which tensors from other ranks' GPUs land: that of the calling thread."""
 
     def post(self, sends: Sequence[Message], receives: Sequence[Message], tag: int) -> Any:
         """Begin to send and receive all of these together; `wait` for what it returns. Empty messages are not sent.
@@ -40,13 +65,20 @@ class Transport(Protocol):
         """
 
     def wait(self, posted: Any, *, for_ever: bool = False) -> None:
-        """Until these messages have arrived and left; blocks (on a GPU: orders the stream).
+        """Until these messages have arrived and left. Blocks, but on a GPU only orders the stream.
 
         `for_ever`: without the engine's own limit, whose end breaks all connections.
         """
 
     def prepare(self, schedule: Schedule, ranks: Sequence[int]) -> None:
         """Make what `collective` will need to run this schedule among `ranks`; called by all ranks of the world, in one order."""
+
+    @property
+    def cold(self) -> bool:
+        """Whether `prepare` made groups of NCCL that are not connected yet."""
+
+    def warm_up(self, x: torch.Tensor) -> None:
+        """Connect them, with a tensor on this rank's GPU: NCCL builds its rings at the first call, which may take seconds."""
 
     def calls(self, call: Collective, x: torch.Tensor, ranks: Sequence[int]) -> bool:
         """Whether `call` on tensors like `x` is one library call here; otherwise it is lowered to Moves."""

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from phalanx.comm.transports import Message, TransportError
-from phalanx.schedule import Collective, Schedule
+from phalanx.comm.streams import current_device
+from phalanx.comm.transports import Message, MessagesOnly, TransportError
 
 
 class LocalWorld:
@@ -51,13 +51,16 @@ class LocalWorld:
             self._news.notify_all()
 
 
-class LocalTransport:
+class LocalTransport(MessagesOnly):
     """One thread's access to the post office."""
 
     def __init__(self, world: LocalWorld, rank: int) -> None:
         self.world, self.rank = world, rank
-        self.library = False
         self.address = "127.0.0.1"
+
+    @property
+    def device(self) -> torch.device | None:
+        return current_device()
 
     def post(self, sends: Sequence[Message], receives: Sequence[Message], tag: int) -> Any:
         for peer, x in sends:
@@ -71,17 +74,5 @@ class LocalTransport:
             if x.numel():
                 x.copy_(self.world.take(peer, self.rank, tag))
 
-    def prepare(self, schedule: Schedule, ranks: Sequence[int]) -> None:
-        pass
-
-    def calls(self, call: Collective, x: torch.Tensor, ranks: Sequence[int]) -> bool:
-        return False
-
-    def collective(self, call: Collective, x: torch.Tensor, op: str, ranks: Sequence[int]) -> None:
-        raise NotImplementedError("threads exchange messages; lower the schedule first")
-
     def can_carry(self, x: torch.Tensor) -> bool:
         return True
-
-    def close(self) -> None:
-        pass

@@ -28,6 +28,10 @@ class SharedTransport:
     def address(self) -> str:
         return self.below.address
 
+    @property
+    def device(self) -> torch.device | None:
+        return self.below.device
+
     def post(self, sends: Sequence[Message], receives: Sequence[Message], tag: int) -> Any:
         return self.below.post(sends, receives, tag)
 
@@ -36,6 +40,13 @@ class SharedTransport:
 
     def prepare(self, schedule: Schedule, ranks: Sequence[int]) -> None:
         self.below.prepare(schedule, ranks)
+
+    @property
+    def cold(self) -> bool:
+        return self.below.cold
+
+    def warm_up(self, x: torch.Tensor) -> None:
+        self.below.warm_up(x)
 
     def calls(self, call: Collective, x: torch.Tensor, ranks: Sequence[int]) -> bool:
         return self._shares(call, x, ranks) or self.below.calls(call, x, ranks)

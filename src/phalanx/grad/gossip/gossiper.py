@@ -19,7 +19,8 @@ from phalanx.comm.communicator import Communicator
 from phalanx.grad.gossip import Gossip
 from phalanx.grad.gossip.attendance import Attendance
 from phalanx.grad.gossip.kinds import Kinds, fit, kinds_of
-from phalanx.grad.gossip.packet import WORD, Packet, PacketLayout, average_together, drift, halves, lay_out
+from phalanx.grad.gossip.mixing import drift, halves
+from phalanx.grad.gossip.packet import WORD, Packet, PacketLayout, average_together, lay_out
 from phalanx.grad.gossip.partners import Partners, check_topology
 from phalanx.grad.gossip.spread import spread
 from phalanx.grad.gossip.transfer import Transfer, Transfers
@@ -43,6 +44,7 @@ class Gossiper:
         self._crews = [[rank] for rank in range(comm.size)] if home is None else _crews(comm)
         self._carriers = min(map(len, self._crews))
         self._kinds: Kinds | None = None
+        self._device = torch.device("cpu")  # of what travels
         self._layout: PacketLayout | None = None
         self._whole: torch.Tensor | None = None  # where the ranks of a host put their parts together
         self._count = 0  # tensors that drift, in the layout
@@ -142,8 +144,7 @@ class Gossiper:
             return
         note = [torch.tensor([self.round + 1, *self._attendance.membership.leaves], dtype=NOTE)] if self._trailer else []
         tensors = [*drifting[: self._count], *averaged, *note]
-        device = tensors[0].device
-        sent, received = self._transfers.packet(self._layout, device), self._transfers.packet(self._layout, device)
+        sent, received = (self._transfers.packet(self._layout, self._device) for _ in range(2))
         sent.pack(tensors)
         transfer = self._transfer = Transfer(self.round, who, sent, received, self._travelling)
         if self._home is None:
@@ -166,8 +167,10 @@ class Gossiper:
         if self._home is not None:
             self._gather_at_home(transfer)
             return transfer
-        step, *membership = transfer.received.views[-1].tolist() if transfer.arrived else [0]
-        transfer.arrived = step == transfer.step + 1  # zeros come from a rank that was away, and only clear the way
+        membership: Sequence[int] = self._attendance.membership.leaves
+        if self._trailer:
+            step, *membership = transfer.received.views[-1].tolist() if transfer.arrived else [0]
+            transfer.arrived = step == transfer.step + 1  # zeros come from a rank that was away, and only clear the way
         self._attendance.landed(transfer, membership)
         if transfer.arrived:
             return transfer
@@ -195,6 +198,7 @@ class Gossiper:
         kinds = kinds_of(drifting, optional, averaged)
         if kinds == self._kinds and self._agreed:
             return
+        self._device = next((x.device for x in (*drifting, *averaged)), torch.device("cpu"))
         membership = [torch.empty(1 + self._nodes, dtype=NOTE)] if self._trailer else []
         always = drifting[: len(drifting) - optional]
         layouts = [lay_out([*x, *averaged, *membership], self._wire, parts=self._carriers) for x in (drifting, always)]
@@ -204,7 +208,7 @@ class Gossiper:
         self._kinds, self._agreed = kinds, not odd([own[0] for own in told])
         self._layout = layouts[0 if self._agreed else 1] if drifting or averaged else None
         self._count = len(drifting if self._agreed else always)
-        if self._home is None and self._layout is not None and drifting[0].device.type == "cpu":  # NCCL cannot do without a rank
+        if self._trailer and self._layout is not None:
             self._attendance.open()
 
     @property
@@ -216,8 +220,12 @@ class Gossiper:
 
     @property
     def _trailer(self) -> int:
-        """Tensors of our own at the end of a message: step and membership. None where hosts gossip."""
-        return 1 if self._home is None else 0
+        """Tensors of our own at the end of a message: step and membership.
+
+        None where hosts gossip, nor on a GPU: NCCL cannot do without a rank, so a message that comes is the right one from a
+        rank that takes part, and reading it would make the host wait for the device in every step.
+        """
+        return 1 if self._home is None and self._device.type == "cpu" else 0
 
     # ---- all together ----------------------------------------------------------------------------------------------------------
 
@@ -274,10 +282,9 @@ class Gossiper:
         layout = self._layout
         if words is None or layout is None or words["sent"].numel() != layout.nbytes // WORD.itemsize:
             return None
-        device = words["sent"].device
-        transfer = Transfer(
-            self.round - 1, Partners(None, None), Packet(layout, device), Packet(layout, device), self._travelling
-        )
+        # they were read from a file to the host; what they are mixed with may be on a GPU
+        sent, received = Packet(layout, self._device), Packet(layout, self._device)
+        transfer = Transfer(self.round - 1, Partners(None, None), sent, received, self._travelling)
         transfer.sent.words.copy_(words["sent"])
         transfer.received.words.copy_(words["received"])
         transfer.arrived = True

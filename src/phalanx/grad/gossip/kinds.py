@@ -11,10 +11,14 @@ Kinds = tuple[Any, Any, Any]  # of parameters, optimizer state (None where it st
 
 
 def kinds_of(drifting: Sequence[torch.Tensor], optional: int, averaged: Sequence[torch.Tensor]) -> Kinds:
-    """Shapes, dtypes and strides. The last `optional` of the `drifting` tensors are optimizer state."""
-    kinds = [(x.shape, x.dtype, x.stride()) for x in drifting]
+    """Shapes, dtypes, strides and devices. The last `optional` of the `drifting` tensors are optimizer state."""
+    kinds = [_kind(x) for x in drifting]
     split = len(drifting) - optional
-    return tuple(kinds[:split]), tuple(kinds[split:]), tuple((x.shape, x.dtype, x.stride()) for x in averaged)
+    return tuple(kinds[:split]), tuple(kinds[split:]), tuple(_kind(x) for x in averaged)
+
+
+def _kind(x: torch.Tensor) -> tuple[Any, ...]:
+    return x.shape, x.dtype, x.stride(), x.device
 
 
 def fit(sent: Kinds, now: Kinds | None) -> bool:

@@ -1,16 +1,7 @@
-"""What travels in one gossip exchange: tensors of all kinds, packed into one message, and what is made of the one that comes.
+"""What travels in one gossip exchange: tensors of all kinds, packed into one message. mixing.py has what becomes of them.
 
 Packed rather than kept there: were parameters views of one flat buffer, a copy of ResNet-50 with its momentum would take 34 and
 not 40 ms (docs/gossip.md), and everything that holds or replaces a parameter's memory would have to know.
-
-    x    a tensor of this rank, now            sent    what it was when the message left
-    received    the partner's, of the same step
-
-    drifted tensors (parameters, optimizer state)     x + (received - sent) / 2
-    averaged tensors (batch norm statistics)          x / 2 + received / 2
-
-The first rule keeps the whole of what this rank did while the message was under way, and because every message is received once,
-the mean of all ranks is kept: also where the message was rounded to 16 bits. The second cannot make a variance negative.
 """
 
 from __future__ import annotations
@@ -21,8 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from phalanx._torch_private import foreach_add_, foreach_copy_, foreach_mul_, foreach_sub_
 from phalanx.comm.communicator import Communicator
+from phalanx.grad.gossip.mixing import copy_all
 from phalanx.grad.wire import carries
 
 Allocate = Callable[[int, torch.dtype, torch.device], torch.Tensor]
@@ -93,12 +84,10 @@ class Packet:
         ]
 
     def pack(self, tensors: Sequence[torch.Tensor]) -> None:
-        if tensors:
-            foreach_copy_(self.views, list(tensors))
+        copy_all(self.views, tensors)
 
     def unpack(self, tensors: Sequence[torch.Tensor]) -> None:
-        if tensors:
-            foreach_copy_(list(tensors), self.views)
+        copy_all(tensors, self.views)
 
 
 def average_together(tensors: Sequence[torch.Tensor], comm: Communicator) -> None:
@@ -110,25 +99,6 @@ def average_together(tensors: Sequence[torch.Tensor], comm: Communicator) -> Non
     for dtype, begin, end in packet.layout.segments:
         comm.all_reduce(packet.words.view(dtype)[begin:end], op="mean")
     packet.unpack(tensors)
-
-
-def halves(tensors: Sequence[torch.Tensor], received: Sequence[torch.Tensor]) -> None:
-    """Make each the mean of itself and what was received. Bit by bit the same on both sides of a pair."""
-    if tensors:
-        foreach_mul_(list(tensors), 0.5)
-        foreach_add_(list(tensors), list(received), alpha=0.5)
-
-
-def drift(tensors: Sequence[torch.Tensor], sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor]) -> None:
-    """Move each half the way from what was sent to what was received; what happened since is kept. `received` is used up."""
-    if not tensors:
-        return
-    if all(x.dtype == r.dtype for x, r in zip(tensors, received)):
-        foreach_sub_(list(received), list(sent))
-        foreach_add_(list(tensors), list(received), alpha=0.5)
-        return
-    for x, s, r in zip(tensors, sent, received):  # 16 bits were on the wire: the difference is made in full precision
-        x.add_(r.to(x.dtype).sub_(s), alpha=0.5)
 
 
 def real(x: torch.Tensor) -> torch.Tensor:

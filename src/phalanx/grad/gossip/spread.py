@@ -36,4 +36,7 @@ def _sample(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
         flat = x.detach().reshape(-1)
         taken.append(flat[skip::every])
         skip = (skip - flat.numel()) % every
-    return torch.cat([x.double().cpu() for x in taken]) if taken else torch.zeros(0, dtype=torch.float64)
+    if not taken:
+        return torch.zeros(0, dtype=torch.float64)
+    home = taken[0].device
+    return torch.cat([x.double().to(home) for x in taken]).cpu()  # one copy to the host, not one per parameter

@@ -90,7 +90,7 @@ class Transfers:
     def packet(self, layout: PacketLayout, device: torch.device) -> Packet:
         """Memory for a message; used memory if there is some."""
         self._reclaim()
-        self._spare = [packet for packet in self._spare if packet.layout == layout]
+        self._spare = [packet for packet in self._spare if packet.layout == layout and packet.words.device == device]
         return self._spare.pop() if self._spare else Packet(layout, device)
 
     def start(self, transfer: Transfer, part: slice, dest: int | None, source: int | None) -> None:

@@ -24,6 +24,6 @@ class HostCopies:
                 copy = torch.empty_like(x, device="cpu", pin_memory=x.is_cuda)
             room[name] = copy.copy_(x, non_blocking=True)
         for device in {x.device for x in tensors.values() if x.is_cuda}:
-            torch.cuda.synchronize(device)
+            torch.cuda.current_stream(device).synchronize()  # not the whole device: other streams may wait for other ranks
         self._room = room
         return dict(room)

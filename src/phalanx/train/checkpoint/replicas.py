@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from phalanx.comm.communicator import Communicator
+from phalanx.comm.envelope import bytes_of
 from phalanx.train.checkpoint.entries import Entry
 from phalanx.train.checkpoint.tree import Tensors
 
@@ -28,7 +29,7 @@ def fingerprint(x: torch.Tensor) -> str:
     Several times faster than a hash of all bytes, and on the device where `x` is: it is part of the pause of a save. Sums wrap
     around, so they are exact, and any difference within one row or one column shows.
     """
-    flat = x.detach().contiguous().reshape(-1).view(torch.uint8)
+    flat = bytes_of(x.detach().contiguous())
     seen = hashlib.sha256(f"{x.dtype}{list(x.shape)}".encode())
     whole = 0 if flat.numel() <= SMALL else flat.numel() // SMALL * SMALL
     if whole:

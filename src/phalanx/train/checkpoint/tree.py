@@ -18,6 +18,7 @@ from typing import Any
 import numpy
 import torch
 
+from phalanx.comm.envelope import bytes_of
 from phalanx.schedule.plain_json import brief
 
 MAX_DEPTH = 200  # deeper data are a cycle
@@ -29,6 +30,8 @@ NATIVE = (
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
     torch.float16, torch.bfloat16, torch.float32, torch.float64,
 )  # fmt: skip
+
+DENSE: tuple[type, ...] = (torch.Tensor,)  # no subclass of it, which may have no memory of its own
 
 Tensors = dict[str, torch.Tensor]
 
@@ -76,7 +79,7 @@ def dense_stride(x: torch.Tensor) -> tuple[int, ...] | None:
 def storable(x: torch.Tensor) -> torch.Tensor:
     """`x` as a file has it: contiguous, of a dtype that the file format knows."""
     x = x.contiguous()
-    return x if x.dtype in NATIVE else x.reshape(-1).view(torch.uint8)
+    return x if x.dtype in NATIVE else bytes_of(x)
 
 
 class _Encoder:
@@ -138,7 +141,7 @@ class _Encoder:
 
     def _tensor(self, x: torch.Tensor, path: str) -> dict[str, Any]:
         x = x.detach()
-        if type(x) is not torch.Tensor or x.layout is not torch.strided or x.is_quantized or x.is_meta:
+        if type(x) not in DENSE or x.layout is not torch.strided or x.is_quantized or x.is_meta:
             raise TypeError(
                 f"{self.name}: {path or 'the value'} is a {type(x).__name__} with {x.layout}, {x.dtype}, on {x.device}: "
                 "a checkpoint holds dense tensors"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import os
-from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,10 +13,11 @@ import torch.distributed as dist
 from phalanx._torch_private import default_store, set_timeout
 from phalanx.comm.addresses import interface_towards, is_loopback
 from phalanx.comm.failure import CommunicationError
-from phalanx.comm.launch import Launch, meeting_point_through_mpi4py
+from phalanx.comm.hosts import host_key
+from phalanx.comm.launch import Launch, check_own_devices, device_index, meeting_point_through_mpi4py, place_among
 from phalanx.comm.rendezvous import meet, share_secret
 from phalanx.comm.signed import Signer
-from phalanx.comm.transports.torch.transport import TorchTransport
+from phalanx.comm.transports.torch.transport import TorchTransport, gloo_listens_on, host_of
 
 _users = 0  # transports on a default group that Phalanx initialised; the last one to close destroys it
 _signer: Signer | None = None  # of that group's job
@@ -36,12 +36,14 @@ def join(launch: Launch, backend: str | None, timeout: float) -> TorchTransport:
     store, signer = meet(launch, timeout)
     if backend is None:
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    if torch.cuda.is_available():
-        torch.cuda.set_device(launch.local_rank % torch.cuda.device_count())
-    restore = _point_gloo_at(launch)
+    nccl = "nccl" in backend
+    device = take_device(launch, store, nccl=nccl) if torch.cuda.is_available() else None
+    interface = _interface_of(launch)
     try:
         limit = datetime.timedelta(seconds=timeout)
-        dist.init_process_group(backend, store=store, rank=launch.rank, world_size=launch.world, timeout=limit)
+        bound: Any = {"device_id": device} if nccl else {}  # otherwise NCCL guesses the device in its first call
+        with gloo_listens_on(interface):
+            dist.init_process_group(backend, store=store, rank=launch.rank, world_size=launch.world, timeout=limit, **bound)
         # that was for the start; from now on the watch ends a hopeless wait, and the engine's own limit is the last resort
         set_timeout(datetime.timedelta(seconds=2 * timeout + 30))
     except RuntimeError as error:
@@ -50,11 +52,9 @@ def join(launch: Launch, backend: str | None, timeout: float) -> TorchTransport:
             f"start: {str(error).splitlines()[0]} (if they cannot connect: GLOO_SOCKET_IFNAME names the interface to use)",
             operation="create_communicator",
         ) from error
-    finally:
-        restore()
     global _users, _signer
     _users, _signer = 1, signer
-    return TorchTransport(store, signer, timeout=timeout, give_back=_give_back)
+    return TorchTransport(store, signer, timeout=timeout, give_back=_give_back, interface=interface)
 
 
 def adopt(timeout: float) -> TorchTransport:
@@ -66,7 +66,7 @@ def adopt(timeout: float) -> TorchTransport:
         return TorchTransport(store, _signer, timeout=timeout, give_back=_give_back)
     met = contextlib.ExitStack()
     signer = share_secret(store, dist.get_rank(), dist.get_world_size(), timeout, met)
-    made = TorchTransport(store, signer, timeout=timeout)
+    made = TorchTransport(store, signer, timeout=timeout, interface=_interface_to(store))
     made.met = met
     return made
 
@@ -78,13 +78,28 @@ def _give_back() -> bool:
     return _users == 0
 
 
-def _point_gloo_at(launch: Launch) -> Callable[[], object]:
-    """Make gloo listen on the interface that leads to rank 0; host names often resolve to a useless address (127.0.1.1)."""
-    if "GLOO_SOCKET_IFNAME" in os.environ or launch.world == 1:
-        return lambda: None
+def take_device(launch: Launch, store: dist.Store, *, nccl: bool) -> torch.device:
+    """Make one GPU of this host the current device of this process, a different one for each rank if NCCL is to use them."""
+    if not launch.placed:  # RANK and WORLD_SIZE were set by hand
+        store.set(f"phalanx/place/{launch.rank}", host_key())
+        keys = store.multi_get([f"phalanx/place/{r}" for r in range(launch.world)])
+        launch = place_among(launch, [key.decode() for key in keys])
+    count, rank = torch.cuda.device_count(), launch.local_rank
+    device = torch.device("cuda", device_index(rank, launch.local_world, count) if nccl else rank % count)
+    torch.cuda.set_device(device)
+    if nccl:
+        store.set(f"phalanx/gpu/{launch.rank}", str(torch.cuda.get_device_properties(device).uuid))
+        check_own_devices([key.decode() for key in store.multi_get([f"phalanx/gpu/{r}" for r in range(launch.world)])])
+    return device
+
+
+def _interface_of(launch: Launch) -> str | None:
+    """The network interface that leads to rank 0."""
     one_host = launch.one_host or launch.address is None or is_loopback(launch.address)
-    name = interface_towards("127.0.0.1" if one_host else str(launch.address), launch.port or 9)
-    if name is None:
-        return lambda: None
-    os.environ["GLOO_SOCKET_IFNAME"] = name
-    return lambda: os.environ.pop("GLOO_SOCKET_IFNAME", None)
+    return interface_towards("127.0.0.1" if one_host else str(launch.address), launch.port or 9)
+
+
+def _interface_to(store: Any) -> str | None:
+    """The interface that leads to the store of a process group that the user initialised."""
+    host = host_of(store)
+    return None if host is None else interface_towards("127.0.0.1" if is_loopback(host) else host, 9)

@@ -12,16 +12,19 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from phalanx._torch_private import abort_nccl
 from phalanx.comm.addresses import own_address
+from phalanx.comm.envelope import bytes_of
 from phalanx.comm.settings import forced_form
 from phalanx.comm.signed import Signer
 from phalanx.comm.store import FOR_EVER, clear
+from phalanx.comm.streams import current_device
 from phalanx.comm.traffic import Traffic, Way
 from phalanx.comm.transports import Message
 from phalanx.comm.transports.torch.errors import is_timeout, network
@@ -31,7 +34,7 @@ PIECE = 256 << 20  # bytes per message at most: several engines count in 32 bits
 
 CUT = (1 << 31) - 1  # the tag of a message that never comes
 
-_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN, "mean": dist.ReduceOp.AVG}
 
 # what gloo's own collectives add up; it sends and receives everything
 _GLOO_ADDS = {
@@ -45,6 +48,9 @@ _GLOO_ADDS = {
     torch.int64,
 }
 
+# what NCCL adds up; everything else travels as bytes and is added here
+_NCCL_ADDS = _GLOO_ADDS
+
 # newer versions of torch have other names, and deprecate the old ones
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -54,10 +60,19 @@ class TorchTransport:
     """The default process group as a transport, initialised here or by the user."""
 
     def __init__(
-        self, store: dist.Store, signer: Signer | None, *, timeout: float, give_back: Callable[[], bool] | None = None
+        self,
+        store: dist.Store,
+        signer: Signer | None,
+        *,
+        timeout: float,
+        give_back: Callable[[], bool] | None = None,
+        interface: str | None = None,
     ) -> None:
-        """`give_back` returns whether this was the last user of a group that Phalanx initialised, which is then destroyed."""
-        self.store, self.signer = store, signer
+        """`give_back` returns whether this was the last user of a group that Phalanx initialised, which is then destroyed.
+
+        `interface` is where new groups of gloo listen.
+        """
+        self.store, self.signer, self._interface = store, signer, interface
         self.met = contextlib.ExitStack()  # cleaned up when all ranks have met
         self._give_back = give_back
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
@@ -65,34 +80,36 @@ class TorchTransport:
         self._collectives = forced_form()
         self.compares = self._collectives is not None  # PHALANX_FORM: torch.distributed as it is, no shared memory beside it
         self._groups: dict[tuple[int, ...], Any] = {}
+        self._cold: list[tuple[int, ...]] = []  # those of this rank that have not called NCCL yet
         self.traffic = Traffic()
         self.got_on: Callable[[], None] = lambda: None  # called after every message: a long transfer that moves is not a hang
         backends = _backends()
         self._cpu = "gloo" in backends.get("cpu", "")
         self._cuda = "nccl" in backends.get("cuda", "")
         self.library = self._cuda or bool(self._collectives)
-        self._cpu_group = None if self._cpu else dist.new_group(backend="gloo")
+        with gloo_listens_on(interface):
+            self._cpu_group = None if self._cpu else dist.new_group(backend="gloo")
+
+    @property
+    def device(self) -> torch.device | None:
+        return torch.device("cuda", torch.cuda.current_device()) if self._cuda else current_device()
 
     @property
     def address(self) -> str:
         """Where gloo listens: on the interface that the user named, else on the one that leads to the store."""
-        named = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
-        store: Any = self.store
-        while isinstance(store, dist.PrefixStore):
-            store = store.underlying_store
-        host = store.host if isinstance(store, dist.TCPStore) else None
-        return own_address(named, host)
+        return own_address(os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0], host_of(self.store))
 
     def post(self, sends: Sequence[Message], receives: Sequence[Message], tag: int) -> Any:
         # receives first: on one gloo pair a send that is posted first makes the exchange half-duplex
-        incoming = [(dist.irecv, piece, m.peer) for m in receives for piece in _pieces(m.tensor)]
-        outgoing = [(dist.isend, piece, m.peer) for m in sends for piece in _pieces(m.tensor)]
+        incoming = [(dist.irecv, piece, m.peer) for m in receives for piece in pieces(m.tensor)]
+        outgoing = [(dist.isend, piece, m.peer) for m in sends for piece in pieces(m.tensor)]
         with network():
             return self._post(incoming + outgoing, tag)
 
     def _post(self, messages: Sequence[tuple[Any, torch.Tensor, int]], tag: int) -> Any:
-        if messages and messages[0][1].is_cuda:
-            return [(work, None) for work in dist.batch_isend_irecv([dist.P2POp(kind, x, peer) for kind, x, peer in messages])]
+        if messages and messages[0][1].is_cuda:  # as bytes: NCCL does not know all dtypes
+            posted = [dist.P2POp(kind, bytes_of(x), peer) for kind, x, peer in messages]
+            return [(work, None) for work in dist.batch_isend_irecv(posted)]
         return [
             (
                 kind(x, peer, group=self._cpu_group, tag=tag),
@@ -105,9 +122,11 @@ class TorchTransport:
         limit = FOR_EVER if for_ever else self._limit
         with network():
             for message, ticket in posted:
-                if ticket is not None:
-                    self.traffic.wait(ticket)
-                message.wait(limit)  # for NCCL this orders the stream and does not block the host
+                if ticket is None:
+                    message.wait()  # NCCL: orders the stream. With a limit it would block the host; the watch bounds it instead
+                    continue
+                self.traffic.wait(ticket)
+                message.wait(limit)
                 self.traffic.arrived()
                 self.got_on()
 
@@ -116,15 +135,32 @@ class TorchTransport:
             return
         groups = {tuple(ranks[r] for r in op.group) for op in schedule.ops() if isinstance(op, Collective)}
         for group in sorted(groups - self._groups.keys()):  # one order on all ranks
-            ordered: Any = {} if list(group) == sorted(group) else {"sort_ranks": False}
-            made = dist.new_group(list(group), **ordered) if group != tuple(range(self.size)) else dist.group.WORLD
-            self._groups[group] = made
-            if self._cuda and self.rank in group:  # NCCL builds its rings at the first call: now rather than in the first step
-                dist.all_reduce(torch.zeros(1, device="cuda"), group=made)
+            self._groups[group] = self._new_group(group)
+            if self._cuda and self.rank in group:
+                self._cold.append(group)
+
+    def _new_group(self, group: tuple[int, ...]) -> Any:
+        if group == tuple(range(self.size)):
+            return dist.group.WORLD
+        options: Any = {} if list(group) == sorted(group) else {"sort_ranks": False}
+        if self._cuda and not self._collectives:
+            options["backend"] = "nccl"  # without gloo, whose groups connect every pair of ranks
+        with gloo_listens_on(self._interface):
+            return dist.new_group(list(group), **options)
+
+    @property
+    def cold(self) -> bool:
+        return bool(self._cold)
+
+    def warm_up(self, x: torch.Tensor) -> None:
+        with network():
+            for group in self._cold:
+                dist.all_reduce(x, group=self._groups[group])
+        self._cold.clear()
 
     def calls(self, call: Collective, x: torch.Tensor, ranks: Sequence[int]) -> bool:
         wanted = (x.is_cuda and self._cuda) if self._collectives is None else self._collectives
-        if x.is_cpu and x.dtype not in _GLOO_ADDS:
+        if x.dtype not in (_GLOO_ADDS if x.is_cpu else _NCCL_ADDS):
             return False
         return wanted and tuple(ranks[r] for r in call.group) in self._groups
 
@@ -157,8 +193,10 @@ class TorchTransport:
     def cut(self) -> None:
         """After a failure: break the connections, so that a thread which waits in `wait` returns with an error.
 
-        torch has no call for it, but gloo closes all connections of a group in which one wait runs out of time.
+        For gloo torch has no call, but it closes all connections of a group in which one wait runs out of time.
         """
+        if self._cuda:  # kernels that wait for a rank that has died end, and with them what the host waits for
+            abort_nccl([dist.group.WORLD, *self._groups.values()])
         for peer in range(self.size):
             if peer != self.rank:
                 try:
@@ -187,12 +225,33 @@ class TorchTransport:
                 dist.destroy_process_group(group)
 
 
+@contextlib.contextmanager
+def gloo_listens_on(interface: str | None) -> Iterator[None]:
+    """Groups of gloo made in this block listen there, unless you named another. A host's name often resolves to 127.0.1.1."""
+    if interface is None or "GLOO_SOCKET_IFNAME" in os.environ:
+        yield
+        return
+    os.environ["GLOO_SOCKET_IFNAME"] = interface
+    try:
+        yield
+    finally:
+        os.environ.pop("GLOO_SOCKET_IFNAME", None)
+
+
+def host_of(store: Any) -> str | None:
+    """The host on which a store is, as its clients call it."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    return store.host if isinstance(store, dist.TCPStore) else None
+
+
 def _reduced_part(out: torch.Tensor, x: torch.Tensor, op: Any, group: Any) -> torch.Tensor:
     _reduce_scatter(out, x, op, group=group)
     return out
 
 
-def _pieces(x: torch.Tensor) -> Sequence[torch.Tensor]:
+def pieces(x: torch.Tensor) -> Sequence[torch.Tensor]:
+    """A tensor as messages of at most PIECE bytes."""
     if x.numel() == 0:
         return ()
     return (x,) if x.nbytes <= PIECE else x.view(-1).split(PIECE // x.element_size())

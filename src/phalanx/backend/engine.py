@@ -1,0 +1,225 @@
+"""What a group accelerates: one call of the native core where all ranks share a host, a schedule where they do not.
+
+Only the lane's turn calls these functions, so they run one after the other. Every rank must take the same way, so the way depends
+on what all ranks know: dtype, size, operation and the hosts.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from phalanx.backend.meeting import Table, gather, roll_call
+from phalanx.backend.transport import GlooTransport
+from phalanx.comm.choose import choose
+from phalanx.comm.envelope import bytes_of
+from phalanx.comm.failure import CommunicationError
+from phalanx.comm.hosts import host_key
+from phalanx.comm.issuer import Issuer
+from phalanx.comm.members import Members
+from phalanx.comm.operations import Operations, digest_of, tag_of
+from phalanx.comm.runner import Runner
+from phalanx.comm.transports import Transport, TransportError
+from phalanx.comm.transports.shared import SharedTransport
+from phalanx.comm.verdict import name_ranks
+from phalanx.native.core import TYPES
+from phalanx.native.errors import Disagreement, RankLate, Refused, SharedMemoryError
+from phalanx.native.team import HostTeam, Reduction
+from phalanx.schedule import Schedule
+
+
+class Engine:
+    """The ranks of one group, connected. `team` is the shared memory of this host's ranks, if they have any."""
+
+    def __init__(self, members: Members, team: HostTeam | None, store: Table, timeout: float) -> None:
+        self.members, self.team, self._store, self._timeout = members, team, store, timeout
+        self.number = 0  # of the latest operation
+        self._between: Between | None = None
+        self._about: tuple[object, int, str] = (None, 0, "")  # the last all-reduce, the digest of its name, its name
+
+    @property
+    def team_of_all(self) -> HostTeam | None:
+        """The shared memory, if all ranks are on this host."""
+        return self.team if self.members.inter_size == 1 else None
+
+    def connect_hosts(self, gloo: Any, algorithm: Schedule | None, *, shared: bool) -> None:
+        """Run all-reduces as schedules from now on. `shared`: every host has shared memory."""
+        self._between = Between(self.members, self.team, gloo, algorithm, self._timeout, shared=shared)
+
+    @property
+    def algorithm(self) -> Schedule | None:
+        """The schedule of all-reduces of more than a few KiB; None where they are one call of the core."""
+        return None if self._between is None else self._between.large
+
+    def can_reduce(self, x: torch.Tensor, op: str | None) -> bool:
+        """Whether an all-reduce of `x` runs here."""
+        if self._between is None and self.team is None:
+            return False  # one host without shared memory: gloo's own is faster than a schedule of gloo's messages
+        if op is None or not x.is_cpu or x.layout is not torch.strided or x.dtype not in TYPES:
+            return False
+        return x.is_floating_point() or op != "mean"
+
+    def name_of(self, x: torch.Tensor, op: str) -> str:
+        """all_reduce(float32[1000], sum)."""
+        return self._named(x, op)[2]
+
+    def _named(self, x: torch.Tensor, op: str) -> tuple[object, int, str]:
+        """The last all-reduce if this is one like it: to look it up takes longer than to compare. Any thread may call it."""
+        key, about = (x.dtype, x.numel(), op), self._about
+        if key != about[0]:
+            about = self._about = (key, *_named("all_reduce", *key))
+        return about
+
+    # ---- collectives -------------------------------------------------------------------------------------------------------
+
+    def all_reduce(self, x: torch.Tensor, op: Reduction) -> None:
+        """In place."""
+        self.number += 1
+        x = x.detach()
+        flat = x if x.is_contiguous() else x.contiguous()
+        if self._between is not None:
+            self._between.all_reduce(flat, op, self.number)
+        elif (team := self.team_of_all) is not None:
+            _, digest, name = self._named(flat, op)
+            team.all_reduce_about(flat, op, digest, self.number, lambda: name)
+        if flat is not x:
+            x.copy_(flat)
+
+    def reduce_scatter(self, out: torch.Tensor, whole: torch.Tensor, op: Reduction) -> None:
+        """Rank r's part of the sum of `whole`, into `out`; `whole` is as before when it returns."""
+        team = self._begin("reduce_scatter", whole, op)
+        flat = whole.detach().contiguous().view(-1)
+        mine, out = team.part(flat, team.rank), out.detach()
+        kept = None if flat.data_ptr() != whole.data_ptr() or _same_place(mine, out) else mine.clone()
+        team.reduce_scatter(flat, op)
+        if not _same_place(mine, out):
+            out.copy_(mine.view(out.shape))
+        if kept is not None:
+            mine.copy_(kept)
+
+    def all_gather(self, out: torch.Tensor, mine: torch.Tensor) -> None:
+        """Part r of `out`, which is contiguous, from rank r's `mine`."""
+        team = self._begin("all_gather", mine)
+        flat = bytes_of(out.detach())
+        part = team.part(flat, team.rank)
+        if part.data_ptr() != mine.data_ptr():
+            part.copy_(bytes_of(mine.detach().contiguous()))
+        team.all_gather(flat)
+
+    def broadcast(self, x: torch.Tensor, root: int) -> None:
+        """From rank `root`."""
+        team = self._begin("broadcast", x, f"root {root}")
+        x = x.detach()
+        dense = x if x.is_contiguous() else x.contiguous()
+        team.broadcast(bytes_of(dense), root)
+        if dense is not x and team.rank != root:
+            x.copy_(dense)
+
+    def barrier(self) -> None:
+        """Return when all ranks have called it."""
+        team = self._begin("barrier", torch.empty(0))
+        team.barrier()
+
+    def _begin(self, verb: str, x: torch.Tensor, how: str = "") -> HostTeam:
+        team = self.team_of_all
+        assert team is not None
+        self.number += 1
+        digest, name = _named(verb, x.dtype, x.numel(), how)
+        team.set_topic(digest, self.number, lambda: name)
+        return team
+
+    # ---- failure -----------------------------------------------------------------------------------------------------------
+
+    def explain(self, name: str, error: BaseException) -> tuple[BaseException, bool]:
+        """What users should read, and whether the group is broken by it."""
+        if isinstance(error, SharedMemoryError):
+            host = self.members.on_this_host
+            missing = [host[r] for r in (*error.dead, *error.late)]
+            words = str(error)
+            if isinstance(error, RankLate):  # programs look for gloo's words
+                words = f"{name}: Timed out waiting for {name_ranks(missing)}, which did not come within {self._timeout:g} s"
+            return CommunicationError(words, operation=name, missing=missing), not isinstance(error, Disagreement | Refused)
+        if isinstance(error, TransportError):
+            missing = roll_call(self._store, self.members.rank, self.members.size, self.number, self._timeout)
+            who = f"; {name_ranks(missing)} did not report" if missing else ""
+            return CommunicationError(f"{name} failed: {error}{who}", operation=name, missing=missing), True
+        return error, False
+
+    def abort(self) -> None:
+        """From any thread: end what this rank waits for."""
+        if self.team is not None:
+            self.team.abort()
+
+    def close(self) -> None:
+        """Leave the shared memory. Idempotent."""
+        if self.team is not None:
+            self.team.close()
+        self._between = None
+
+
+class Between:
+    """All-reduces of ranks on several hosts: the schedule that fits the hosts and the message."""
+
+    def __init__(
+        self, members: Members, team: HostTeam | None, gloo: Any, algorithm: Schedule | None, timeout: float, *, shared: bool
+    ) -> None:
+        self._members = members
+        choice = choose(members.hosts, shared=shared)
+        self.large = algorithm or choice.schedule
+        self._smaller = choice.smaller if algorithm is None else choice.smaller[:1]  # yours runs all but very small messages
+        transport: Transport = GlooTransport(gloo, timeout)
+        if team is not None:
+            transport = SharedTransport(transport, team, members.on_this_host)
+        operations = Operations(members, transport, Issuer(timeout, None), team=team)
+        self._runner = Runner(operations, shared=shared)
+
+    def all_reduce(self, x: torch.Tensor, op: str, number: int) -> None:
+        """In place on a contiguous tensor."""
+        schedule = next((each for limit, each in self._smaller if x.nbytes <= limit), self.large)
+        tag = tag_of(self._members.name, number, x.dtype, x.numel(), op)
+        flat, size = x.view(-1), self._members.size
+        if x.dtype is torch.bool:  # the sum of booleans is their `or`
+            flat, op = flat.view(torch.uint8), "max" if op == "sum" else op
+        if op == "mean" and x.dtype is torch.float16:
+            flat.div_(size)  # divide before the wire: fp16 sums of 1024 ranks overflow
+        self._runner.run(schedule, flat, "sum" if op == "mean" else op, tag)
+        if op == "mean" and x.dtype is not torch.float16:
+            flat.div_(size)
+
+
+def connect(store: Any, rank: int, size: int, timeout: float, algorithm: Schedule | None, name: str, make_gloo: Any) -> Engine:
+    """Meet the other ranks of a group. `make_gloo` makes the gloo group for schedules, if they are needed."""
+    table = Table(store)
+    keys = gather(table, "host", rank, size, host_key(), timeout, "init_process_group")
+    members = Members(name, tuple(range(size)), rank, tuple(keys))
+    width = len(members.on_this_host)
+    team = None
+    if width > 1:
+        try:
+            team = HostTeam.join(table, members.intra_rank, width, timeout=timeout, name=f"{name}/{members.inter_rank}")
+        except SharedMemoryError as error:
+            missing = [members.on_this_host[r] for r in (*error.dead, *error.late)]
+            words = f"init_process_group: {name_ranks(missing)} did not join the shared memory of this host: {error}"
+            raise CommunicationError(words, operation="init_process_group", missing=missing) from error
+    # all ranks must decide alike, or they would run different schedules
+    answers = gather(table, "shared", rank, size, str(team is not None or width == 1), timeout, "init_process_group")
+    shared = max(len(ranks) for ranks in members.hosts.ranks) > 1 and "False" not in answers
+    if team is not None and not shared:
+        team.close()
+        team = None
+    engine = Engine(members, team, table, timeout)
+    if members.inter_size > 1 or algorithm is not None:
+        engine.connect_hosts(make_gloo(), algorithm, shared=shared)
+    return engine
+
+
+@functools.lru_cache(maxsize=1024)
+def _named(verb: str, dtype: torch.dtype, count: int, how: str) -> tuple[int, str]:
+    name = f"{verb}({str(dtype).removeprefix('torch.')}[{count}]{', ' + how if how else ''})"
+    return digest_of(name), name
+
+
+def _same_place(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.data_ptr() == b.data_ptr() and a.numel() == b.numel()

@@ -1,0 +1,94 @@
+"""When communication counts as broken, and the error that every wait then raises.
+
+The first failure decides. The watch asks all ranks what they are doing, the error names those that are missing, and nothing can
+start after it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from phalanx.comm.activity import Activity
+from phalanx.comm.failure import CommunicationError, State, Watch
+from phalanx.comm.pending import Operation
+from phalanx.comm.transports import TransportError
+from phalanx.native.errors import Disagreement, Refused, SharedMemoryError
+
+AFTERMATH = 2.0  # seconds without progress after which messages of a rank that has ended are no longer expected
+
+
+class Breakdown:
+    """Whether the communication of this rank is broken. `cut_off` gets its threads out of the transport."""
+
+    def __init__(self, timeout: float, watch: Watch | None, activity: Activity, cut_off: Callable[[], None]) -> None:
+        self._timeout, self._watch, self._activity, self._cut_off = timeout, watch, activity, cut_off
+        self.patience = timeout - (watch.grace if watch else 0.0)  # the verdict is due within the timeout as well
+        self.error: CommunicationError | None = None
+        self._finding = threading.Lock()  # the thread that waits and the one that looks at the device
+
+    def check(self, name: str) -> None:
+        """Raise if nothing can start any more."""
+        if self.error is not None:
+            self._deliver()
+            raise CommunicationError(
+                f"{name} cannot start: an earlier communication failed ({self.error})",
+                operation=name,
+                missing=self.error.missing,
+            )
+
+    def lose_patience(self, operation: Operation) -> None:
+        """Raise if `operation` cannot finish any more."""
+        why = self.hopeless(operation)
+        if why is not None:
+            raise self.failed(operation, why)
+
+    def hopeless(self, operation: Operation) -> str | None:
+        """Why `operation` cannot finish any more, as far as this rank knows; None if it may."""
+        if self._watch is None:
+            return None
+        current = self._activity.current or operation
+        still = time.monotonic() - max(operation.alive, current.alive)
+        deserted = self._watch.deserted.is_set() and self._watch.store_rank in current.members.values()
+        if self._watch.alarmed.is_set() or (deserted and still > AFTERMATH):
+            return ""
+        return f"no progress for {self.patience:.1f} s" if still > self.patience else None
+
+    def check_alarm(self, operation: Operation) -> None:
+        """Raise if other communication has failed, here or on another rank."""
+        if self.error is not None or (self._watch is not None and self._watch.alarmed.is_set()):
+            raise self.failed(operation, "")
+
+    def failed(self, operation: Operation, cause: str) -> CommunicationError:
+        """The error to raise, now that `operation` has failed."""
+        error = self.found(operation, cause)
+        self._deliver()
+        return error
+
+    def found(self, operation: Operation, cause: str) -> CommunicationError:
+        """Note that `operation` has failed, find out why, and get all threads out of the transport."""
+        with self._finding:
+            if self.error is None:
+                if self._watch is None:
+                    self.error = CommunicationError(f"{operation.name} failed: {cause}", operation=operation.name)
+                else:
+                    current = self._activity.current or operation  # what holds the queue up may be an earlier operation
+                    mine = State(current.comm, current.number, current.name)
+                    left = self._timeout - (time.monotonic() - max(operation.alive, current.alive))
+                    self.error = self._watch.fail(mine, current.members, cause, left)
+                self._cut_off()  # also when this rank's own thread is free: the others notice their broken connections
+            return self.error
+
+    def _deliver(self) -> None:
+        """The user's code gets the error now, and decides how this rank ends."""
+        if self._watch is not None:
+            self._watch.delivered.set()
+
+
+def breaks_the_network(error: BaseException) -> bool:
+    """Whether messages do not get through any more. Any other error is one of the work itself, and breaks nothing else.
+
+    After a Disagreement or a Refused shared memory is as good as before.
+    """
+    return isinstance(error, TransportError | SharedMemoryError) and not isinstance(error, Disagreement | Refused)

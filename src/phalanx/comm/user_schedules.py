@@ -1,0 +1,40 @@
+"""Schedules that users pass to `Communicator.run`: checked against the tensor, verified once, then run."""
+
+from __future__ import annotations
+
+import torch
+
+from phalanx.comm.arguments import check_in_place, check_reduction, text_of
+from phalanx.comm.envelope import is_plain
+from phalanx.comm.operations import Operations
+from phalanx.comm.runner import Runner
+from phalanx.schedule import Scale, Schedule, ScheduleError, lower, verify
+
+
+class UserSchedules:
+    """Those of one communicator."""
+
+    def __init__(self, operations: Operations, runner: Runner) -> None:
+        self._operations, self._runner = operations, runner
+        self._verified: dict[int, Schedule] = {}
+
+    def run(self, schedule: Schedule, x: torch.Tensor) -> torch.Tensor:
+        size, transport = self._operations.members.size, self._operations.transport
+        check_reduction(x, "sum")
+        check_in_place(x)
+        if schedule.world != size:
+            raise ScheduleError(f"{schedule.name} is for {schedule.world} ranks, but this communicator has {size}")
+        if not is_plain(x) or not transport.can_carry(x):
+            raise ValueError(f"run needs a contiguous tensor on a device of the backend, got {text_of(x)} on {x.device}")
+        if not (x.is_floating_point() or x.is_complex()) and any(isinstance(op, Scale) for op in schedule.ops()):
+            raise TypeError(f"{schedule.name} multiplies by fractions, which {x.dtype} cannot hold: call x.float() first")
+        if id(schedule) not in self._verified:
+            verify(schedule)
+            verify(lower(schedule))
+            self._verified[id(schedule)] = schedule
+
+        def work(tag: int) -> torch.Tensor:
+            self._runner.run(schedule, x.detach().view(-1), "sum", tag)
+            return x
+
+        return self._operations.start(f"run({schedule.name}, {text_of(x)})", work, [x], compare=True, queued=True).wait()

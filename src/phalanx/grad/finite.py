@@ -1,0 +1,83 @@
+"""Whether gradients are finite: asked in every exchange, answered at once on the CPU and a few steps later on a GPU.
+
+On a GPU an answer at once would make the host wait for the device in every step. So a bad answer stays on the device until a copy
+of it in pinned memory has come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from phalanx.grad.reducer import Group
+
+SAMPLE = 1024  # gradients in which a rank looks for NaN
+NEVER = 1 << 62
+
+
+class DeviceFlags:
+    """`count` yes-or-no answers on one GPU, which the host sees without waiting."""
+
+    def __init__(self, count: int, device: torch.device) -> None:
+        self._flags = torch.zeros(count, dtype=torch.bool, device=device)
+        self._seen = torch.zeros(count, dtype=torch.bool, pin_memory=True)
+        self._come: torch.cuda.Event | None = None  # when `_seen` is what was copied last
+
+    def raise_if(self, number: int, condition: torch.Tensor) -> None:
+        """Raise a flag where the condition, a boolean on the device, holds."""
+        self._flags[number].logical_or_(condition)
+
+    def look(self) -> list[int]:
+        """The flags that have been raised, as far as is known by now, each once; and fetch what is new."""
+        if self._come is not None and not self._come.query():
+            return []
+        raised = [] if self._come is None else [i for i, flag in enumerate(self._seen.tolist()) if flag]
+        self._seen.copy_(self._flags, non_blocking=True)
+        self._flags.zero_()  # after the copy, in the order of the stream
+        self._come = torch.cuda.current_stream(self._flags.device).record_event()
+        return raised
+
+
+class Finite:
+    """The answers about `groups`: whose means overflowed on a 16-bit wire, and whether this rank's own gradients are finite."""
+
+    def __init__(self, groups: Sequence[Group]) -> None:
+        self._groups = list(groups)
+        self._number = {id(group): i for i, group in enumerate(groups)}
+        self._mine = len(self._groups)  # the flag after those of the groups
+        self._asked = 0  # exchanges so far
+        self._since: torch.Tensor | int = NEVER  # the first exchange in which this rank's own gradients were not finite
+        devices = dict.fromkeys(group.flat.device for group in groups if group.flat.is_cuda)
+        self._later = {device: DeviceFlags(len(self._groups) + 1, device) for device in devices}
+
+    def look(self, last: Group) -> bool:
+        """Whether a sample of this rank's gradients is not finite, as far as is known. Called once per exchange."""
+        finite = torch.isfinite(last.flat[:SAMPLE]).all()
+        self._asked += 1
+        if not last.flat.is_cuda:
+            if not bool(finite):
+                self._since = min(int(self._since), self._asked)
+            return not bool(finite)
+        self._since = torch.where(finite, NEVER, self._asked).clamp(max=self._since)
+        self._later[last.flat.device].raise_if(self._mine, ~finite)
+        return self.look_at_devices()
+
+    def ago(self) -> int | None:
+        """How many exchanges ago this rank's own gradients were not finite for the first time. Waits for the device."""
+        since = int(self._since)
+        return None if since == NEVER else self._asked - since
+
+    def look_at_devices(self) -> bool:
+        """Mark groups whose overflow has become known; whether this rank's own gradients are known not to be finite."""
+        raised = {number for flags in self._later.values() for number in flags.look()}
+        for number in raised - {self._mine}:
+            self._groups[number].overflowed = True
+        return self._mine in raised
+
+    def came_back(self, group: Group, finite: torch.Tensor) -> None:
+        """The mean of `group` came back as 16 bits; `finite` is on the device of the group."""
+        if finite.is_cuda:
+            self._later[finite.device].raise_if(self._number[id(group)], ~finite)
+        elif not bool(finite):
+            group.overflowed = True

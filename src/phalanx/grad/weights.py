@@ -1,0 +1,82 @@
+"""What the gradients of each rank count for in the mean: all alike, or by the samples in each rank's batch.
+
+The sum of all weights is known only when the gradients are back. So they are first divided by the sum of the step before, which
+keeps a 16-bit sum small, and corrected when they arrive.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from phalanx.comm.communicator import Communicator
+from phalanx.comm.pending import Pending
+
+
+class Weights:
+    """The weight of this rank, `mine`, and the sums of those of all ranks. Without `by_samples` it has no effect."""
+
+    def __init__(self, comm: Communicator, *, by_samples: bool) -> None:
+        self._comm, self.by_samples = comm, by_samples
+        self.mine: float = 1.0
+        self._total: tuple[torch.Tensor, Pending] | None = None  # the sum of this step's weights, under way
+        self._usual: torch.Tensor | None = None  # the sum of an earlier step's weights
+
+    @property
+    def counts(self) -> bool:
+        """Whether the gradients of this rank are in the mean."""
+        return not self.by_samples or self.mine > 0
+
+    def weigh(self, x: torch.Tensor) -> None:
+        """Multiply by this rank's share of the samples, as far as it is known: a 16-bit sum of gradient * samples overflows."""
+        if self._total is None:
+            total = torch.full((), self.mine, dtype=torch.float64, device=x.device)  # a fill: a copy would make the host wait
+            self._total = total, self._comm.all_reduce_async(total)
+        if self._usual is None:
+            total, pending = self._total
+            pending.wait()
+            self._usual = _positive(total)
+        if self.mine:
+            x.mul_((self.mine / self._usual).to(x.device))
+        else:
+            x.zero_()  # the mean over an empty batch is NaN, and so is 0 * NaN
+
+    def correct(self, x: torch.Tensor) -> None:
+        """Make a sum of weighed gradients the mean: its share was a guess from the step before."""
+        if self._total is not None and self._usual is not None:
+            total, pending = self._total
+            pending.wait()
+            x.mul_((self._usual / _positive(total)).to(x.device))
+
+    def settle(self) -> None:
+        """The step is over: its sum of weights is the next one's guess."""
+        if self._total is not None:
+            self._usual, self._total = _positive(self._total[0]), None
+
+    @property
+    def usual(self) -> float | None:
+        """The sum of weights by which those of the next step are divided first: part of how its mean is rounded."""
+        known = self._total[0] if self._total is not None else self._usual
+        return None if known is None else float(_positive(known))
+
+    @usual.setter
+    def usual(self, total: float | None) -> None:
+        self._usual = None if total is None else torch.tensor(total, dtype=torch.float64)
+
+    def mean(self, loss: Any) -> Any:
+        """The mean of a loss, a number or a tensor with one, over the ranks as the gradients' mean; all ranks call it."""
+        if not isinstance(loss, float | int | torch.Tensor):
+            return loss
+        device = loss.device if isinstance(loss, torch.Tensor) else torch.device("cpu")
+        pair = torch.ones(2, dtype=torch.float64, device=device)
+        pair[0] = loss.detach().reshape(()) if isinstance(loss, torch.Tensor) else loss
+        weight = self.mine if self.by_samples else 1.0
+        pair = pair * weight if weight else torch.zeros_like(pair)
+        total, weights = self._comm.all_reduce(pair)
+        mean = total / _positive(weights)
+        return mean.to(loss) if isinstance(loss, torch.Tensor) else float(mean)
+
+
+def _positive(total: torch.Tensor) -> torch.Tensor:
+    return torch.where(total > 0, total, torch.ones_like(total))
