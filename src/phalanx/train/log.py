@@ -25,12 +25,11 @@ from phalanx.train.clock import StepEvents
 from phalanx.train.config import RunConfig, plain
 from phalanx.train.environment import describe_environment
 from phalanx.train.interval import OwnInterval
-from phalanx.train.mllog import MLLog
 from phalanx.train.progress import Progress, show_progress
 from phalanx.train.report import write_report
 from phalanx.train.rows import Rows, write_json
+from phalanx.train.sinks import RunFacts, Sinks, open_sinks
 from phalanx.train.stragglers import StragglerWatch, Times
-from phalanx.train.tensorboard import TensorBoard
 
 
 class Log:
@@ -41,8 +40,7 @@ class Log:
         self._speaks = comm.rank == 0
         self._progress: Progress | None = show_progress(config) if show and self._speaks else None
         self._rows: Rows | None = None
-        self._board: TensorBoard | None = None
-        self._mllog = MLLog(config) if config.mllog and self._speaks else None
+        self._sinks = open_sinks(config, self._warn_of_sink) if self._speaks else Sinks(self.warn)
         self.samples = (0, 0)  # to train and to test with; set when the data are open
         self._resume = resume
         self._begun, self._before = time.perf_counter(), 0.0
@@ -59,14 +57,13 @@ class Log:
 
     def begin(self, step: int, seconds: float) -> None:
         """The first step comes next; earlier starts of this run did `step` steps in `seconds`."""
-        if self.out is not None and self._speaks:
-            self._rows = Rows(self.out / "metrics.jsonl", keep_to_step=step if self._resume else None)
-            write_json(self.out / "config.json", plain(self.config))
-            write_json(self.out / "environment.json", describe_environment(self.comm, self.config.comm))
-            if self.config.tensorboard:
-                self._board = TensorBoard(self.out / "tensorboard", step=step)
-        if self._mllog is not None:
-            self._mllog.begin(train=self.samples[0], test=self.samples[1])
+        if self._speaks:
+            environment = describe_environment(self.comm, self.config.comm)
+            if self.out is not None:
+                self._rows = Rows(self.out / "metrics.jsonl", keep_to_step=step if self._resume else None)
+                write_json(self.out / "config.json", plain(self.config))
+                write_json(self.out / "environment.json", environment)
+            self._sinks.begin(RunFacts(self.config, self.comm.size, *self.samples, environment, self.out, step, self._resume))
         self._before, self._begun = seconds, time.perf_counter()
         self._now.since = time.perf_counter()
         self._write({"kind": "start", "step": step, "ranks": self.comm.size, "seconds": seconds})
@@ -74,8 +71,7 @@ class Log:
             self._progress.say(f"resumed after step {step}" if step else "no checkpoint yet: starting from the beginning")
 
     def begin_epoch(self, epoch: int) -> None:
-        if self._mllog is not None:
-            self._mllog.begin_epoch(epoch)
+        self._sinks.write({"kind": "epoch", "epoch": epoch})
 
     def step(
         self,
@@ -162,20 +158,15 @@ class Log:
         return max(times.total for times in ranks)
 
     def begin_evaluation(self, epoch: int) -> None:
-        if self._mllog is not None:
-            self._mllog.begin_evaluation(epoch)
+        self._sinks.write({"kind": "evaluating", "epoch": epoch})
 
     def evaluation(self, step: int, epoch: int, found: dict[str, float]) -> None:
-        if self._mllog is not None:
-            self._mllog.evaluation(epoch, found["top1"])
         self._write({"kind": "evaluation", "step": step, "epoch": epoch, "seconds": self.seconds, **found})
         if self._progress is not None:
             self._progress.evaluation(epoch, found, self.seconds)
         self._now.since = time.perf_counter()
 
     def end(self, result: Any) -> None:
-        if self._mllog is not None:
-            self._mllog.end(result.why)
         self._write({"kind": "end", **vars(result)})
         self._report()
         if self._progress is not None:
@@ -203,13 +194,19 @@ class Log:
         if self._progress is not None:
             self._progress.warn(words)
 
+    def _warn_of_sink(self, words: str) -> None:
+        """Print a warning, or raise it as one of Python's where nothing is shown."""
+        if self._progress is not None:
+            self._progress.warn(words)
+        else:
+            warnings.warn(words, RuntimeWarning, stacklevel=2)
+
     def _write(self, row: dict[str, Any]) -> None:
         """Write a row. A full disk does not stop training."""
+        self._sinks.write(row)
         try:
             if self._rows is not None:
                 self._rows.write(row)
-            if self._board is not None:
-                self._board.write(row)
         except OSError as error:
             if not self._told_of_disk:
                 self._told_of_disk = True
@@ -224,5 +221,4 @@ class Log:
         with contextlib.suppress(OSError):  # a full disk, which had its warning
             if self._rows is not None:
                 self._rows.close()
-            if self._board is not None:
-                self._board.close()
+        self._sinks.close()
