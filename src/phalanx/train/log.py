@@ -21,9 +21,10 @@ from typing import Any
 import torch
 
 from phalanx.comm.communicator import Communicator
+from phalanx.train.banner import banner, data_facts, fact_lines, name_backend, run_facts
 from phalanx.train.clock import StepEvents
 from phalanx.train.config import RunConfig, plain
-from phalanx.train.environment import describe_environment
+from phalanx.train.environment import describe_environment, launcher, schedule_of
 from phalanx.train.interval import OwnInterval
 from phalanx.train.progress import Progress, show_progress
 from phalanx.train.report import write_report
@@ -41,7 +42,7 @@ class Log:
         self._progress: Progress | None = show_progress(config) if show and self._speaks else None
         self._rows: Rows | None = None
         self._sinks = open_sinks(config, self._warn_of_sink) if self._speaks else Sinks(self.warn)
-        self.samples = (0, 0)  # to train and to test with; set when the data are open
+        self.samples = (0, 0)  # to train and to test with; known when the data are open
         self._resume = resume
         self._begun, self._before = time.perf_counter(), 0.0
         self._first: tuple[float, float] | None = None  # epoch and seconds of the first interval of this start
@@ -54,6 +55,32 @@ class Log:
     def seconds(self) -> float:
         """Seconds of the run, over all its starts."""
         return self._before + time.perf_counter() - self._begun
+
+    def introduce(self) -> None:
+        """Show what will be trained, before data are opened, which may take minutes."""
+        if self._progress is None:
+            return
+        comm, config = self.comm, self.config
+        facts = run_facts(
+            config,
+            ranks=comm.size,
+            hosts=comm.inter_size,
+            backend=name_backend(
+                ranks=comm.size,
+                device="cuda" if torch.cuda.is_available() else "cpu",
+                threads=comm.size > 1 and launcher() == "alone",
+                shares_memory=comm.shares_memory,
+            ),
+            schedule=schedule_of(comm, config.comm).name,
+            out="nowhere" if self.out is None else str(self.out),
+        )
+        self._progress.say(*banner(config.name, facts, self._progress.width))
+
+    def opened(self, *, samples: tuple[int, int], parameters: int) -> None:
+        """The data are open and the network is built: show how large they are."""
+        self.samples = samples
+        if self._progress is not None:
+            self._progress.say(*fact_lines(data_facts(parameters=parameters, samples=samples), self._progress.width))
 
     def begin(self, step: int, seconds: float) -> None:
         """The first step comes next; earlier starts of this run did `step` steps in `seconds`."""
@@ -168,9 +195,9 @@ class Log:
 
     def end(self, result: Any) -> None:
         self._write({"kind": "end", **vars(result)})
-        self._report()
+        report = self._report()
         if self._progress is not None:
-            self._progress.end(result, self.out)
+            self._progress.end(result, self.out, report)
 
     def _left(self, epoch: float) -> float:
         """Seconds to the last epoch at the pace of this start; an earlier start may have had other ranks."""
@@ -179,15 +206,18 @@ class Log:
         before, seconds = self._first if epoch > self._first[0] else (0.0, 0.0)
         return (self.seconds - seconds) / max(epoch - before, 1e-9) * max(self.config.epochs - epoch, 0.0)
 
-    def _report(self) -> None:
-        """Write the report. A run that is done and saved does not fail if that fails."""
+    def _report(self) -> Path | None:
+        """Write the report, and return its path. A run that is done and saved does not fail if that fails."""
         if self.out is None or not self._speaks:
-            return
+            return None
+        path = self.out / "report.html"
         try:
-            write_report([self.out], self.out / "report.html")
+            write_report([self.out], path)
+            return path
         except Exception as error:  # noqa: BLE001  whatever it is, it becomes a warning
             words = f"no report ({type(error).__name__}: {error}); `phalanx report {self.out}` tries again"
             warnings.warn(words, stacklevel=2)
+        return None
 
     def warn(self, words: str) -> None:
         """Print a warning."""
