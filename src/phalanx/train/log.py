@@ -43,7 +43,9 @@ class Log:
         self._rows: Rows | None = None
         self._board: TensorBoard | None = None
         self._mllog = MLLog(config) if config.mllog and self._speaks else None
+        self.task = config.find_task()
         self.samples = (0, 0)  # to train and to test with; set when the data are open
+        self.units = 1  # what speed counts, per sample; set when the data are open
         self._resume = resume
         self._begun, self._before = time.perf_counter(), 0.0
         self._first: tuple[float, float] | None = None  # epoch and seconds of the first interval of this start
@@ -62,7 +64,7 @@ class Log:
         if self.out is not None and self._speaks:
             self._rows = Rows(self.out / "metrics.jsonl", keep_to_step=step if self._resume else None)
             write_json(self.out / "config.json", plain(self.config))
-            write_json(self.out / "environment.json", describe_environment(self.comm, self.config.comm))
+            write_json(self.out / "environment.json", describe_environment(self.comm, self.config.comm, self.task))
             if self.config.tensorboard:
                 self._board = TensorBoard(self.out / "tensorboard", step=step)
         if self._mllog is not None:
@@ -139,8 +141,8 @@ class Log:
             "kind": "interval",
             "seconds": interval.seconds,
             "loss": loss / max(samples, 1),
-            "accuracy": right / max(samples, 1),
-            "images_per_second": samples / interval.elapsed,
+            **({"accuracy": right / max(samples, 1)} if self.task.correct else {}),
+            self.task.speed: samples * self.units / interval.elapsed,
             "times": {"input": mean.input, "compute": mean.compute, "wait": mean.wait, "update": mean.update},
             "wait_share": mean.wait / mean.total if mean.total else 0.0,
             "overlapped_share": 1 - waited / travelling if travelling and self.comm.size > 1 else None,
@@ -167,7 +169,7 @@ class Log:
 
     def evaluation(self, step: int, epoch: int, found: dict[str, float]) -> None:
         if self._mllog is not None:
-            self._mllog.evaluation(epoch, found["top1"])
+            self._mllog.evaluation(epoch, found[self.task.goal.key])
         self._write({"kind": "evaluation", "step": step, "epoch": epoch, "seconds": self.seconds, **found})
         if self._progress is not None:
             self._progress.evaluation(epoch, found, self.seconds)
@@ -176,7 +178,7 @@ class Log:
     def end(self, result: Any) -> None:
         if self._mllog is not None:
             self._mllog.end(result.why)
-        self._write({"kind": "end", **vars(result)})
+        self._write({"kind": "end", **result.row()})
         self._report()
         if self._progress is not None:
             self._progress.end(result, self.out)

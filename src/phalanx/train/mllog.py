@@ -26,6 +26,7 @@ class MLLog:
     def begin(self, *, train: int, test: int) -> None:
         """Everything is built: hyperparameters, then the clock starts."""
         config = self._config
+        rule = config.optimizer.rule
         settings = {
             "submission_benchmark": config.name,
             "seed": config.seed,
@@ -34,8 +35,8 @@ class MLLog:
             "eval_samples": test,
             "opt_name": config.optimizer.name,
             "opt_base_learning_rate": config.rate.peak,
-            "opt_momentum": config.optimizer.momentum,
-            "opt_weight_decay": config.optimizer.weight_decay,
+            "opt_momentum": getattr(rule, "momentum", None),  # torch's other optimizers have none
+            "opt_weight_decay": getattr(rule, "weight_decay", None),
             "opt_learning_rate_warmup_epochs": config.rate.warmup,
         }
         for key, value in settings.items():
@@ -58,8 +59,9 @@ class MLLog:
         self._end_epoch()
         self._write("INTERVAL_START", "eval_start", epoch_num=epoch)
 
-    def evaluation(self, epoch: int, top1: float) -> None:
-        self._write("POINT_IN_TIME", "eval_accuracy", top1, epoch_num=epoch)
+    def evaluation(self, epoch: int, value: float) -> None:
+        """The result that decides: MLPerf calls it accuracy, also where it is a loss."""
+        self._write("POINT_IN_TIME", "eval_accuracy", value, epoch_num=epoch)
         self._write("INTERVAL_END", "eval_stop", epoch_num=epoch)
 
     def end(self, why: str) -> None:

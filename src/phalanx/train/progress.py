@@ -16,6 +16,7 @@ from typing import Any, TextIO
 from phalanx.schedule.printable import printable
 from phalanx.train.config import RunConfig
 from phalanx.train.duration import duration
+from phalanx.train.task import SPEED
 
 REDRAW = 0.2  # seconds between two drawings, enough for the eye
 BAR = 16  # characters
@@ -37,6 +38,7 @@ class Progress:
     def __init__(self, config: RunConfig, stream: TextIO | None, *, live: bool, colour: bool) -> None:
         # the command line's streams escape control characters, which this line needs
         self.config, self.stream, self.live, self.colour = config, getattr(stream, "own", stream), live, colour
+        self.task = config.find_task()
         self._drawn, self._shown = 0.0, False
         self._row: dict[str, Any] = {}
 
@@ -49,12 +51,12 @@ class Progress:
 
     def evaluation(self, epoch: int, found: dict[str, float], seconds: float) -> None:
         row = self._row
-        train = f"  train loss {row['loss']:.4f}  {row['images_per_second']:,.0f} images/s" if row else ""
+        train = f"  train loss {row['loss']:.4f}  {'{:,.0f} {}/s'.format(*speed_of(row))}" if row else ""
         digits = len(str(self.config.epochs))
         spread = f"  spread {found['spread']:.1e}" if "spread" in found else ""  # of the replicas, before they were averaged
         self.say(
-            f"epoch {epoch:{digits}d}/{self.config.epochs}{train}  test loss {found['loss']:.4f}  top-1 {found['top1']:.2%}"
-            f"  top-5 {found['top5']:.2%}{spread}  {duration(seconds)}"
+            f"epoch {epoch:{digits}d}/{self.config.epochs}{train}  test {'  '.join(self.task.results(found))}"
+            f"{spread}  {duration(seconds)}"
         )
 
     def warn(self, words: str) -> None:
@@ -71,8 +73,8 @@ class Progress:
 
     def end(self, result: Any, out: Path | None) -> None:
         words = {"epochs": "done", "target": "target reached", "stopped": "stopped on request; --resume continues"}[result.why]
-        accuracy = f"test accuracy {result.top1:.4f} " if result.top1 == result.top1 else ""
-        text = f"{words}: {accuracy}after {result.epochs} epochs, {result.steps} steps, {duration(result.seconds)}"
+        verdict = self.task.verdict(result.found)
+        text = f"{words}: {f'{verdict} ' if verdict else ''}after {result.epochs} epochs, {result.steps} steps, {duration(result.seconds)}"
         self._keep((f"{BOLD}{text}{PLAIN}" if self.colour else text) + (printable(f"; {out}") if out else ""))
 
     def close(self) -> None:
@@ -106,20 +108,27 @@ class Progress:
         return text if not self.colour or first < 0 else f"{text[:first]}{DIM}{text[first : last + 1]}{PLAIN}{text[last + 1 :]}"
 
 
+def speed_of(row: dict[str, Any]) -> tuple[float, str]:
+    """The speed in a row, and its unit, by the task: images, characters, ..."""
+    key = next(key for key in row if key.endswith(SPEED))
+    return row[key], key.removesuffix(SPEED)
+
+
 def line(row: dict[str, Any], ranks: int, epochs: int, left: float, width: int) -> str:
     """The state of a run, the most important first; fields that do not fit into `width` characters are left out."""
     full = min(BAR, int(BAR * row["epoch"] / epochs))
+    speed, unit = speed_of(row)
     fields = [
         f"epoch {row['epoch']:.1f}/{epochs} {'━' * full}{'─' * (BAR - full)}",
         f"loss {row['loss']:.4f}",
-        f"accuracy {row['accuracy']:.1%}",
-        f"{row['images_per_second']:,.0f} images/s",
+        *([f"accuracy {row['accuracy']:.1%}"] if "accuracy" in row else []),
+        f"{speed:,.0f} {unit}/s",
         f"left {duration(left)}",
         f"rate {row['rate']:.3g}",
         f"waiting {row['wait_share']:.0%}",
         f"batch {row['batch']}",
         f"step {row['step']}",
-        f"{row['images_per_second'] / ranks:,.0f} images/s per rank",
+        f"{speed / ranks:,.0f} {unit}/s per rank",
     ]
     if ranks == 1:
         fields = [field for field in fields if not field.startswith("waiting") and not field.endswith("per rank")]

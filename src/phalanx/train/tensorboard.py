@@ -15,10 +15,19 @@ SCALARS = {
         "train/learning rate": "rate",
         "train/batch": "batch",
         "speed/images per second": "images_per_second",
+        "speed/characters per second": "characters_per_second",
+        "speed/samples per second": "samples_per_second",
         "speed/waiting": "wait_share",
         "speed/overlapped": "overlapped_share",
     },
-    "evaluation": {"test/top-1": "top1", "test/top-5": "top5", "test/loss": "loss", "test/spread": "spread"},
+    "evaluation": {
+        "test/top-1": "top1",
+        "test/top-5": "top5",
+        "test/loss": "loss",
+        "test/perplexity": "perplexity",
+        "test/bits per character": "bits_per_character",
+        "test/spread": "spread",
+    },
 }
 
 
