@@ -23,7 +23,7 @@ from phalanx.train.update import CommConfig
 DRAWN = 64  # most ranks of a schedule that is recorded as text
 
 
-def describe_environment(comm: Communicator, config: CommConfig, task: Task) -> dict[str, Any]:
+def describe_environment(comm: Communicator, config: CommConfig, task: Task, *, per_sample: int) -> dict[str, Any]:
     """The environment as plain data, with the schedule as text and the words of the task, so that a report can show them."""
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -41,7 +41,7 @@ def describe_environment(comm: Communicator, config: CommConfig, task: Task) -> 
         "ranks": comm.size,
         "hosts": comm.inter_size,
         "schedule": describe_schedule(comm, config),
-        "task": task.describe(),
+        "task": task.describe() | {"per_sample": per_sample},
     }
 
 

@@ -64,7 +64,8 @@ class Log:
         if self.out is not None and self._speaks:
             self._rows = Rows(self.out / "metrics.jsonl", keep_to_step=step if self._resume else None)
             write_json(self.out / "config.json", plain(self.config))
-            write_json(self.out / "environment.json", describe_environment(self.comm, self.config.comm, self.task))
+            environment = describe_environment(self.comm, self.config.comm, self.task, per_sample=self.units)
+            write_json(self.out / "environment.json", environment)
             if self.config.tensorboard:
                 self._board = TensorBoard(self.out / "tensorboard", step=step)
         if self._mllog is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -177,7 +176,7 @@ class ModelConfig:
         for device in devices:
             try:
                 with _building, torch.random.fork_rng(enabled=device == "cpu"), torch.device(device), torch.no_grad():
-                    example = map_tensors(partial(torch.zeros_like, device=device), x)
+                    example = map_tensors(lambda x: torch.zeros(x.shape, dtype=x.dtype), x)
                     return self.network.build(facts).eval()(example)
             except (Exception, SystemExit) as error:  # noqa: BLE001  a user's network may do anything
                 if device != devices[-1]:
