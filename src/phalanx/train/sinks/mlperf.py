@@ -132,7 +132,8 @@ def rates(facts: RunFacts) -> Iterator[tuple[str, Any]]:
     """
     config = facts.config
     rule, rate = config.optimizer, config.rate
-    named: dict[str, Any] = {"momentum": rule.momentum, "weight_decay": rule.weight_decay}
+    # torch's other optimizers may have neither
+    named: dict[str, Any] = {key: getattr(rule.rule, key) for key in ("momentum", "weight_decay") if hasattr(rule.rule, key)}
     if rate.rule is None:
         steps_per_epoch = config.plan.steps_before(1, facts.train_samples, config.data.last)
         peak = rate.peak * rate.scaled(config.plan.stages[0].batch)
