@@ -5,10 +5,11 @@ from __future__ import annotations
 import multiprocessing.util
 import signal
 import subprocess
+from collections.abc import Generator
 
 import hypothesis
 import pytest
-from tests.warm.popen import Python, spawn, warm
+from tests.warm.popen import Python, Worker, spawn, warm
 
 # How long an example takes depends on what else runs on the machine.
 hypothesis.settings.register_profile("phalanx", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -30,13 +31,40 @@ LONGEST = (
 )  # fmt: skip
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_sessionstart(session: pytest.Session) -> Generator[None]:
+    """The workers of `pytest -n 3` start here. They are forked from one process that has imported torch: that takes 4 s each."""
+    if not session.config.pluginmanager.hasplugin("dsession"):
+        return (yield)
+    warm()
+    popen = subprocess.Popen
+    subprocess.Popen = Worker  # type: ignore[misc]  by which execnet starts them
+    try:
+        return (yield)
+    finally:
+        subprocess.Popen = popen  # type: ignore[misc]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Each worker begins at another room: in a fresh clone each compiles a part of the files, and finds the others compiled."""
+    report = yield
+    worker = getattr(collector.config, "workerinput", None)
+    if worker is not None and isinstance(collector, pytest.Dir) and report.passed:
+        number, count = int(worker["workerid"].removeprefix("gw")), worker["workercount"]
+        begin = number % count * len(report.result) // count
+        report.result = [*report.result[begin:], *report.result[:begin]]
+    return report
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):  # a worker of `pytest -n 3`
         place = {name: number for number, name in enumerate(LONGEST)}
 
-        def when(item: pytest.Item) -> tuple[int, bool]:
+        def when(item: pytest.Item) -> tuple[int, bool, str]:
             room, file = item.path.parts[-2:]
-            return place.get(f"{room}/{file}", len(place)), room != "world"  # of which each worker then has its pools once
+            order = place.get(f"{room}/{file}", len(place))
+            return order, room != "world", str(item.path)  # a worker that stays in "world" has its pools once
 
         items.sort(key=when)
 
