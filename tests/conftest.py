@@ -22,12 +22,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # The files that take longest, in this order: with several workers they begin first, so that the last ones end together.
 LONGEST = (
-    "world/test_launchers.py", "world/test_failures.py", "world/test_ending.py", "world/test_grid.py", "world/test_trainer.py",
-    "world/test_meeting.py", "world/test_gossip_away.py", "world/test_shm.py", "world/test_gossip.py", "world/test_links.py",
-    "world/test_leaks.py", "world/test_attacks.py", "comm/test_start.py", "grad/test_gossip_away.py", "cli/test_train.py",
-    "cli/test_bench.py", "lab/test_lab.py", "train/test_trainer.py", "optim/test_contract.py", "optim/test_survives.py",
-    "comm/test_meeting.py", "examples/test_examples.py", "nn/test_models.py", "optim/test_equals_one_process.py",
-    "train/test_lock.py", "cluster/test_plan.py", "schedule/test_algorithms.py", "cli/test_plan.py",
+    "world/test_failures.py", "world/test_ending.py", "world/test_launchers.py", "grad/test_gossip_away.py", "world/test_grid.py",
+    "world/test_gossip_away.py", "world/test_meeting.py", "world/test_shm.py", "world/test_gossip.py", "world/test_trainer.py",
+    "world/test_training.py", "world/test_links.py", "world/test_shuffle.py", "world/test_leaks.py", "comm/test_start.py",
+    "train/test_trainer.py", "examples/test_examples.py", "optim/test_survives.py", "nn/test_models.py", "train/test_gpu.py",
+    "cluster/test_plan.py", "optim/test_loops.py", "simulated_cuda/test_modes.py", "simulated_cuda/test_mutants.py",
+    "train/test_lock.py", "optim/test_contract.py", "optim/test_equals_one_process.py", "cli/test_train.py", "cli/test_plan.py",
+    "backend/test_collectives.py", "backend/test_pytorch_suite.py", "cli/test_selftest.py", "train/test_course.py",
+    "grad/test_gossip.py", "cli/test_bench.py", "schedule/test_algorithms.py", "simulated_cuda/test_averager.py", "lab/test_lab.py",
 )  # fmt: skip
 
 
