@@ -29,7 +29,8 @@ LONGEST = (
     "cluster/test_plan.py", "optim/test_loops.py", "simulated_cuda/test_modes.py", "simulated_cuda/test_mutants.py",
     "train/test_lock.py", "optim/test_contract.py", "optim/test_equals_one_process.py", "cli/test_train.py", "cli/test_plan.py",
     "backend/test_collectives.py", "backend/test_pytorch_suite.py", "cli/test_selftest.py", "train/test_course.py",
-    "grad/test_gossip.py", "cli/test_bench.py", "schedule/test_algorithms.py", "simulated_cuda/test_averager.py", "lab/test_lab.py",
+    "grad/test_gossip.py", "cli/test_bench.py", "schedule/test_algorithms.py", "simulated_cuda/test_averager.py",
+    "lab/test_lab.py",
 )  # fmt: skip
 
 

@@ -80,7 +80,9 @@ def test_wrong_usage_says_what_would_be_right(words, fact, capsys):
 
 
 def test_a_published_device_stands_in_for_a_rate(capsys):
-    assert main(["plan", "--cluster", "dgx-a100", "--ranks", "16", "--batch", "6528", "--group", "25", "--model", "resnet50"]) == 0
+    assert (
+        main(["plan", "--cluster", "dgx-a100", "--ranks", "16", "--batch", "6528", "--group", "25", "--model", "resnet50"]) == 0
+    )
     silent = capsys.readouterr().out
     assert "--rate 3293@408, an eighth of a DGX A100" in silent
     assert main(["plan", "--cluster", "dgx-a100", "--ranks", "16", "--batch", "6528", "--group", "25", "--rate", "3293@408"]) == 0
