@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import inspect
+import itertools
 import random
 
 import numpy as np
@@ -17,7 +18,7 @@ import phalanx
 from phalanx.data import BatchPlan, Loader, SampleError, Stage, epoch_order
 from phalanx.data.loader_options import OF_A_DATALOADER
 
-Pair = collections.namedtuple("Pair", "x y")  # noqa: PYI024  as people have them
+Pair = collections.namedtuple("Pair", "x y")
 
 
 @dataclasses.dataclass
@@ -100,9 +101,7 @@ def test_batches_are_those_of_a_dataloader(name):
     workers=st.sampled_from([0, 0, 2]),
     seed=st.integers(0, 3),
 )
-def test_any_world_has_the_samples_of_one_process_in_its_order(
-    n, ranks, per_rank, micro, last, shuffle, collates, workers, seed
-):
+def test_any_world_has_the_samples_of_one_process_in_its_order(n, ranks, per_rank, micro, last, shuffle, collates, workers, seed):
     batch = ranks * per_rank
     if (micro is not None and per_rank > micro and per_rank % micro) or (last == "drop" and batch > n):
         return
@@ -128,7 +127,7 @@ def test_any_world_has_the_samples_of_one_process_in_its_order(
                 states.append(loader.state_dict())
         found.append(steps)
         loader.close()
-    assert [sum(parts, []) for parts in zip(*found)] == expected
+    assert [list(itertools.chain(*parts)) for parts in zip(*found)] == expected
     others = random.Random(n).choice([size for size in (1, 2, 3) if batch % size == 0])
     options["micro_batch"] = None
     for done, state in enumerate(states[:-1], 1):  # resumed at every position, on another number of ranks
@@ -137,7 +136,7 @@ def test_any_world_has_the_samples_of_one_process_in_its_order(
             loader = Loader(dataset, World(rank, others), **options)
             loader.load_state_dict(state)
             tails.append([[int(i) for i in part["label"]] for part in loader])
-        assert [sum(parts, []) for parts in zip(*tails)] == expected[done:]
+        assert [list(itertools.chain(*parts)) for parts in zip(*tails)] == expected[done:]
 
 
 # ---- collate_fn
@@ -280,7 +279,6 @@ def test_the_length_is_the_same_in_all_epochs():
     loader = Loader(Numbers(50), World(0, 2), batch=8, last="keep")
     lengths = [len(loader)]
     for _ in range(3):
-        for _ in loader:
-            lengths.append(len(loader))
+        lengths += [len(loader) for _ in loader]
         lengths.append(len(loader))
     assert set(lengths) == {7}

@@ -151,7 +151,7 @@ def test_errors_name_the_item_and_the_loader_goes_on_there():
     for options in ({}, {"workers": 1}, {"workers": 1, "kind": "process"}):
         with Loader(Stream(20, raises=9), batch=4, **options) as loader:
             for _ in range(2):
-                with pytest.raises(SampleError, match="item 9 of the stream: KeyError.*no such key") as caught:
+                with pytest.raises(SampleError, match=r"item 9 of the stream: KeyError.*no such key") as caught:
                     list(loader)
                 assert loader.position == Position(0, 0, 8)
             trace = caught.value.__cause__

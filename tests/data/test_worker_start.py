@@ -31,7 +31,8 @@ class Squares(torch.utils.data.Dataset):     # in the script itself, as in noteb
 
 torch.rand(300, 300) @ torch.rand(300, 300)  # torch has run, with its threads
 scale = 3
-with Loader(Squares(), batch=5, workers=2, kind="process", shuffle=False, collate_fn=lambda s: sum(int(x) for x, _ in s) * scale) as loader:
+total = lambda samples: scale * sum(int(x) for x, _ in samples)
+with Loader(Squares(), batch=5, workers=2, kind="process", shuffle=False, collate_fn=total) as loader:
     print(list(loader))
 """
 

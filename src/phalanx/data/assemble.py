@@ -87,7 +87,9 @@ class Maker:
             if indices.size:
                 reading(int(indices[0]))
             data = self.source.take(indices) if isinstance(self.source, Takes) else _rows(self.source, indices)
-            return Made(self._transformed(data, Draws(wanted.seed, wanted.epoch, indices)), len(indices))
+            if self.transform is not None:
+                data = self._transformed(data, Draws(wanted.seed, wanted.epoch, indices))
+            return Made(data, len(indices))
         with borrowed() if self.is_seeding() else nullcontext():
             samples, kept, skipped = self._read(wanted, indices, reading)
             if samples:

@@ -70,8 +70,11 @@ class Build:
         if self.context is None:
             return [Workers(LocalWork(task, pin=self.pin), 1) for task in tasks]
         # all processes start before the first thread does
-        remote = [RemoteWork(lambda _, task=task: self._process(task, task.share.worker), 1, pin=self.pin) for task in tasks]
+        remote = [RemoteWork(self._starter(task), 1, pin=self.pin) for task in tasks]
         return [Workers(work, 1) for work in remote]
+
+    def _starter(self, task: StreamMaker) -> Callable[[int], WorkerProcess]:
+        return lambda _: self._process(task, task.share.worker)
 
     def _process(self, task: Task, worker: int) -> WorkerProcess:
         assert self.context is not None

@@ -37,7 +37,7 @@ def pinned(data: Any) -> Any:
     """A batch in pinned memory. Objects of your own are pinned by their method `pin_memory`, as with torch's DataLoader."""
     if isinstance(data, Tensor):
         return data.pin_memory()
-    if isinstance(data, str | bytes) or isinstance(data, type):
+    if isinstance(data, str | bytes | type):
         return data
     if (parts := _parts(data)) is not None:
         return _rebuilt(data, {key: pinned(value) for key, value in parts.items()})

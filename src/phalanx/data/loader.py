@@ -31,6 +31,7 @@ from phalanx.data.supply import Queue
 from phalanx.data.transforms import Transform
 from phalanx.data.workers import Kind, default_workers
 
+
 class Loader:
     """This rank's share of every batch, made ahead of time.
 
@@ -92,10 +93,10 @@ class Loader:
         worker_init_fn: Callable[[int], object] | None = None,
         multiprocessing_context: str | BaseContext | None = None,
         sharded: bool = False,
-        **unknown: NoReturn,
+        **_unknown: NoReturn,
     ) -> None:
         comm = check.checked_comm(comm)
-        check.refuse(unknown, comm.size)
+        check.refuse(_unknown, comm.size)
         stream = check.is_stream(source)
         shuffles = (not stream) if shuffle is None else shuffle
         last = last if last is not None else "drop" if shuffles else "keep"
@@ -147,7 +148,7 @@ class Loader:
 
     @property
     def batch_size(self) -> int:
-        """The samples of a micro-batch of this rank, as `DataLoader.batch_size` counts them. The last of an epoch may have fewer."""
+        """The samples of a micro-batch of this rank, as a `DataLoader` counts them. The last of an epoch may have fewer."""
         return self._plan.at(self._epoch).split(self._ranks, self._micro_batch).micro_batch
 
     @property

@@ -10,7 +10,7 @@ import io
 import math
 import mmap
 import os
-import pickle
+import pickle  # noqa: TID251  between a trainer and its own children, as multiprocessing does; nothing of it is from a network
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler, recv_handle, send_handle

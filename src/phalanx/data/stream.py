@@ -58,7 +58,7 @@ class StreamShare:
         return self.size * self.workers
 
 
-_share = contextvars.ContextVar("share of a stream", default=StreamShare())
+_share: contextvars.ContextVar[StreamShare] = contextvars.ContextVar("share of a stream")
 
 
 def stream_share() -> StreamShare:
@@ -78,7 +78,7 @@ def stream_share() -> StreamShare:
         >>> phalanx.run_local(2, lambda comm: [x.tolist() for x in phalanx.data.Loader(Lines(), comm, batch=4, sharded=True)])
         [[[0, 2], [4, 6], [8, 10]], [[1, 3], [5, 7], [9, 11]]]
     """
-    return _share.get()
+    return _share.get(StreamShare())
 
 
 @dataclass(frozen=True, slots=True)

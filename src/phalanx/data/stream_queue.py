@@ -208,7 +208,9 @@ class _Agreed(_Steps):
         if present == 0 or (not self._keep and present < self._comm.size):
             if at.samples == 0:
                 missing = self._comm.size - present
-                raise SampleError(f"{missing} of {self._comm.size} ranks have no batch in epoch {at.epoch}: their shares are too small")
+                raise SampleError(
+                    f"{missing} of {self._comm.size} ranks have no batch in epoch {at.epoch}: their shares are too small"
+                )
             return None
         ended = more == 0 if self._keep else more < self._comm.size
         if own is not None:

@@ -98,8 +98,8 @@ class WorkerProcess:
                     self._process.start()
             except Exception as error:
                 raise TypeError(
-                    f"kind='process' with {context.get_start_method()} sends the data set and the functions to other processes, but "
-                    f"they cannot be pickled ({type(error).__name__}: {error}): define them at the top of a module, use "
+                    f"{context.get_start_method()} sends the data set and the functions to worker processes, but they "
+                    f"cannot be pickled ({type(error).__name__}: {error}): define them at the top of a module, use "
                     "multiprocessing_context='fork', or kind='thread'"
                 ) from error
             finally:
@@ -257,7 +257,8 @@ def _forget_signals() -> None:
 
 def _leave_with_the_trainer() -> None:
     trainer = multiprocessing.parent_process()
-    assert trainer is not None and trainer.pid is not None
+    assert trainer is not None
+    assert trainer.pid is not None
     signs: list[Any] = [trainer.sentinel]  # a pipe, whose other end siblings may hold, too
     with contextlib.suppress(OSError):  # no such process any more; or a kernel before 5.3
         signs.append(os.pidfd_open(trainer.pid))

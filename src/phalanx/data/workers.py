@@ -32,8 +32,8 @@ MOST_WORKERS = 8  # by default: beyond it threads queue for the interpreter lock
 def default_workers(maker: Maker, comm: Ranked, kind: Kind, stream: bool) -> int:
     """The cores of this host that the ranks on it leave free, shared among them; at least one, at most MOST_WORKERS.
 
-    One for data in memory, and for a process that reads a stream. None for data sets of the user's, unless in processes: they may draw from generators that threads
-    share, and need not stand several threads.
+    One for data in memory, and for a process that reads a stream. None for data sets of the user's, unless in processes: they
+    may draw from generators that threads share, and need not stand several threads.
     """
     if maker.takes_at_once:
         return 1
