@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from phalanx.train.config import ConfigError, RunConfig
-from phalanx.train.tensorboard import check_tensorboard
+from phalanx.train.sinks import check_sinks
 
 
 def open_sources(config: RunConfig) -> tuple[Any, Any]:
@@ -18,8 +18,7 @@ def open_sources(config: RunConfig) -> tuple[Any, Any]:
 
 def check(config: RunConfig, ranks: int, train: Any, test: Any) -> None:
     """Raise ConfigError for what does not fit together: model and data, batch and ranks, rate and epochs."""
-    if config.tensorboard:
-        check_tensorboard()
+    check_sinks(config)
     source, samples = config.data.source, len(train)
     if len(train.classes) < 2:
         raise ConfigError(f"data.source={source} has {len(train.classes)} classes: at least 2")
