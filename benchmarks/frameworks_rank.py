@@ -159,7 +159,7 @@ def transformers(contender: str, turns: Turns, batch: int) -> None:
 
     torch.distributed.init_process_group("phalanx" if contender == "phalanx" else "gloo")
     set_seed(0)
-    config = GPT2Config(8192, n_positions=64, n_embd=384, n_layer=6, n_head=6, bos_token_id=0, eos_token_id=0)
+    config = GPT2Config(vocab_size=8192, n_positions=64, n_embd=384, n_layer=6, n_head=6, bos_token_id=0, eos_token_id=0)
     args = TrainingArguments(
         output_dir=tempfile.mkdtemp(),
         use_cpu=True,

@@ -28,9 +28,9 @@ class Counting(torch.utils.data.Dataset):
 
 def main():
     set_seed(0)
-    model = GPT2LMHeadModel(GPT2Config(64, n_positions=32, n_embd=64, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0))
+    config = GPT2Config(vocab_size=64, n_positions=32, n_embd=64, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
     trainer = Trainer(
-        model=model,
+        model=GPT2LMHeadModel(config),
         args=TrainingArguments(
             output_dir=tempfile.mkdtemp(),
             use_cpu=True,

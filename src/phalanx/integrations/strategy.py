@@ -127,15 +127,20 @@ class MultiNodeReplicas:
 
     def on_validation_start(self: Any) -> None:
         """All ranks evaluate the same model."""
-        average(self.optimizers)
+        self._average()
         super().on_validation_start()  # type: ignore[misc]
 
     def on_train_end(self: Any) -> None:
         """All ranks return the same model."""
-        average(self.optimizers)
+        self._average()
         super().on_train_end()  # type: ignore[misc]
 
     def lightning_module_state_dict(self: Any) -> dict[str, Any]:
         """What a checkpoint holds is the mean of all replicas. All ranks call it, as for every checkpoint of Lightning."""
-        average(self.optimizers)
+        self._average()
         return super().lightning_module_state_dict()  # type: ignore[misc]
+
+    def _average(self: Any) -> None:
+        """Of optimizers whose training has ended the replicas are equal already, and their communicator is closed."""
+        comm = self.__dict__.get("comm")
+        average(optimizer for optimizer in self.optimizers if optimizer.comm is comm)
