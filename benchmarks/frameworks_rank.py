@@ -30,7 +30,7 @@ class Turns:
     def wait(self) -> None:
         """Before the first step."""
         while not (self._directory / f"go.{self._turn}").exists():
-            time.sleep(0.002)
+            time.sleep(0.01)
         self._begun = time.perf_counter()
 
     def stepped(self, loss: Any) -> None:
