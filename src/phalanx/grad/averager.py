@@ -35,6 +35,7 @@ from phalanx.grad.reducer import GroupReducer, TransferTime
 from phalanx.grad.replicas import ReplicaError
 from phalanx.grad.sparse import average_sparse
 from phalanx.grad.trained import Trained
+from phalanx.grad.twice import AVERAGED, SecondAverage
 from phalanx.grad.unfinished import Unfinished
 from phalanx.grad.untouched import Untouched
 from phalanx.grad.wire import check_wire
@@ -73,6 +74,7 @@ class Averager:
         self._health = Health(comm, sync)
         self._hooks = Hooks(self._exchange.before, self._after)
         self._end = EndOfBackward(self._end_backward)
+        self._second = SecondAverage(comm, AVERAGED)
         self._refused: ReplicaError | None = None  # found at the end of a backward
         self._paused = False
         self._busy = False  # a gradient has come since the last exchange
@@ -116,6 +118,8 @@ class Averager:
             return
         if not self._paused and self._in_backward_now:
             self._end.expect()
+        if self.steps == 0 and self._hooks.alone:
+            self._second.expect(self._trained.now)
         if not self._paused:
             self._trained.saw(p)
         may_leave = self._exchange.take(p, accumulates=self._paused)
