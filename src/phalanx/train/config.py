@@ -48,9 +48,7 @@ class RunConfig:
     micro_batch: int | None = setting(
         None, "Most samples in one backward pass on one rank; larger batches accumulate gradients. None for no limit."
     )
-    task: str = setting(
-        "classification", "What is learned; an import path names a `Task` of your own.", names=TASKS
-    )
+    task: str = setting("classification", "What is learned; an import path names a `Task` of your own.", names=TASKS)
     model: ModelConfig = setting(ModelConfig(), "The network.")
     data: DataConfig = setting(DataConfig(), "The training and test data.")
     optimizer: OptimizerConfig = setting(OptimizerConfig(), "The update rule.")

@@ -27,8 +27,8 @@ class LossConfig:
 
     name: str | None = setting(
         None,
-        "Import path of a loss of your own: a function of outputs and labels that gives their mean loss, or a class that makes one "
-        "from its arguments. None for the task's.",
+        "Import path of a loss of your own: a function of outputs and labels that gives their mean loss, or a class that "
+        "makes one from its arguments. None for the task's.",
     )
     args: dict[str, Any] = setting({}, "Argument NAME of a loss of your own.")
 
@@ -81,4 +81,6 @@ def with_loss(task: Task, own: Callable[[Any, Any], Tensor]) -> Task:
 
     whole = of_all_heads(own) if task.name == "classification" else own
     kept = tuple(metric for metric in task.metrics if not metric.of_loss)
-    return dataclasses.replace(task, loss=whole, measure=measure, metrics=kept, derive=dict if kept != task.metrics else task.derive, check=None)
+    return dataclasses.replace(
+        task, loss=whole, measure=measure, metrics=kept, derive=dict if kept != task.metrics else task.derive, check=None
+    )

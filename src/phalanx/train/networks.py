@@ -152,9 +152,7 @@ class GptConfig(NetworkConfig):
 
     def build(self, facts: SampleFacts) -> nn.Module:
         context, vocabulary = facts.text()
-        return models.gpt(
-            vocabulary, context=context, depth=self.depth, width=self.width, heads=self.heads, dropout=self.dropout
-        )
+        return models.gpt(vocabulary, context=context, depth=self.depth, width=self.width, heads=self.heads, dropout=self.dropout)
 
 
 NETWORKS: dict[str, type[NetworkConfig]] = {

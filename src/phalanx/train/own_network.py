@@ -87,7 +87,9 @@ def _of_package(path: str, module: str, function: str) -> Callable[..., Any]:
             return partial(getattr(importlib.import_module(module), function))
     except ConfigError as error:
         if isinstance(error.__cause__, ModuleNotFoundError) and error.__cause__.name == package:
-            raise ConfigError(f"model={path} needs the package {package}, which is not installed: pip install {package}") from None
+            raise ConfigError(
+                f"model={path} needs the package {package}, which is not installed: pip install {package}"
+            ) from None
         raise
 
 

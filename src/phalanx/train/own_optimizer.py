@@ -69,7 +69,9 @@ class OwnRule(RuleConfig):
             args["lr"] = PLACEHOLDER
         check_arguments_of(factory, args, self.name, "optimizer", given=1)
         with blamed_on(f"optimizer={self.name}"):
-            made = factory(self._parameters(model, args.get("weight_decay", _default(factory, "weight_decay"))), **as_given(factory, args))
+            made = factory(
+                self._parameters(model, args.get("weight_decay", _default(factory, "weight_decay"))), **as_given(factory, args)
+            )
         if not isinstance(made, torch.optim.Optimizer):
             raise ConfigError(f"optimizer={self.name} gives a {type(made).__name__}, not a torch.optim.Optimizer")
         if any("lr" not in group for group in made.param_groups):
@@ -84,9 +86,7 @@ class OwnRule(RuleConfig):
         if self.name.lower() in TORCH:
             return trained
         # a function of the user's may look at the parameters, and expects no names
-        return [
-            {**own, "params": [p for _, p in own["params"]]} if isinstance(own, dict) else own[1] for own in trained
-        ]
+        return [{**own, "params": [p for _, p in own["params"]]} if isinstance(own, dict) else own[1] for own in trained]
 
     @staticmethod
     def _takes(factory: Callable[..., Any], name: str) -> bool:

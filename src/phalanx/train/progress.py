@@ -73,8 +73,8 @@ class Progress:
 
     def end(self, result: Any, out: Path | None) -> None:
         words = {"epochs": "done", "target": "target reached", "stopped": "stopped on request; --resume continues"}[result.why]
-        verdict = self.task.verdict(result.found)
-        text = f"{words}: {f'{verdict} ' if verdict else ''}after {result.epochs} epochs, {result.steps} steps, {duration(result.seconds)}"
+        after = f"after {result.epochs} epochs, {result.steps} steps, {duration(result.seconds)}"
+        text = f"{words}: {' '.join(filter(None, [self.task.verdict(result.found), after]))}"
         self._keep((f"{BOLD}{text}{PLAIN}" if self.colour else text) + (printable(f"; {out}") if out else ""))
 
     def close(self) -> None:

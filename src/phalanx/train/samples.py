@@ -77,7 +77,15 @@ class DataConfig:
         check_arguments(self.args, "args")
         if self.args and not is_own_source(self.source):
             raise ValueError(f"args ({', '.join(self.args)}) are for a source of your own, not for {self.source}")
-        for name, least in (("context", 1), ("pad", 0), ("crop", 1), ("resize", 1), ("test_batch", 1), ("workers", 0), ("plain_from", 0)):
+        for name, least in (
+            ("context", 1),
+            ("pad", 0),
+            ("crop", 1),
+            ("resize", 1),
+            ("test_batch", 1),
+            ("workers", 0),
+            ("plain_from", 0),
+        ):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"{name}={value}: at least {least}")
@@ -153,8 +161,8 @@ class DataConfig:
         batch = default_collate([item_of(train, 0)])
         return (torch.zeros(batch[0].shape), *batch[1:]) if holds_images(train) else batch
 
-    def check(self, train: Any, channels: int | None) -> None:
-        """Raise ValueError for settings that do not suit the data; `channels` None for what is no image."""
+    def check(self, channels: int | None) -> None:
+        """Raise ValueError for settings that do not suit the data; `channels` is None for what is no image."""
         if channels is None:
             for f in fields(self):
                 if f.name in FOR_IMAGES and (value := getattr(self, f.name)) != f.default:

@@ -29,7 +29,7 @@ Totals = Mapping[str, tuple[Tensor, Tensor | int]]  # name -> sum and count of a
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A result of evaluations: its name in records, and how people read it. `of_loss`: it is computed from the task's own loss."""
+    """A result of evaluations: its name in records, and how people read it. `of_loss`: computed from the task's own loss."""
 
     key: str
     words: str

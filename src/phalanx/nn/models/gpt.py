@@ -86,9 +86,7 @@ class Gpt(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() != 2 or x.is_floating_point() or not 1 <= x.shape[1] <= self.context:
-            raise ValueError(
-                f"tokens are whole numbers (batch, 1 to {self.context} places); got {x.dtype} {tuple(x.shape)}"
-            )
+            raise ValueError(f"tokens are whole numbers (batch, 1 to {self.context} places); got {x.dtype} {tuple(x.shape)}")
         seen = self.dropout(self.tokens(x) + self.places.weight[: x.shape[1]])
         return self.head(self.norm(self.blocks(seen)))
 
