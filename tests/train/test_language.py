@@ -104,11 +104,14 @@ def test_the_words_are_those_of_the_task(tiny, tmp_path):
     stream = io.StringIO()
     progress = Progress(tiny, stream, live=False, colour=False)
     progress.interval(told, 2, 1.0)
-    progress.evaluation(2, last, 61.0)
-    line = stream.getvalue()
-    assert f"test loss {last['loss']:.4f}  perplexity {last['perplexity']:.4f}  bits per character" in line
-    assert "characters/s" in line
-    assert "top-1" not in line
+    progress.evaluation(2, {key: last[key] for key in ("loss", "perplexity", "bits_per_character")}, 61.0)
+    head, line = stream.getvalue().splitlines()
+    assert head.split("  ")[-1].strip() == "left"
+    for title in ("test loss", "perplexity", "bits per character", "characters/s"):
+        assert title in head
+    assert f"{last['loss']:.4f}" in line
+    assert f"{last['perplexity']:.2f}" in line
+    assert "top-1" not in head
 
 
 def test_reports_of_different_tasks_side_by_side(tiny, tmp_path):

@@ -10,8 +10,8 @@ from phalanx.train.import_path import blamed_on
 from phalanx.train.networks import SampleFacts
 from phalanx.train.own_source import count_classes
 from phalanx.train.samples import holds_images
+from phalanx.train.sinks import check_sinks
 from phalanx.train.task import Task
-from phalanx.train.tensorboard import check_tensorboard
 
 
 def open_sources(config: RunConfig) -> tuple[Any, Any]:
@@ -29,8 +29,7 @@ def check(config: RunConfig, ranks: int, train: Any, test: Any) -> SampleFacts:
 
     Returns what the network has to know about the data.
     """
-    if config.tensorboard:
-        check_tensorboard()
+    check_sinks(config)
     task, source = config.find_task(), config.data.source
     with blamed_on(f"data.source={source}"):
         samples, held_out = length_of(train), length_of(test)

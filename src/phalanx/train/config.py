@@ -22,6 +22,7 @@ from phalanx.train.own_source import is_own_source
 from phalanx.train.samples import DataConfig
 from phalanx.train.setting_text import ConfigError, parse
 from phalanx.train.settings import REQUIRED, Setting, describe, override, paths, setting, texts
+from phalanx.train.submission import SubmissionConfig
 from phalanx.train.task import Task
 from phalanx.train.tasks import TASKS
 from phalanx.train.update import CommConfig, OptimizerConfig, RateConfig
@@ -71,8 +72,13 @@ class RunConfig:
     keep: int = setting(3, "How many of the newest checkpoints to keep.")
     log_every: int = setting(10, "Steps between two rows of the log.")
     trace_steps: int = setting(3, "Steps of the second epoch that the report draws as a timeline; 0 for none.")
-    mllog: bool = setting(False, "Print lines of MLPerf's log on standard output.")
+    mllog: bool = setting(False, "Write MLPerf's log, on standard output and in mllog.txt beside the records.")
+    submission: SubmissionConfig = setting(SubmissionConfig(), "What MLPerf asks of a submission besides the run.")
     tensorboard: bool = setting(False, "Write TensorBoard files beside the records; this needs the package tensorboard.")
+    wandb: str | None = setting(None, "Project of Weights & Biases, or ENTITY/PROJECT, that gets the rows; none for no such log.")
+    mlflow: str | None = setting(
+        None, "Where MLflow keeps runs, such as https://HOST, sqlite:///FILE or file:DIR; none for no such log."
+    )
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch", "evaluate_every", "checkpoint_every", "keep", "log_every"):
@@ -171,7 +177,7 @@ def plain(value: Any) -> Any:
 # What may change between two starts of one run: how it is shown, saved and ended, and how ranks communicate.
 FREE = frozenset(
     {"name", "evaluate_every", "target", "checkpoint_every", "checkpoint_every_steps", "keep", "log_every", "trace_steps"}
-    | {"mllog", "tensorboard", "comm"}
+    | {"mllog", "submission", "tensorboard", "wandb", "mlflow", "comm"}
 )
 
 

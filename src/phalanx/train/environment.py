@@ -66,10 +66,14 @@ def command(argv: list[str]) -> list[str]:
 
 def describe_schedule(comm: Communicator, config: CommConfig) -> dict[str, Any]:
     """The schedule that carries gradients or mixes replicas: its name, what takes part, and its text if it is not too large."""
-    gossips = config.sync == "gossip"
-    schedule = first_rounds(comm, config) if gossips else comm.schedule
-    seats = level_of(comm, config.gossip) if gossips else "rank"
+    schedule = schedule_of(comm, config)
+    seats = level_of(comm, config.gossip) if config.sync == "gossip" else "rank"
     return {"name": schedule.name, "seats": seats, "text": to_text(schedule) if schedule.world <= DRAWN else None}
+
+
+def schedule_of(comm: Communicator, config: CommConfig) -> Schedule:
+    """The schedule that carries gradients or, with gossip, mixes replicas."""
+    return first_rounds(comm, config) if config.sync == "gossip" else comm.schedule
 
 
 def first_rounds(comm: Communicator, config: CommConfig) -> Schedule:

@@ -27,7 +27,7 @@ from phalanx.train.course import Course
 from phalanx.train.evaluate import create_multi_node_evaluator
 from phalanx.train.log import Log
 from phalanx.train.result import Result, RunPosition
-from phalanx.train.sigterm import StopRequest
+from phalanx.train.sigterm import StopRequest, StopSignals
 from phalanx.train.stragglers import Times
 from phalanx.train.task import Task
 from phalanx.train.trace import Tracer
@@ -56,8 +56,8 @@ class Trainer:
     resume_command: str = ""  # shown to a person who stops the run
     _events: StepEvents | None = field(default=None, init=False)  # of the last step, on a GPU
 
-    def run(self, checkpoints: Checkpointer | None, *, resume: bool) -> Result:
-        """Train to the end; with `resume`, from the newest checkpoint on."""
+    def run(self, checkpoints: Checkpointer | None, *, resume: bool, signals: StopSignals | None = None) -> Result:
+        """Train to the end; with `resume`, from the newest checkpoint on. `signals` may have heard a request to stop already."""
         state = {
             "model": self.model,
             "optimizer": self.optimizer,
@@ -85,7 +85,9 @@ class Trainer:
         if checkpoints is not None:
             words = "stopping: this step is finished and saved first; Ctrl-C again ends at once, without saving"
             words += f"\nto continue: {self.resume_command}" if self.resume_command else ""
-        with StopRequest(self.comm, words) as stop:
+        with StopRequest(self.comm, words, signals) as stop:
+            if not self.why_over() and stop.agreed():  # asked while data were loaded: there is nothing new to save
+                return self.finish("stopped", stop.signal)
             while not (why := self.why_over()):
                 complete = self.train_epoch(stop, save)
                 if complete and self.evaluation_is_due():
