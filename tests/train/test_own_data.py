@@ -31,12 +31,14 @@ def here(tmp_path, monkeypatch):
 
 
 def test_a_loss_of_ones_own_trains_and_is_reported(here):
-    config = examine({"loss": "own_things:focal", "loss.args.gamma": "3"})
+    usual = examine({"optimizer": "adamw", "epochs": "3"})
+    config = examine({"loss": "own_things:focal", "loss.args.gamma": "3"}, usual)
     result, weights = run(config, 2, here / "run")
-    assert not same(weights, run(TINY, 2)[1])
+    plain_result, plain_weights = run(usual, 2)
+    assert not same(weights, plain_weights)
     last = rows(here / "run", "evaluation")[-1]
     assert result.top1 == last["top1"] > 0.5
-    assert last["loss"] < 0.5 * run(TINY)[0].loss, "focal losses are smaller"
+    assert last["loss"] < 0.8 * plain_result.loss, "focal losses are smaller"
     examine({"loss": "own_things:Weighted", "loss.args.first": "3"})
     examine({"loss": "torch.nn:CrossEntropyLoss", "loss.args.label_smoothing": "0.1"})
     with pytest.raises(ConfigError, match="has parameters, which nothing would train"):
@@ -69,7 +71,8 @@ def test_tensors_tell_their_classes():
     with pytest.raises(ConfigError, match="does not take samples of 2"):
         examine({"data": "own_things:tensors"})
     linear = {"model": "torch.nn:Linear", "model.args.in_features": "2", "model.args.out_features": "3"}
-    assert run(examine({"data": "own_things:tensors"} | linear), 2)[0].top1 > 0.4
+    found = examine({"data": "own_things:tensors", "batch": "24", "epochs": "5", "rate.peak": "0.1"} | linear)
+    assert run(found, 2)[0].top1 > 0.5
 
 
 @pytest.mark.parametrize(
@@ -78,7 +81,7 @@ def test_tensors_tell_their_classes():
         ({"data": "own_things:endless"}, "gives a list_iterator: return a data set with a length"),
         ({"data": "own_things:empty"}, "data.source=own_things:empty has no samples to test"),
         ({"data": "own_things:make_source"}, "has no `classes`: give your source their names"),
-        ({"data": "own_things:make_source", "data.args.m": "3"}, "has no such parameter .* it takes n"),
+        ({"data": "own_things:make_source", "data.args.m": "3"}, "has no such parameter; it takes n"),
         (
             {"data": "own_things:make_source", "data.flip": "true", "task": "regression", "model": "own_things:linear"},
             "data.flip=True is for images",
@@ -152,8 +155,9 @@ def test_a_recipe_finds_what_lies_beside_it(here, capsys):
     from phalanx.recipes.digits import config as digits
     from dataclasses import replace
     from phalanx.train.model import ModelConfig
+    from phalanx.train.update import RateConfig
     def build(num_classes): return make(num_classes=num_classes)
-    config = replace(digits, name="mine", epochs=1, model=ModelConfig(name="my_recipe:build"))
+    config = replace(digits, name="mine", epochs=1, rate=RateConfig(), model=ModelConfig(name="my_recipe:build"))
     """
     (here / "beside" / "my_recipe.py").write_text(textwrap.dedent(recipe))
     assert main(["train", "beside/my_recipe.py", "--ranks", "1", "--out", "run"]) == 0
