@@ -43,11 +43,7 @@ def load(recipe: str) -> RunConfig:
 
 def make_importable(directory: Path) -> None:
     """Let Python find modules in a directory, as `python -m` does for the one it starts in, unless Python must not (-P)."""
-    if (
-        not getattr(sys.flags, "safe_path", False)
-        and not {str(directory), ""} & set(sys.path[:1])
-        and str(directory) not in sys.path
-    ):
+    if not getattr(sys.flags, "safe_path", False) and str(directory) not in sys.path:
         sys.path.insert(0, str(directory))
 
 

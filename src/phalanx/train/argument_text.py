@@ -127,6 +127,6 @@ def _plain(word: str) -> Any:
         return word
     digits = word.replace("_", "")
     number: int | float = int(digits) if re.fullmatch(r"[+-]?\d{1,400}", digits, re.ASCII) else float(digits)
-    if not math.isfinite(number) or (isinstance(number, int) and abs(number) > LARGEST):
+    if abs(number) > LARGEST if isinstance(number, int) else not math.isfinite(number):
         raise ValueError(f"a finite number, and a whole one of at most {LARGEST:,}")
     return number

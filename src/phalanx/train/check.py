@@ -53,7 +53,7 @@ def check(config: RunConfig, ranks: int, train: Any, test: Any) -> SampleFacts:
         config.optimizer.rule.check()
         config.model.batchnorm.check(ranks)
         facts, x = look_at(config, task, train, classes)
-        config.data.check(train, facts.shape[0] if holds_images(train) else None)
+        config.data.check(facts.shape[0] if holds_images(train) else None)
         outputs = config.model.outputs_for(facts, x)
         if task.check is not None:
             try:

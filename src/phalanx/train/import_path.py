@@ -114,7 +114,7 @@ def blamed_on(told: str) -> Iterator[None]:
         yield
     except ConfigError:
         raise
-    except (Exception, SystemExit) as error:  # noqa: BLE001  a user's function may do anything
+    except (Exception, SystemExit) as error:  # a user's function may do anything
         raise ConfigError(f"{told}: {describe_error(error)}") from error
 
 

@@ -79,7 +79,7 @@ class Log:
         self._progress.say(*banner(config.name, facts, self._progress.width))
 
     def opened(self, *, samples: tuple[int, int], units: int, parameters: int) -> None:
-        """The data are open and the network is built: show how large they are."""
+        """The data are open and the network is built: show how large they are. A sample has `units` of what speed counts."""
         self.samples, self.units = samples, units
         if self._progress is not None:
             self._progress.say(*fact_lines(data_facts(parameters=parameters, samples=samples), self._progress.width))

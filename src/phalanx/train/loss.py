@@ -27,8 +27,8 @@ class LossConfig:
 
     name: str | None = setting(
         None,
-        "Import path of a loss of your own: a function of outputs and labels that gives their mean loss, or a class that makes one "
-        "from its arguments. None for the task's.",
+        "Import path of a loss of your own: a function of outputs and labels that gives their mean loss, or a class that "
+        "makes one from its arguments. None for the task's.",
     )
     args: dict[str, Any] = setting({}, "Argument NAME of a loss of your own.")
 

@@ -16,7 +16,7 @@ from phalanx.nn.init import init_parameters_, seed_everything
 from phalanx.nn.models.initial import initialize_
 from phalanx.train.argument_text import check_arguments
 from phalanx.train.components import names_with, pick, settings_of
-from phalanx.train.import_path import check_import_path, describe_error
+from phalanx.train.import_path import blamed_on, check_import_path
 from phalanx.train.networks import NETWORKS, NetworkConfig, SampleFacts
 from phalanx.train.own_network import OwnNetwork
 from phalanx.train.setting_text import ConfigError
@@ -172,20 +172,22 @@ class ModelConfig:
 
         This computes nothing, unless a network of the user's needs real numbers to be built.
         """
-        devices = ("meta", "cpu") if self.is_own else ("meta",)
-        for device in devices:
-            try:
-                with _building, torch.random.fork_rng(enabled=device == "cpu"), torch.device(device), torch.no_grad():
-                    example = map_tensors(lambda x: torch.zeros(x.shape, dtype=x.dtype), x)
-                    return self.network.build(facts).eval()(example)
-            except (Exception, SystemExit) as error:  # noqa: BLE001  a user's network may do anything
-                if device != devices[-1]:
-                    continue
-                if isinstance(error, ConfigError):
-                    raise
-                words = describe_error(error) if self.is_own else error
-                raise ConfigError(f"model.name={self.name} does not take {facts}: {words}") from None
-        raise AssertionError("the last device returns or raises")
+        told = f"model.name={self.name} does not take {facts}"
+        try:
+            return self._try_out(facts, x, "meta")
+        except (ValueError, RuntimeError) as error:
+            if not self.is_own:
+                raise ConfigError(f"{told}: {error}") from None
+        except (Exception, SystemExit):
+            if not self.is_own:  # only a user's network may do anything
+                raise
+        with blamed_on(told):
+            return self._try_out(facts, x, "cpu")
+
+    def _try_out(self, facts: SampleFacts, x: Any, device: str) -> Any:
+        with _building, torch.random.fork_rng(devices=[]), torch.device(device), torch.no_grad():
+            example = map_tensors(lambda x: torch.zeros(x.shape, dtype=x.dtype), x)
+            return self.network.build(facts).eval()(example)
 
     @property
     def autocast(self) -> torch.dtype | None:

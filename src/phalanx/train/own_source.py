@@ -17,6 +17,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 from phalanx.data.scatter import is_columns
 from phalanx.data.source import Arrays
 from phalanx.data.sources import SPECS
+from phalanx.data.sources.text import Text
 from phalanx.train.import_path import as_given, blamed_on, check_arguments_of, find_callable, is_import_path
 from phalanx.train.setting_text import ConfigError, shorten
 
@@ -66,6 +67,11 @@ def count_classes(*sources: Any) -> int | None:
     if named:
         if len(set(named)) > 1:
             raise ConfigError(f"{named[0]} classes to train, but {named[-1]} to test: is data.test from another data set?")
+        texts = {source.classes for source in sources if isinstance(source, Text)}
+        if len(texts) > 1:
+            raise ConfigError(
+                "the texts to train and to test with have different characters: use one file, whose end is held out"
+            )
         return named[0]
     labels = [source.y for source in sources if isinstance(source, Arrays) and len(source.y)]
     return 1 + max(int(y.max()) for y in labels) if len(labels) == len(sources) else None

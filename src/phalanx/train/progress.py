@@ -45,7 +45,6 @@ class Progress:
     def __init__(self, config: RunConfig, stream: TextIO | None, *, live: bool, colour: bool) -> None:
         # the command line's streams escape control characters, which this line needs
         self.config, self.stream, self.live, self.colour = config, getattr(stream, "own", stream), live, colour
-        self.task = config.find_task()
         self._drawn, self._shown = 0.0, False
         self._row: dict[str, Any] = {}
         self._left: float | None = None
@@ -86,7 +85,7 @@ class Progress:
 
     def end(self, result: Any, out: Path | None, report: Path | None = None) -> None:
         """How the run ended and, last, where its report is."""
-        text = ending(result, self.task)
+        text = ending(result, self.config.find_task())
         self._keep(f"{BOLD}{text}{PLAIN}" if self.colour else text)
         if report is not None:
             self.say(f"report: {report}")
@@ -164,5 +163,5 @@ def evaluation_values(
 def ending(result: Any, task: Task) -> str:
     """How a run ended, in a sentence."""
     words = {"epochs": "done", "target": "target reached", "stopped": "stopped on request; --resume continues"}[result.why]
-    verdict = task.verdict(result.found)
-    return f"{words}: {f'{verdict} ' if verdict else ''}after {result.epochs} epochs, {result.steps} steps, {duration(result.seconds)}"
+    after = f"after {result.epochs} epochs, {result.steps} steps, {duration(result.seconds)}"
+    return f"{words}: {' '.join(filter(None, [task.verdict(result.found), after]))}"

@@ -161,8 +161,8 @@ class DataConfig:
         batch = default_collate([item_of(train, 0)])
         return (torch.zeros(batch[0].shape), *batch[1:]) if holds_images(train) else batch
 
-    def check(self, train: Any, channels: int | None) -> None:
-        """Raise ValueError for settings that do not suit the data; `channels` None for what is no image."""
+    def check(self, channels: int | None) -> None:
+        """Raise ValueError for settings that do not suit the data; `channels` is None for what is no image."""
         if channels is None:
             for f in fields(self):
                 if f.name in FOR_IMAGES and (value := getattr(self, f.name)) != f.default:

@@ -7,8 +7,8 @@
 `paths` lists the values of a configuration, `override` changes some of them as `--set optimizer.momentum=0.8` does, and
 `describe` explains them. A field without a sentence is an error there, so the reference is complete.
 
-A dataclass with a `HEAD` can be set by it alone: `model=resnet50` is `model.name=resnet50`. A field that is a dict holds arguments
-of what the head names, which have any name: `model.args.width=64`. Another head begins without arguments.
+A dataclass with a `HEAD` can be set by it alone: `model=resnet50` is `model.name=resnet50`. A field that is a dict holds
+arguments of what the head names, which have any name: `model.args.width=64`. Another head begins without arguments.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ REQUIRED = dataclasses.MISSING  # the default of a setting that every recipe mus
 def setting(default: Any, sentence: str, *, parts: Mapping[str, str] | None = None, names: Iterable[str] = ()) -> Any:
     """A dataclass field with a default and a sentence for the reference.
 
-    `names` are those that Phalanx knows, of a text that may also be an import path. `parts` has the sentences for a value of a class that belongs to another room and says nothing about its own fields.
+    `names` are those that Phalanx knows, of a text that may also be an import path. `parts` has the sentences for a value of a
+    class that belongs to another room and says nothing about its own fields.
     """
     words = {"sentence": sentence, "parts": parts or {}, "names": tuple(names)}
     if isinstance(default, dict):

@@ -29,17 +29,13 @@ Totals = Mapping[str, tuple[Tensor, Tensor | int]]  # name -> sum and count of a
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A result of evaluations: its name in records, and how people read it. `of_loss`: it is computed from the task's own loss."""
+    """A result of evaluations: its name in records, and how people read it. `of_loss`: computed from the task's own loss."""
 
     key: str
     words: str
     percent: bool = False
     lower_is_better: bool = False
     of_loss: bool = False
-
-    def show(self, value: float) -> str:
-        """The value as text."""
-        return f"{value:.2%}" if self.percent else f"{value:.4f}"
 
 
 def as_pair(batch: Any) -> tuple[Any, Any]:
@@ -97,11 +93,6 @@ class Task:
     def speed(self) -> str:
         """The name of the speed in records."""
         return f"{self.unit}{SPEED}"
-
-    def results(self, found: Mapping[str, float]) -> list[str]:
-        """What an evaluation found, in words, the loss first."""
-        known = [metric for metric in self.metrics if metric.key in found]
-        return [f"{metric.words} {metric.show(found[metric.key])}" for metric in sorted(known, key=lambda m: m.key != "loss")]
 
     def verdict(self, found: Mapping[str, float]) -> str:
         """The most important result, in words; empty if there was no evaluation."""

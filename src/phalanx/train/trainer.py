@@ -100,11 +100,9 @@ def assemble(config: RunConfig, comm: Communicator, log: Log) -> Trainer:
     )
     model = config.model.build(facts, seed=config.seed).to(device)
     model = config.model.batchnorm.install(model, comm)
-    log.opened(
-        samples=(length_of(source), length_of(held_out)),
-        units=task.units(task.unpack(config.data.example(source))[1]),
-        parameters=sum(p.numel() for p in model.parameters()),
-    )
+    units = task.units(task.unpack(config.data.example(source))[1])
+    samples = length_of(source), length_of(held_out)
+    log.opened(samples=samples, units=units, parameters=sum(p.numel() for p in model.parameters()))
     drops = any(isinstance(module, nn.Dropout) for module in model.modules())
     if drops or config.model.is_own:  # otherwise equal generators make smaller checkpoints
         seed_everything((config.seed + 1 + comm.rank) % 2**32)  # ranks drop different neurons
