@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from phalanx.train.config import ConfigError, RunConfig
+from phalanx.train.initial_weights import check_init
 from phalanx.train.sinks import check_sinks
 
 
@@ -19,6 +20,8 @@ def open_sources(config: RunConfig) -> tuple[Any, Any]:
 def check(config: RunConfig, ranks: int, train: Any, test: Any) -> None:
     """Raise ConfigError for what does not fit together: model and data, batch and ranks, rate and epochs."""
     check_sinks(config)
+    if config.init is not None:
+        check_init(config.init)
     source, samples = config.data.source, len(train)
     if len(train.classes) < 2:
         raise ConfigError(f"data.source={source} has {len(train.classes)} classes: at least 2")

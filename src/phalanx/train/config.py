@@ -48,6 +48,11 @@ class RunConfig:
     rate: RateConfig = setting(RateConfig(), "The learning rate.")
     comm: CommConfig = setting(CommConfig(), "How ranks communicate.")
     label_smoothing: float = setting(0.0, "Share of the target that is spread evenly over all classes, from 0 to less than 1.")
+    init: str | None = setting(
+        None,
+        "Weights to start from: a .safetensors or torch.save file, a directory of torch.distributed.checkpoint, or a run. "
+        "None for random ones.",
+    )
     seed: int = setting(0, "Seed of the initial weights, of the order of samples and of their augmentation.")
     evaluate_every: int = setting(1, "Epochs between two evaluations; the last epoch always has one.")
     target: float | None = setting(None, "Top-1 accuracy, from 0 to 1, at which the run ends early; none to train all epochs.")
@@ -158,6 +163,6 @@ def identity(values: dict[str, Any]) -> dict[str, Any]:
 
     The data may be in different directories.
     """
-    kept = {name: value for name, value in values.items() if name not in FREE}
+    kept = {name: value for name, value in values.items() if name not in FREE and (name, value) != ("init", None)}
     data = {name: value for name, value in kept["data"].items() if name not in ("workers", "test", "test_batch")}
     return kept | {"data": data | {"source": data["source"].partition(":")[0]}}
