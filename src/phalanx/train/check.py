@@ -7,6 +7,7 @@ from typing import Any
 from phalanx.data.scatter import length_of
 from phalanx.train.config import ConfigError, RunConfig
 from phalanx.train.import_path import blamed_on
+from phalanx.train.initial_weights import check_init
 from phalanx.train.networks import SampleFacts
 from phalanx.train.own_source import count_classes
 from phalanx.train.samples import holds_images
@@ -30,6 +31,8 @@ def check(config: RunConfig, ranks: int, train: Any, test: Any) -> SampleFacts:
     Returns what the network has to know about the data.
     """
     check_sinks(config)
+    if config.init is not None:
+        check_init(config.init)
     task, source = config.find_task(), config.data.source
     with blamed_on(f"data.source={source}"):
         samples, held_out = length_of(train), length_of(test)

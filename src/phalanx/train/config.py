@@ -57,6 +57,11 @@ class RunConfig:
     comm: CommConfig = setting(CommConfig(), "How ranks communicate.")
     loss: LossConfig = setting(LossConfig(), "A loss of your own.")
     label_smoothing: float = setting(0.0, "Share of the target that is spread evenly over all classes, from 0 to less than 1.")
+    init: str | None = setting(
+        None,
+        "Weights to start from: a .safetensors or torch.save file, a directory of torch.distributed.checkpoint, or a run. "
+        "None for random ones.",
+    )
     seed: int = setting(0, "Seed of the initial weights, of the order of samples and of their augmentation.")
     evaluate_every: int = setting(1, "Epochs between two evaluations; the last epoch always has one.")
     target: float | None = setting(
@@ -186,7 +191,7 @@ def identity(values: dict[str, Any]) -> dict[str, Any]:
 
     The data may be in different directories.
     """
-    kept = {name: value for name, value in values.items() if name not in FREE}
+    kept = {name: value for name, value in values.items() if name not in FREE and (name, value) != ("init", None)}
     data = {name: value for name, value in kept["data"].items() if name not in ("workers", "test", "test_batch")}
     source = data["source"]
     return kept | {"data": data | {"source": source if is_own_source(source) else source.partition(":")[0]}}

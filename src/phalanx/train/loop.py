@@ -25,6 +25,7 @@ from phalanx.train.clock import StepEvents
 from phalanx.train.config import RunConfig
 from phalanx.train.course import Course
 from phalanx.train.evaluate import create_multi_node_evaluator
+from phalanx.train.initial_weights import load_initial_weights
 from phalanx.train.log import Log
 from phalanx.train.result import Result, RunPosition
 from phalanx.train.sigterm import StopRequest, StopSignals
@@ -78,8 +79,9 @@ class Trainer:
                         raise
                     self.log.warn(not_saved(error))
 
-        if checkpoints is not None and resume:
-            checkpoints.load(**state)
+        begun = checkpoints.load(**state) if checkpoints is not None and resume else None
+        if begun is None and self.config.init is not None:
+            load_initial_weights(self.model, self.config.init)
         self.log.begin(self.position.step, self.position.seconds)
         words = "stopping after this step"
         if checkpoints is not None:
