@@ -27,6 +27,12 @@ _building = threading.Lock()  # ranks that are threads of one process share its 
 Precision = Literal["float32", "bfloat16", "float16"]
 
 
+def seed_rank(seed: int) -> None:
+    """Seed the generators of this rank for what it draws while it trains, when no other rank of this process builds a network."""
+    with _building:
+        seed_everything(seed)
+
+
 @dataclass(frozen=True, kw_only=True)
 class BatchNormConfig:
     """Which samples make the statistics of batch norms in training, and which statistics evaluation uses.
