@@ -18,6 +18,8 @@ RANK = torch.distributed.get_rank()
 
 
 class Counting(torch.utils.data.Dataset):
+    """Sentences of 16 numbers."""
+
     def __len__(self):
         return 256
 

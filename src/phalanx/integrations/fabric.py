@@ -1,7 +1,7 @@
 """A strategy for `lightning.fabric.Fabric` that trains with the multi-node optimizer, gossip included.
 
-    fabric = Fabric(strategy=PhalanxStrategy(sync=phalanx.Gossip()), devices=4, accelerator="cpu")
-    model, optimizer = fabric.setup(model, optimizer)
+fabric = Fabric(strategy=PhalanxStrategy(sync=phalanx.Gossip()), devices=4, accelerator="cpu")
+model, optimizer = fabric.setup(model, optimizer)
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ class PhalanxStrategy(DDPStrategy):
     ) -> None:
         extra = fabrics.keys() - {"accelerator", "parallel_devices", "cluster_environment", "checkpoint_io", "precision"}
         if extra:  # DDPStrategy would keep them for a DistributedDataParallel that does not exist here
-            raise TypeError(f"PhalanxStrategy has no argument {sorted(extra)[0]!r}: options of DistributedDataParallel do not apply")
+            raise TypeError(
+                f"PhalanxStrategy has no argument {sorted(extra)[0]!r}: options of DistributedDataParallel do not apply"
+            )
         super().__init__(
             process_group_backend=process_group_backend,
             timeout=timeout,

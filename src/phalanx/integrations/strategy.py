@@ -47,7 +47,7 @@ class ClosureFirst(WrappedOptimizer):
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
         return self.optimizer.param_groups
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
+    def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT002  torch's signature
         self.optimizer.zero_grad(set_to_none)
 
 
