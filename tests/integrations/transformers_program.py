@@ -75,7 +75,6 @@ Trainer(model=theirs, args=arguments("ddp"), train_dataset=data).train()
 # PhalanxTrainer computes what DDP computes, from rank 0's model, and nobody averages twice
 ours = net(seed=RANK)
 trainer = PhalanxTrainer(model=ours, args=arguments("ours"), train_dataset=data, eval_dataset=data)
-set_seed(0)
 assert told(trainer.train) == []
 assert type(trainer.model_wrapped).__name__ == "Bare"
 first = net()
