@@ -43,6 +43,13 @@ class PhalanxStrategy(DDPStrategy):
         timeout: Bounds every wait.
         start_method: How Fabric starts the ranks if no launcher has: "popen", "spawn", "fork" or "forkserver".
         fabrics: What Fabric itself sets: `accelerator`, `parallel_devices`, `cluster_environment`, `checkpoint_io`, `precision`.
+
+    Raises:
+        TypeError: If you pass an option of DistributedDataParallel.
+
+    Example:
+        >>> from phalanx.integrations.fabric import PhalanxStrategy  # doctest: +SKIP
+        >>> fabric = Fabric(strategy=PhalanxStrategy(sync=phalanx.Gossip()))  # doctest: +SKIP
     """
 
     comm: Communicator

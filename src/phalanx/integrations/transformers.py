@@ -125,4 +125,11 @@ class PhalanxTrainer(MultiNodeTraining, Trainer):
         bucket_bytes: The size of a group of gradients that travels together.
         algorithm: The schedule of all-reduces, as in `create_communicator`.
         kwargs: See `args`.
+
+    Raises:
+        ValueError: In `train()`, with DeepSpeed and FSDP.
+
+    Example:
+        >>> from phalanx.integrations.transformers import PhalanxTrainer  # doctest: +SKIP
+        >>> PhalanxTrainer(model=model, args=args, train_dataset=data, sync=phalanx.Gossip()).train()  # doctest: +SKIP
     """
