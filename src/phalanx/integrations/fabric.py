@@ -16,7 +16,7 @@ from phalanx.comm.communicator import Communicator
 from phalanx.comm.create import create_communicator
 from phalanx.grad.allreduce import AllReduce
 from phalanx.grad.gossip import Gossip
-from phalanx.integrations.plan import Plan, average, pause
+from phalanx.integrations.plan import Plan, average, pause, seconds_of
 from phalanx.integrations.strategy import TIMEOUT
 from phalanx.nn.init import bcast_parameters
 from phalanx.schedule import Schedule
@@ -79,7 +79,7 @@ class PhalanxStrategy(DDPStrategy):
             **fabrics,
         )
         self._plan = Plan(sync, double_buffering, wire, bucket_bytes)
-        self._algorithm, self._seconds = algorithm, timeout.total_seconds()
+        self._algorithm, self._seconds = algorithm, seconds_of(timeout)
         self._optimizers: list[Any] = []
         self._backward_sync_control = _Pausing(self._optimizers)
 

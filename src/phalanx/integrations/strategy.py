@@ -17,7 +17,7 @@ from phalanx.comm.communicator import Communicator
 from phalanx.comm.create import create_communicator
 from phalanx.grad.allreduce import AllReduce
 from phalanx.grad.gossip import Gossip
-from phalanx.integrations.plan import Plan, average, pause
+from phalanx.integrations.plan import Plan, average, pause, seconds_of
 from phalanx.nn.init import bcast_parameters
 from phalanx.optim.wrapped import WrappedOptimizer
 from phalanx.schedule import Schedule
@@ -84,7 +84,7 @@ class MultiNodeReplicas:
             start_method=start_method,
         )  # type: ignore[call-arg]  # DDPStrategy's
         self._plan = Plan(sync, double_buffering, wire, bucket_bytes)
-        self._algorithm, self._seconds = algorithm, timeout.total_seconds()
+        self._algorithm, self._seconds = algorithm, seconds_of(timeout)
 
     # ---- set-up ------------------------------------------------------------------------------------------------------------
 
