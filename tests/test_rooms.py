@@ -19,6 +19,8 @@ COLLECTIVES_LIVE_IN = "comm/transports/torch/"
 PRIVATE_NAMES_LIVE_IN = "_torch_private.py"
 BACKEND_LIVES_IN = "backend/"  # a backend of torch.distributed: it has the names that torch calls
 CONTENDERS_LIVE_IN = "bench/library.py"  # torch.distributed as what Phalanx is compared with
+THEIR_CHECKPOINTS_LIVE_IN = "train/checkpoint/dcp_write.py"  # torch.distributed.checkpoint, a format of files
+OTHERS_LIVE_IN = (CONTENDERS_LIVE_IN, THEIR_CHECKPOINTS_LIVE_IN)
 
 # What a room may import besides itself and the standard library. Rooms are named by their path below phalanx.
 ROOMS = {
@@ -180,7 +182,7 @@ def violations(path: str, source: str) -> list[str]:
             found.append(f"{path}:{m.line}: {room}/ may not import {m.name}")
         if m.imported and _under(m.name, ABOVE.get(room, ())):
             found.append(f"{path}:{m.line}: {room}/ may not import {m.name}, which is above it")
-        if _under(m.name, ("torch.distributed",)) and path != CONTENDERS_LIVE_IN and not path.startswith(BACKEND_LIVES_IN):
+        if _under(m.name, ("torch.distributed",)) and path not in OTHERS_LIVE_IN and not path.startswith(BACKEND_LIVES_IN):
             if room not in ("comm", PRIVATE_NAMES_LIVE_IN):
                 found.append(f"{path}:{m.line}: {m.name}: torch.distributed is named in comm/ alone")
             elif not path.startswith(COLLECTIVES_LIVE_IN) and m.name.rpartition(".")[2].startswith((*COLLECTIVES, "*")):

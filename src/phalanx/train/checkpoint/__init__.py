@@ -18,11 +18,14 @@ On disk:
 
 The way through the files: checkpointer.py is what you call. To save, entries.py takes the state, tree.py encodes it, replicas.py
 decides which rank writes what, and write.py writes it in the background. To load, read.py reads and checks, and load.py fills.
+dcp.py reads and writes the directories of `torch.distributed.checkpoint`.
 """
 
 from phalanx.train.checkpoint.checkpointer import Checkpointer
+from phalanx.train.checkpoint.dcp import load_dcp, save_dcp
+from phalanx.train.checkpoint.dcp_read import read_dcp
 from phalanx.train.checkpoint.errors import CheckpointError
 from phalanx.train.checkpoint.lock import DirectoryInUseError
 from phalanx.train.checkpoint.random_state import RandomState
 
-__all__ = ["CheckpointError", "Checkpointer", "DirectoryInUseError", "RandomState"]
+__all__ = ["CheckpointError", "Checkpointer", "DirectoryInUseError", "RandomState", "load_dcp", "read_dcp", "save_dcp"]
