@@ -71,7 +71,7 @@ Status Team::copy_on_stage(const Call& call, char* x) {
         if (mine.count() != 0) kernels().put(stage(rank_, k), x + mine.first * width, mine.count() * width);
     };
     const std::uint32_t pieces = pieces_of(call, call.verb == Verb::broadcast ? call.count : (call.count + ranks - 1) / ranks);
-    put_in(0);
+    if (!ahead_) put_in(0);
     return take_steps(call, pieces, [&](std::uint32_t k) {
         put_in(k + 1);
         for (int source = 0; source < size_; ++source) {
@@ -90,7 +90,7 @@ Status Team::reduce_each_for_itself(const Call& call, char* x) {
         const Range piece = piece_of(call, all, k);
         if (piece.count() != 0) kernels().put(stage(rank_, k), x + piece.first * width, piece.count() * width);
     };
-    put_in(0);
+    if (!ahead_) put_in(0);
     return take_steps(call, pieces_of(call, call.count), [&](std::uint32_t k) {
         put_in(k + 1);
         const Range piece = piece_of(call, all, k), range = piece.within(wanted);
@@ -147,7 +147,7 @@ Status Team::reduce_in_slices(const Call& call, char* x) {
         if (rest != 0) std::memcpy(x + out.first * width + bytes, on_third(peer, k - 1, out.first) + bytes, rest);
     };
 
-    for (int peer = 0; peer < size_; ++peer)
+    for (int peer = 0; peer < size_ && !ahead_; ++peer)
         if (peer != rank_) put_in(0, peer);
     return take_steps(call, pieces + 1, [&](std::uint32_t k) {
         if (k < pieces) reduce_mine(k);

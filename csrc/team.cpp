@@ -55,10 +55,9 @@ void Team::meet() {
         processes.push_back(members_[r].process);
         for (int i = 0; i < 16; ++i) all[i] |= members_[r].cores[i];
     }
-    int cores = 0;  // of all ranks together: ranks pinned to a core each do not share it
-    for (std::uint64_t word : all) cores += __builtin_popcountll(word);
-    ranks_per_core_ = (size_ + cores - 1) / std::max(1, cores);
-    helpers_ = std::max(1, std::min(size_, cores) - 1);
+    for (std::uint64_t word : all) cores_ += __builtin_popcountll(word);  // ranks pinned to a core each do not share it
+    ranks_per_core_ = (size_ + cores_ - 1) / std::max(1, cores_);
+    helpers_ = std::max(1, std::min(size_, cores_) - 1);
     watchman_.watch(processes);
 }
 
@@ -107,12 +106,6 @@ Status Team::broadcast(void* x, std::size_t count, Type type, int root) {
 }
 
 Status Team::barrier() { return size_ == 1 ? Status::ok : sync(Call{}); }
-
-Status Team::sync(const Call& call) {
-    Generation g;
-    const Status begun = begin(call, g);
-    return begun == Status::ok ? finish(g) : begun;
-}
 
 // ---- begin -------------------------------------------------------------------------------------------------------------------
 

@@ -97,6 +97,7 @@ class Team {
 
     int rank() const { return rank_; }
     int size() const { return size_; }
+    int cores() const { return cores_; }  // of all ranks together, after `meet`
     Segment& control() { return *control_; }
     const Failure& failure() const { return failure_; }
 
@@ -116,6 +117,9 @@ class Team {
 
     // In place. Part r of n elements in `size` parts is [r * n / size, (r + 1) * n / size).
     Status all_reduce(void* x, std::size_t count, Type type, Op op, double scale);
+    // The same, but returns `begun` if some rank has not come within `patience_ns`. The next call of this team must then be an
+    // all_reduce of the same tensor, in any thread: it finishes the operation (two_calls.cpp).
+    Status all_reduce_or_begin(void* x, std::size_t count, Type type, Op op, double scale, std::int64_t patience_ns);
     Status reduce_scatter(void* x, std::size_t count, Type type, Op op, double scale);  // part `rank` is reduced, the rest is left
     Status all_gather(void* x, std::size_t count, Type type);                           // part r comes from rank r
     Status broadcast(void* x, std::size_t count, Type type, int root);
@@ -141,6 +145,7 @@ class Team {
     Status begin(const Call& call, Generation& g);
     Status finish(Generation g);
     Status sync(const Call& call);  // begin and finish
+    bool all_come_within(Generation g, std::int64_t nanoseconds);
     void arrive_last(Generation g, const Call& call);
     bool settle(Generation g, Phase from, Phase to);
     void help(Generation g);
@@ -195,6 +200,7 @@ class Team {
     std::size_t third_;
 
     Method method_ = Method::memfd;
+    int cores_ = 0;
     int ranks_per_core_ = max_ranks;  // rounded up
     int helpers_ = 1;  // ranks worth waking for large work, besides the one that opens it
     std::int64_t timeout_ns_ = 60'000'000'000;
@@ -206,6 +212,8 @@ class Team {
     std::uint64_t topic_ = 0;
     Generation next_ = slots;  // use 0 of each slot is the zeros it starts with
     bool under_way_ = false;   // whether operation next_ - 1 is begun and not finished
+    bool ahead_ = false;       // whether the first meeting of the next call has begun already
+    std::int64_t patience_ns_ = -1;  // of the next meeting; -1: no limit but the timeout
     std::uint32_t stage_steps_ = 0;
     std::vector<Arena> arenas_;
     std::uint32_t next_arena_ = 1;

@@ -48,6 +48,13 @@ ROOMS = {
         "": ("phalanx.comm", "phalanx.schedule.printable", "torch", "numpy"),
         "image": ("simplejpeg", "PIL"),
     },  # the one place that decodes
+    "integrations": {
+        "": ("phalanx.comm", "phalanx.grad", "phalanx.optim", "phalanx.nn", "phalanx.schedule", "torch"),
+        "lightning": ("lightning",),
+        "fabric": ("lightning",),
+        "pytorch_lightning": ("pytorch_lightning",),
+        "transformers": ("transformers",),
+    },  # one file, one framework
     "train": {"": None},  # everything but ABOVE
     "bench": {"": None},
     "selftest": {"": None},
@@ -57,9 +64,10 @@ ROOMS = {
 
 # What a room that may import everything else must not.
 ABOVE = {
-    "train": ("phalanx.bench", "phalanx.selftest", "phalanx.cli"),
-    "bench": ("phalanx.selftest", "phalanx.cli"),
-    "selftest": ("phalanx.cli",),
+    "train": ("phalanx.bench", "phalanx.selftest", "phalanx.cli", "phalanx.integrations"),
+    "bench": ("phalanx.selftest", "phalanx.cli", "phalanx.integrations"),
+    "selftest": ("phalanx.cli", "phalanx.integrations"),
+    "cli": ("phalanx.integrations",),
 }
 
 # Functions of torch.distributed that communicate, or make what communicates, by how their names begin.
@@ -306,6 +314,13 @@ def test_room_imports_only_what_it_may(path):
         ("data/loader.py", "from phalanx._kernel import boot_id"),
         ("backend/engine.py", "from phalanx.grad import AllReduce"),
         ("comm/run.py", "from phalanx.backend import register"),
+        ("integrations/plan.py", "import lightning"),
+        ("integrations/lightning.py", "import transformers"),
+        ("integrations/transformers.py", "import torch.distributed as dist"),
+        ("integrations/transformers.py", "from phalanx.train import Checkpointer"),
+        ("train/trainer.py", "from phalanx.integrations.plan import Plan"),
+        ("cli/train.py", "from phalanx.integrations.plan import Plan"),
+        ("optim/create.py", "from phalanx.integrations.plan import Plan"),
     ],
 )
 def test_mutants_are_rejected(path, source):
@@ -348,6 +363,7 @@ def test_mutants_are_rejected(path, source):
         ("selftest/speed.py", "from phalanx.bench.library import library_all_reduce\nimport torch"),
         ("backend/work.py", "import torch.distributed as dist\nfrom phalanx.comm import forks\ndist.ProcessGroup.barrier"),
         ("bench/ranks.py", "from phalanx.train.config import RunConfig\nfrom phalanx.comm.start import Ranks"),
+        ("integrations/lightning.py", "from lightning.pytorch.strategies import DDPStrategy\nfrom phalanx.comm import Communicator"),
         (
             "__init__.py",
             "import importlib\nfrom phalanx.comm import Pending\ndef __getattr__(n):\n    return importlib.import_module(n)",

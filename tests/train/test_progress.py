@@ -24,7 +24,7 @@ ROW = {
     "images_per_second": 2335.4,
     "wait_share": 0.123,
 }
-RESULT = Result(epochs=30, steps=330, top1=0.9917, top5=1.0, loss=0.03, seconds=8.21, why="epochs")
+RESULT = Result(epochs=30, steps=330, found={"top1": 0.9917, "top5": 1.0, "loss": 0.03}, seconds=8.21, why="epochs")
 
 
 class Terminal(io.StringIO):
@@ -166,7 +166,7 @@ def test_colours_only_where_they_are_wanted(monkeypatch, name, value):
 @pytest.mark.parametrize(("why", "words"), [("target", "target reached"), ("stopped", "--resume")])
 def test_why_it_ended(why, words):
     stream = io.StringIO()
-    Progress(TINY, stream, live=False, colour=False).end(replace(RESULT, why=why, top1=float("nan")), None)
+    Progress(TINY, stream, live=False, colour=False).end(replace(RESULT, why=why, found={}), None)
     assert words in stream.getvalue()
     assert "nan" not in stream.getvalue()
 

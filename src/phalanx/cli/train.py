@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import shlex
 from dataclasses import replace
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from phalanx.cli.early_signals import ending_at_once
 from phalanx.cli.numbers import at_least_one
+from phalanx.cli.recipes import load, recipe_names
 from phalanx.cli.terminal import forgive_output, tell
 from phalanx.cli.train_directory import RUNS, agree_on_directory, prepare_directory
 from phalanx.cli.usage import UsageError, check_environment
@@ -28,11 +28,12 @@ if TYPE_CHECKING:  # torch takes seconds to import, and `phalanx --help` does no
 
 TOO_EARLY = "stopped: no training was under way"
 
-RECIPES = Path(__file__).parents[1] / "recipes"
-
 EXAMPLES = """examples:
   phalanx train                                          digits, on as many ranks as cores
   phalanx train cifar10 --set data.source=cifar10:DIR --set epochs=5
+  phalanx train gpt-tiny                                 a small GPT on text that comes with Phalanx
+  phalanx train my_recipe.py                             a recipe of your own
+  phalanx train --set model=my_nets:make_model --set model.args.width=64 --set optimizer=adamw --set rate.peak=0.001
   phalanx train --settings                               every name that --set takes, and what it means
   torchrun --nproc-per-node 8 -m phalanx train imagenet-resnet50
 """
@@ -78,11 +79,6 @@ def add_to(verbs: Any) -> None:
         "--settings", action="store_true", dest="list_settings", help="print what every setting means, and train nothing"
     )
     parser.set_defaults(run=run)
-
-
-def recipe_names() -> list[str]:
-    """The recipes that come with Phalanx."""
-    return sorted(path.stem.replace("_", "-") for path in RECIPES.glob("[a-z]*.py"))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -161,28 +157,6 @@ def resolve(recipe: str, settings: list[str], planned: dict[str, str] | None = N
     return config
 
 
-def load(recipe: str) -> RunConfig:
-    """The `config` of a recipe by its name or its file."""
-    from phalanx.train.config import RunConfig
-
-    named = RECIPES / f"{recipe.replace('-', '_')}.py"
-    path = named if recipe in recipe_names() else Path(recipe)
-    if not is_file(path):
-        raise UsageError(f"{recipe!r} is neither a recipe nor a file; the recipes are {', '.join(recipe_names())}")
-    spec = importlib.util.spec_from_file_location(f"recipe_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise UsageError(f"{path}: a recipe is a Python file, with one `config = RunConfig(...)`")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # noqa: BLE001  a user's file may do anything
-        raise UsageError(f"{path}: {type(error).__name__}: {error}") from None
-    config = getattr(module, "config", None)
-    if not isinstance(config, RunConfig):
-        raise UsageError(f"{path}: a recipe has one `config = RunConfig(...)`, but this one has {type(config).__name__}")
-    return config
-
-
 def check_everything(config: RunConfig, ranks: int) -> None:
     """Raise for what would fail on the ranks: one line here is better than one from each rank."""
     from phalanx.grad.gossip.partners import check_topology
@@ -212,10 +186,9 @@ def default_ranks(config: RunConfig, cores: int) -> int:
 
 def show(config: RunConfig) -> int:
     """Print every setting with its value, as `--set` takes it."""
-    from phalanx.train.config import paths
+    from phalanx.train.config import texts
 
-    for path, value in paths(config):
-        text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    for path, text in texts(config):
         print(f"{path}={text}")
     return 0
 

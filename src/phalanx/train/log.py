@@ -42,7 +42,9 @@ class Log:
         self._progress: Progress | None = show_progress(config) if show and self._speaks else None
         self._rows: Rows | None = None
         self._sinks = open_sinks(config, self._warn_of_sink) if self._speaks else Sinks(self.warn)
+        self.task = config.find_task()
         self.samples = (0, 0)  # to train and to test with; known when the data are open
+        self.units = 1  # what speed counts, per sample; known when the data are open
         self._resume = resume
         self._begun, self._before = time.perf_counter(), 0.0
         self._first: tuple[float, float] | None = None  # epoch and seconds of the first interval of this start
@@ -76,16 +78,16 @@ class Log:
         )
         self._progress.say(*banner(config.name, facts, self._progress.width))
 
-    def opened(self, *, samples: tuple[int, int], parameters: int) -> None:
-        """The data are open and the network is built: show how large they are."""
-        self.samples = samples
+    def opened(self, *, samples: tuple[int, int], units: int, parameters: int) -> None:
+        """The data are open and the network is built: show how large they are. A sample has `units` of what speed counts."""
+        self.samples, self.units = samples, units
         if self._progress is not None:
             self._progress.say(*fact_lines(data_facts(parameters=parameters, samples=samples), self._progress.width))
 
     def begin(self, step: int, seconds: float) -> None:
         """The first step comes next; earlier starts of this run did `step` steps in `seconds`."""
         if self._speaks:
-            environment = describe_environment(self.comm, self.config.comm)
+            environment = describe_environment(self.comm, self.config.comm, self.task, per_sample=self.units)
             if self.out is not None:
                 self._rows = Rows(self.out / "metrics.jsonl", keep_to_step=step if self._resume else None)
                 write_json(self.out / "config.json", plain(self.config))
@@ -162,8 +164,8 @@ class Log:
             "kind": "interval",
             "seconds": interval.seconds,
             "loss": loss / max(samples, 1),
-            "accuracy": right / max(samples, 1),
-            "images_per_second": samples / interval.elapsed,
+            **({"accuracy": right / max(samples, 1)} if self.task.correct else {}),
+            self.task.speed: samples * self.units / interval.elapsed,
             "times": {"input": mean.input, "compute": mean.compute, "wait": mean.wait, "update": mean.update},
             "wait_share": mean.wait / mean.total if mean.total else 0.0,
             "overlapped_share": 1 - waited / travelling if travelling and self.comm.size > 1 else None,
@@ -194,7 +196,7 @@ class Log:
         self._now.since = time.perf_counter()
 
     def end(self, result: Any) -> None:
-        self._write({"kind": "end", **vars(result)})
+        self._write({"kind": "end", **result.row()})
         report = self._report()
         if self._progress is not None:
             self._progress.end(result, self.out, report)

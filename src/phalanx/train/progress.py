@@ -18,6 +18,7 @@ from phalanx.schedule.printable import printable
 from phalanx.train.columns import cells, choose, fields, head
 from phalanx.train.config import RunConfig
 from phalanx.train.duration import duration
+from phalanx.train.task import SPEED, Task
 
 REDRAW = 0.2  # seconds between two drawings, enough for the eye
 BAR = 16  # characters
@@ -25,7 +26,6 @@ BAR_FROM = 64  # columns of a terminal that has room for the bar
 UNLIMITED = 1000  # columns of a file
 DIM, BOLD, YELLOW, PLAIN = "\x1b[2m", "\x1b[1m", "\x1b[33m", "\x1b[0m"
 
-SPEED = "_per_second"
 LESS_IMPORTANT = ("rate", "wait_share", "batch", "step")  # of the live line, behind what the task measures and the speed
 NOT_SHOWN = ("kind", "epoch", "seconds", "groups", "overlapped_share")
 
@@ -85,7 +85,7 @@ class Progress:
 
     def end(self, result: Any, out: Path | None, report: Path | None = None) -> None:
         """How the run ended and, last, where its report is."""
-        text = ending(result)
+        text = ending(result, self.config.find_task())
         self._keep(f"{BOLD}{text}{PLAIN}" if self.colour else text)
         if report is not None:
             self.say(f"report: {report}")
@@ -160,8 +160,8 @@ def evaluation_values(
     return values | {"time": seconds, "left": 0.0 if epoch >= epochs else left}
 
 
-def ending(result: Any) -> str:
+def ending(result: Any, task: Task) -> str:
     """How a run ended, in a sentence."""
     words = {"epochs": "done", "target": "target reached", "stopped": "stopped on request; --resume continues"}[result.why]
-    accuracy = f"test accuracy {result.top1:.4f} " if result.top1 == result.top1 else ""
-    return f"{words}: {accuracy}after {result.epochs} epochs, {result.steps} steps, {duration(result.seconds)}"
+    after = f"after {result.epochs} epochs, {result.steps} steps, {duration(result.seconds)}"
+    return f"{words}: {' '.join(filter(None, [task.verdict(result.found), after]))}"

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from phalanx.comm.communicator import Communicator
+from phalanx.data.scatter import length_of
 from phalanx.nn.init import seed_everything
-from phalanx.nn.loss import LabelSmoothingLoss
 from phalanx.optim.gossip_step import GossipOptimizer
 from phalanx.train.check import check, open_sources
 from phalanx.train.checkpoint import Checkpointer
@@ -87,7 +87,8 @@ def assemble(config: RunConfig, comm: Communicator, log: Log) -> Trainer:
     check_communicator(config.comm, comm)
     device = device_of_this_rank()
     source, held_out = open_sources(config)
-    check(config, comm.size, source, held_out)
+    facts = check(config, comm.size, source, held_out)
+    task = config.find_task(device)
     loader, test = config.data.loaders(
         source,
         held_out,
@@ -97,11 +98,13 @@ def assemble(config: RunConfig, comm: Communicator, log: Log) -> Trainer:
         seed=config.seed,
         channels_last=config.model.channels_last,
     )
-    channels, classes = config.data.shape(source)[0], len(source.classes)
-    model = config.model.build(in_channels=channels, classes=classes, seed=config.seed).to(device)
+    model = config.model.build(facts, seed=config.seed).to(device)
     model = config.model.batchnorm.install(model, comm)
-    log.opened(samples=(len(source), len(held_out)), parameters=sum(p.numel() for p in model.parameters()))
-    if any(isinstance(module, nn.Dropout) for module in model.modules()):  # otherwise equal generators make smaller checkpoints
+    units = task.units(task.unpack(config.data.example(source))[1])
+    samples = length_of(source), length_of(held_out)
+    log.opened(samples=samples, units=units, parameters=sum(p.numel() for p in model.parameters()))
+    drops = any(isinstance(module, nn.Dropout) for module in model.modules())
+    if drops or config.model.is_own:  # otherwise equal generators make smaller checkpoints
         seed_everything((config.seed + 1 + comm.rank) % 2**32)  # ranks drop different neurons
     optimizer = config.comm.wrap(config.optimizer.build(model), comm, weighted=config.uneven)
     if isinstance(optimizer, GossipOptimizer):
@@ -117,7 +120,7 @@ def assemble(config: RunConfig, comm: Communicator, log: Log) -> Trainer:
         test=test,
         device=device,
         scaler=torch.amp.GradScaler(device.type, enabled=config.model.precision == "float16"),
-        loss=LabelSmoothingLoss(config.label_smoothing).to(device),
+        task=task,
         log=log,
         tracer=Tracer(config, comm, log.out),
     )

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import Any, Literal, TextIO
 
 from phalanx.train.config import RunConfig
+from phalanx.train.optimizers import LarsConfig
 from phalanx.train.sinks.sink import Row, RunFacts
 
 Event = Literal["INTERVAL_START", "INTERVAL_END", "POINT_IN_TIME"]
@@ -131,8 +132,9 @@ def rates(facts: RunFacts) -> Iterator[tuple[str, Any]]:
     MLPerf counts the steps of a decay from the first step of the run, and so includes the warm-up.
     """
     config = facts.config
-    rule, rate = config.optimizer, config.rate
-    named: dict[str, Any] = {"momentum": rule.momentum, "weight_decay": rule.weight_decay}
+    rule, name, rate = config.optimizer.rule, config.optimizer.name, config.rate
+    known = {key: getattr(rule, key, None) for key in ("momentum", "weight_decay")}  # torch's other optimizers have no momentum
+    named: dict[str, Any] = {key: value for key, value in known.items() if value is not None}
     if rate.rule is None:
         steps_per_epoch = config.plan.steps_before(1, facts.train_samples, config.data.last)
         peak = rate.peak * rate.scaled(config.plan.stages[0].batch)
@@ -148,8 +150,8 @@ def rates(facts: RunFacts) -> Iterator[tuple[str, Any]]:
     for key in ("base_learning_rate", "momentum", "weight_decay", "learning_rate_warmup_epochs"):
         if key in named:
             yield f"opt_{key}", named[key]
-    if rule.name in ("lars", "sgd"):
+    if name in ("lars", "sgd"):
         for key, value in named.items():
-            yield f"{rule.name}_opt_{key}", value
-    if rule.name == "lars":
+            yield f"{name}_opt_{key}", value
+    if isinstance(rule, LarsConfig):
         yield "lars_epsilon", rule.eps

@@ -8,13 +8,13 @@ A number that has no name here keeps its own, so a task that measures something 
 from __future__ import annotations
 
 from phalanx.train.sinks.sink import Row
+from phalanx.train.task import SPEED
 
 GROUPS = {"interval": "train", "evaluation": "test"}
 NAMES = {
     "rate": "learning rate",
     "top1": "top-1",
     "top5": "top-5",
-    "images_per_second": "speed/images per second",
     "wait_share": "speed/waiting",
     "overlapped_share": "speed/overlapped",
 }
@@ -31,6 +31,6 @@ def scalars(row: Row) -> dict[str, float]:
         if key == "times":
             found.update({f"step seconds/{part}": float(seconds) for part, seconds in value.items()})
         elif key not in LEFT_OUT and isinstance(value, int | float) and not isinstance(value, bool):
-            name = NAMES.get(key, key.replace("_", " "))
+            name = f"speed/{key.replace('_', ' ')}" if key.endswith(SPEED) else NAMES.get(key, key.replace("_", " "))
             found[name if "/" in name else f"{group}/{name}"] = float(value)
     return found

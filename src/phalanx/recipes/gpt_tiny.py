@@ -1,0 +1,21 @@
+"""A small GPT that predicts the next character of the handbook, 247,200 characters that come with Phalanx.
+
+4 layers of 128 (820,352 parameters), AdamW with the settings of nanoGPT. 4 epochs take about a minute on 2 cores.
+"""
+
+from phalanx.train.config import RunConfig
+from phalanx.train.model import ModelConfig
+from phalanx.train.networks import GptConfig
+from phalanx.train.samples import DataConfig
+from phalanx.train.update import OptimizerConfig, RateConfig
+
+config = RunConfig(
+    name="gpt-tiny",
+    task="language",
+    epochs=5,
+    batch=32,
+    model=ModelConfig.of(GptConfig(depth=4, width=128, heads=4)),
+    data=DataConfig(source="handbook", context=64),
+    optimizer=OptimizerConfig(name="adamw", args={"betas": [0.9, 0.99]}, weight_decay=0.1, decay_all=False),
+    rate=RateConfig(peak=3e-3, warmup=0.5, end=0.1),
+)
