@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from phalanx.data.assemble import map_tensors
+from phalanx.data.collate import map_tensors
 from phalanx.data.scatter import length_of
 from phalanx.train.config import ConfigError, RunConfig
 from phalanx.train.import_path import blamed_on

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from phalanx.comm.communicator import Communicator
-from phalanx.data.assemble import map_tensors
+from phalanx.data.collate import map_tensors
 from phalanx.nn.batchnorm import convert_batchnorm, use_last_batch_
 from phalanx.nn.init import init_parameters_, seed_everything
 from phalanx.nn.models.initial import initialize_
