@@ -46,7 +46,7 @@ quick: $(READY)  ## the tests worth running on every save, less than a minute
 test: $(READY)  ## all tests
 	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-frameworks: $(FRAMEWORKS)  ## the tests with Lightning, accelerate, transformers and Ray, which it installs (300 MB)
+frameworks: $(FRAMEWORKS)  ## the tests with Lightning, accelerate, transformers, Ray, wandb, MLflow and MLPerf's checker, which it installs (400 MB)
 	@PHALANX_TEST_FRAMEWORKS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/integrations $(ARGS)
 
 test-%: $(READY)  ## the world tests on N ranks: make test-4
@@ -114,7 +114,7 @@ $(READY): pyproject.toml constraints.txt Makefile setup.py $(wildcard csrc/*)
 	printf '%s\n' "$(CURDIR)" >$(READY); rm -f $(BEGUN)
 
 $(FRAMEWORKS): $(READY)
-	@$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e '.[frameworks]' >.venv/frameworks.log 2>&1 \
+	@$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e '.[frameworks,logging]' >.venv/frameworks.log 2>&1 \
 		|| { tail -n 40 .venv/frameworks.log >&2; exit 1; }
 	@$(BIN)/python -m pip check
 	@touch $@
