@@ -114,7 +114,8 @@ $(READY): pyproject.toml constraints.txt Makefile setup.py $(wildcard csrc/*)
 	printf '%s\n' "$(CURDIR)" >$(READY); rm -f $(BEGUN)
 
 $(FRAMEWORKS): $(READY)
-	@$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e '.[frameworks,logging]' >.venv/frameworks.log 2>&1 \
-		|| { tail -n 40 .venv/frameworks.log >&2; exit 1; }
+	@echo "set-up: the frameworks, as constraints.txt has them (once, two minutes) ..."
+	@$(BIN)/python -m pip install -c constraints.txt 'phalanx[frameworks,logging]' >.venv/frameworks.log 2>&1 \
+		|| { tail -n 40 .venv/frameworks.log >&2; exit 1; }  # Phalanx itself is there, so pip adds what the extras name
 	@$(BIN)/python -m pip check
 	@touch $@

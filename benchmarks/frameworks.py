@@ -1,6 +1,6 @@
 """Scripts of Lightning, accelerate and transformers: how long a step takes with gloo, and with what Phalanx offers instead.
 
-    python -m benchmarks.frameworks [lightning accelerate transformers] [--ranks 2] [--turns 7] [--length 5] [--batch 2] [--json FILE]
+    python -m benchmarks.frameworks [lightning accelerate transformers] [--ranks 2] [--turns 7] [--length 5] ... [--json FILE]
 
 gloo       the script as it was
 phalanx    one word changed: the backend

@@ -28,6 +28,8 @@ def digits(split):
 
 
 class Digits(lightning.LightningModule):
+    """A small CNN, how it is trained, and what is printed."""
+
     def __init__(self):
         super().__init__()
         self.net = nn.Sequential(

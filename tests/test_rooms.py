@@ -363,7 +363,10 @@ def test_mutants_are_rejected(path, source):
         ("selftest/speed.py", "from phalanx.bench.library import library_all_reduce\nimport torch"),
         ("backend/work.py", "import torch.distributed as dist\nfrom phalanx.comm import forks\ndist.ProcessGroup.barrier"),
         ("bench/ranks.py", "from phalanx.train.config import RunConfig\nfrom phalanx.comm.start import Ranks"),
-        ("integrations/lightning.py", "from lightning.pytorch.strategies import DDPStrategy\nfrom phalanx.comm import Communicator"),
+        (
+            "integrations/lightning.py",
+            "from lightning.pytorch.strategies import DDPStrategy\nfrom phalanx.comm import Communicator",
+        ),
         (
             "__init__.py",
             "import importlib\nfrom phalanx.comm import Pending\ndef __getattr__(n):\n    return importlib.import_module(n)",

@@ -171,7 +171,15 @@ def test_the_trainjob_has_the_fields_of_kubeflow_trainer_v2():
     job = yaml.safe_load((EXAMPLES / "cluster" / "trainjob.yaml").read_text(encoding="utf-8"))
     assert (job["apiVersion"], job["kind"]) == ("trainer.kubeflow.org/v1alpha1", "TrainJob")
     assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", job["metadata"]["name"])
-    assert job["spec"].keys() <= {"runtimeRef", "initializer", "trainer", "runtimePatches", "suspend", "activeDeadlineSeconds", "managedBy"}
+    assert job["spec"].keys() <= {
+        "runtimeRef",
+        "initializer",
+        "trainer",
+        "runtimePatches",
+        "suspend",
+        "activeDeadlineSeconds",
+        "managedBy",
+    }
     assert job["spec"]["runtimeRef"] == {"name": "torch-distributed"}
     trainer = job["spec"]["trainer"]
     assert trainer.keys() <= {"image", "command", "args", "env", "numNodes", "resourcesPerNode", "numProcPerNode"}
@@ -191,9 +199,32 @@ def test_the_trainjob_has_the_fields_of_kubeflow_trainer_v2():
 def test_the_task_has_the_fields_of_skypilot():
     """Names as in SkyPilot's schema of a task, version 0.14."""
     task = yaml.safe_load((EXAMPLES / "cluster" / "skypilot.yaml").read_text(encoding="utf-8"))
-    assert task.keys() <= {"name", "workdir", "num_nodes", "resources", "envs", "secrets", "file_mounts", "volumes", "setup", "run", "config"}
-    assert task["resources"].keys() <= {"infra", "accelerators", "cpus", "memory", "instance_type", "use_spot", "disk_size", "network_tier"}
-    assert all(mount.keys() <= {"name", "source", "store", "mode", "persistent", "config"} for mount in task["file_mounts"].values())
+    assert task.keys() <= {
+        "name",
+        "workdir",
+        "num_nodes",
+        "resources",
+        "envs",
+        "secrets",
+        "file_mounts",
+        "volumes",
+        "setup",
+        "run",
+        "config",
+    }
+    assert task["resources"].keys() <= {
+        "infra",
+        "accelerators",
+        "cpus",
+        "memory",
+        "instance_type",
+        "use_spot",
+        "disk_size",
+        "network_tier",
+    }
+    assert all(
+        mount.keys() <= {"name", "source", "store", "mode", "persistent", "config"} for mount in task["file_mounts"].values()
+    )
     assert {mount["mode"] for mount in task["file_mounts"].values()} <= {"MOUNT", "COPY", "MOUNT_CACHED"}
     assert isinstance(task["num_nodes"], int)
     assert all(isinstance(value, str) for value in task["envs"].values())

@@ -42,7 +42,8 @@ def train(model, comm, *, hook=False):
     for x, y in loader:
         with accelerator.accumulate(model):
             accelerator.backward((model(x) - y).square().mean())
-            accelerator.clip_grad_norm_(model.parameters(), 0.5)
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), 0.5)
             optimizer.step()
             optimizer.zero_grad()
 

@@ -28,6 +28,8 @@ TORN = {}  # what a rank saw: by name
 
 
 class Net(L.LightningModule):
+    """A perceptron."""
+
     def __init__(self, optimizer=torch.optim.AdamW, norm=False):
         super().__init__()
         layers = [torch.nn.Linear(8, 32), torch.nn.BatchNorm1d(32) if norm else torch.nn.Tanh(), torch.nn.Linear(32, 1)]

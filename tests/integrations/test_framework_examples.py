@@ -1,4 +1,4 @@
-"""The examples of each framework: one changed word and the same losses, or two or three lines and gossip."""
+"""The examples of each framework: one changed word and the same losses, or a few lines and gossip."""
 
 import os
 import re
@@ -31,7 +31,7 @@ def test_one_word_changes(name):
 
 @pytest.mark.parametrize("name", GOSSIP)
 def test_gossip_takes_few_lines(name):
-    assert 0 < changed_lines(f"{GOSSIP[name]}_before.py", f"{name}.py") <= 4
+    assert 0 < changed_lines(f"{GOSSIP[name]}_before.py", f"{name}.py") <= 5
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=needs(package)) for name, package in ONE_WORD.items()])

@@ -18,6 +18,8 @@ RANK = torch.distributed.get_rank()
 
 
 class Counting(torch.utils.data.Dataset):
+    """Sentences of 16 numbers."""
+
     def __len__(self):
         return 256
 
@@ -73,7 +75,6 @@ Trainer(model=theirs, args=arguments("ddp"), train_dataset=data).train()
 # PhalanxTrainer computes what DDP computes, from rank 0's model, and nobody averages twice
 ours = net(seed=RANK)
 trainer = PhalanxTrainer(model=ours, args=arguments("ours"), train_dataset=data, eval_dataset=data)
-set_seed(0)
 assert told(trainer.train) == []
 assert type(trainer.model_wrapped).__name__ == "Bare"
 first = net()

@@ -128,7 +128,7 @@ def test_gpt_tiny_is_the_recipe_that_was_promised():
     model = phalanx.models.gpt(depth=config.model.depth, width=config.model.width, heads=config.model.heads)
     assert len(model.blocks) == 4
     assert isinstance(config.find_task(), Task)
-    assert len(config.data.open("train")) // config.batch == 108
+    assert len(config.data.open("train")) // config.batch == 434
 
 
 @pytest.mark.parametrize(

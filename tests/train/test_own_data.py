@@ -49,6 +49,22 @@ def test_a_loss_of_ones_own_trains_and_is_reported(here):
         examine({"loss": "own_things:focal", "loss.args.gama": "3"})
 
 
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("own_things:per_sample", r"gives a tensor of \(2,\) for outputs and labels: return their mean loss"),
+        ("own_things:without_gradient", "gives a loss without a gradient"),
+        ("builtins:print", "gives a NoneType for outputs and labels"),
+        ("builtins:divmod", "loss=builtins:divmod: TypeError"),
+        ("own_things:NUMBER", "it is a int, not a function or class"),
+    ],
+)
+def test_losses_that_are_refused(name, told):
+    with pytest.raises(ConfigError, match=told) as caught:
+        examine({"loss": name})
+    assert "\n" not in str(caught.value)
+
+
 def test_data_of_ones_own_and_a_task_of_ones_own(here):
     settings = {"model": "own_things:linear", "data": "own_things:make_source", "data.args.n": "480"}
     config = examine(settings | {"task": "own_things:REGRESSION", "rate.peak": "0.1", "target": "0.2", "epochs": "20"})

@@ -55,7 +55,7 @@ def usual_form(options: type, *names: str) -> Callable[[Any], Any]:
 
 
 def _averages_on_host(args: tuple[Any, ...]) -> bool:
-    """Whether this is an average of numbers in host memory. gloo has sums, and NCCL also averages integers: Lightning asks for it."""
+    """Whether this is an average of numbers in host memory. gloo only has sums. Lightning averages integers, as NCCL does."""
     if not hasattr(args[-1], "reduceOp") or op_of(args[-1]) != "mean":
         return False
     return all(x.is_cpu and x.dtype is not torch.bool and x.layout is torch.strided for x in _tensors(args[0]))

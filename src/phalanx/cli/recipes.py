@@ -1,4 +1,4 @@
-"""Recipes by name or by file, and where modules of yours are found: here and beside the recipe."""
+"""Recipes by name or by file. A file finds modules beside itself, as a script does."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def recipe_names() -> list[str]:
 
 
 def load(recipe: str) -> RunConfig:
-    """The `config` of a recipe by its name or its file. Import paths in it lead to modules here, or beside the file."""
+    """The `config` of a recipe by its name or its file. Import paths in a file lead to modules beside it, too."""
     from phalanx.train.config import RunConfig
+    from phalanx.train.import_path import make_importable
 
-    make_importable(Path.cwd())
     if recipe in recipe_names():
         module = _execute(RECIPES / f"{recipe.replace('-', '_')}.py", f"recipe_{recipe.replace('-', '_')}", recipe)
     else:
@@ -39,12 +39,6 @@ def load(recipe: str) -> RunConfig:
     if not isinstance(config, RunConfig):
         raise UsageError(f"{recipe}: a recipe has one `config = RunConfig(...)`, but this one has {type(config).__name__}")
     return config
-
-
-def make_importable(directory: Path) -> None:
-    """Let Python find modules in a directory, as `python -m` does for the one it starts in, unless Python must not (-P)."""
-    if not getattr(sys.flags, "safe_path", False) and str(directory) not in sys.path:
-        sys.path.insert(0, str(directory))
 
 
 def name_of(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Samples become a batch; and what can be done to a batch of any shape: pin it, or empty it.
+"""Samples become a batch; and what can be done to a batch of any shape: pin it, change its tensors, or empty it.
 
 Without a `collate_fn` samples are stacked as torch's `default_collate` does: numbers and arrays become tensors, dicts stay dicts,
 texts stay lists. The only difference is that a batch of tuples is a tuple here and a list there.
@@ -42,6 +42,14 @@ def pinned(data: Any) -> Any:
     if (parts := _parts(data)) is not None:
         return _rebuilt(data, {key: pinned(value) for key, value in parts.items()})
     return data.pin_memory() if callable(getattr(data, "pin_memory", None)) else data
+
+
+def map_tensors(change: Callable[[Tensor], Any], data: Any) -> Any:
+    """A batch with every tensor in its containers replaced by `change` of it."""
+    if isinstance(data, Tensor):
+        return change(data)
+    parts = _parts(data)
+    return data if parts is None else _rebuilt(data, {key: map_tensors(change, value) for key, value in parts.items()})
 
 
 class UnknownBatchError(TypeError):

@@ -61,8 +61,7 @@ class Averager:
         sparse: bool = False,
     ) -> None:
         check_wire(wire)
-        self._comm, self._sync, self.delayed = comm, sync, delayed
-        self._wire = wire
+        self._comm, self._sync, self._wire, self.delayed = comm, sync, wire, delayed
         self.in_backward = in_backward and not delayed
         self._sparse = sparse  # gradients are sparse, and stay so
         self._trained = Trained(comm, sync, wire=wire, bucket_bytes=bucket_bytes, delayed=delayed)
@@ -78,8 +77,7 @@ class Averager:
         self._end = EndOfBackward(self._end_backward)
         self._second = SecondAverage(comm, AVERAGED)
         self._refused: ReplicaError | None = None  # found at the end of a backward
-        self._paused = False
-        self._busy = False  # a gradient has come since the last exchange
+        self._paused = self._busy = False  # busy: a gradient has come since the last exchange
         self.steps = self._exchanges = 0  # steps so far, and exchanges since the last one
         self._exchanged = False  # the gradients of this step, or of this evaluation of its closure
         self._said = Said()  # in the last exchange
@@ -90,8 +88,7 @@ class Averager:
     def watch(self, params: Sequence[torch.nn.Parameter], names: Sequence[str]) -> None:
         """From now on average the gradients of these; all ranks call it. The groups are learned anew in the next exchange."""
         self._trained.set(params, names)
-        self._untouched.names = self._trained.names
-        self._exchanged = False
+        self._untouched.names, self._exchanged = self._trained.names, False
         self._hook()
 
     def watches(self, params: Sequence[torch.nn.Parameter]) -> bool:

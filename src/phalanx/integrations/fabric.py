@@ -1,7 +1,7 @@
 """A strategy for `lightning.fabric.Fabric` that trains with the multi-node optimizer, gossip included.
 
-    fabric = Fabric(strategy=PhalanxStrategy(sync=phalanx.Gossip()), devices=4, accelerator="cpu")
-    model, optimizer = fabric.setup(model, optimizer)
+fabric = Fabric(strategy=PhalanxStrategy(sync=phalanx.Gossip()), devices=4, accelerator="cpu")
+model, optimizer = fabric.setup(model, optimizer)
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from phalanx.comm.communicator import Communicator
 from phalanx.comm.create import create_communicator
 from phalanx.grad.allreduce import AllReduce
 from phalanx.grad.gossip import Gossip
-from phalanx.integrations.plan import Plan, average, pause
+from phalanx.integrations.plan import Plan, average, pause, seconds_of
 from phalanx.integrations.strategy import TIMEOUT
 from phalanx.nn.init import bcast_parameters
 from phalanx.schedule import Schedule
@@ -43,6 +43,13 @@ class PhalanxStrategy(DDPStrategy):
         timeout: Bounds every wait.
         start_method: How Fabric starts the ranks if no launcher has: "popen", "spawn", "fork" or "forkserver".
         fabrics: What Fabric itself sets: `accelerator`, `parallel_devices`, `cluster_environment`, `checkpoint_io`, `precision`.
+
+    Raises:
+        TypeError: If you pass an option of DistributedDataParallel.
+
+    Example:
+        >>> from phalanx.integrations.fabric import PhalanxStrategy  # doctest: +SKIP
+        >>> fabric = Fabric(strategy=PhalanxStrategy(sync=phalanx.Gossip()))  # doctest: +SKIP
     """
 
     comm: Communicator
@@ -62,7 +69,9 @@ class PhalanxStrategy(DDPStrategy):
     ) -> None:
         extra = fabrics.keys() - {"accelerator", "parallel_devices", "cluster_environment", "checkpoint_io", "precision"}
         if extra:  # DDPStrategy would keep them for a DistributedDataParallel that does not exist here
-            raise TypeError(f"PhalanxStrategy has no argument {sorted(extra)[0]!r}: options of DistributedDataParallel do not apply")
+            raise TypeError(
+                f"PhalanxStrategy has no argument {sorted(extra)[0]!r}: options of DistributedDataParallel do not apply"
+            )
         super().__init__(
             process_group_backend=process_group_backend,
             timeout=timeout,
@@ -70,7 +79,7 @@ class PhalanxStrategy(DDPStrategy):
             **fabrics,
         )
         self._plan = Plan(sync, double_buffering, wire, bucket_bytes)
-        self._algorithm, self._seconds = algorithm, timeout.total_seconds()
+        self._algorithm, self._seconds = algorithm, seconds_of(timeout)
         self._optimizers: list[Any] = []
         self._backward_sync_control = _Pausing(self._optimizers)
 

@@ -1,6 +1,6 @@
 """A strategy for `lightning.pytorch.Trainer` that trains with the multi-node optimizer, gossip included.
 
-    trainer = L.Trainer(strategy=PhalanxStrategy(sync=phalanx.Gossip()), devices=4, accelerator="cpu")
+trainer = L.Trainer(strategy=PhalanxStrategy(sync=phalanx.Gossip()), devices=4, accelerator="cpu")
 """
 
 from __future__ import annotations

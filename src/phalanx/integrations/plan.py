@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -38,6 +39,13 @@ class Plan:
         if model is not None:
             wrapped.follow(model)
         return wrapped
+
+
+def seconds_of(timeout: timedelta) -> float:
+    """Lightning's timeout as a communicator has it."""
+    if not isinstance(timeout, timedelta):
+        raise TypeError(f"timeout is a datetime.timedelta, as in Lightning's DDPStrategy, got {timeout!r}")
+    return timeout.total_seconds()
 
 
 def multi_node(optimizer: Any) -> Any:

@@ -1,6 +1,6 @@
 """A strategy for `pytorch_lightning.Trainer` that trains with the multi-node optimizer, gossip included.
 
-    trainer = pl.Trainer(strategy=PhalanxStrategy(sync=phalanx.Gossip()), devices=4, accelerator="cpu")
+trainer = pl.Trainer(strategy=PhalanxStrategy(sync=phalanx.Gossip()), devices=4, accelerator="cpu")
 """
 
 from __future__ import annotations

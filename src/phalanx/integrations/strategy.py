@@ -17,7 +17,7 @@ from phalanx.comm.communicator import Communicator
 from phalanx.comm.create import create_communicator
 from phalanx.grad.allreduce import AllReduce
 from phalanx.grad.gossip import Gossip
-from phalanx.integrations.plan import Plan, average, pause
+from phalanx.integrations.plan import Plan, average, pause, seconds_of
 from phalanx.nn.init import bcast_parameters
 from phalanx.optim.wrapped import WrappedOptimizer
 from phalanx.schedule import Schedule
@@ -47,7 +47,7 @@ class ClosureFirst(WrappedOptimizer):
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
         return self.optimizer.param_groups
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
+    def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT002  torch's signature
         self.optimizer.zero_grad(set_to_none)
 
 
@@ -84,7 +84,7 @@ class MultiNodeReplicas:
             start_method=start_method,
         )  # type: ignore[call-arg]  # DDPStrategy's
         self._plan = Plan(sync, double_buffering, wire, bucket_bytes)
-        self._algorithm, self._seconds = algorithm, timeout.total_seconds()
+        self._algorithm, self._seconds = algorithm, seconds_of(timeout)
 
     # ---- set-up ------------------------------------------------------------------------------------------------------------
 

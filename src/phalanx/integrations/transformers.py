@@ -76,11 +76,7 @@ class MultiNodeTraining:
 
     def create_optimizer(self: Any, model: Any = None) -> Any:
         """The Trainer's own optimizer, or the one that you passed, as a multi-node one."""
-        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
-            raise ValueError(
-                "PhalanxTrainer trains replicas, and DeepSpeed and FSDP cut them into shards: leave one of the two out. "
-                'With FSDP you can use Phalanx\'s backend: torch.distributed.init_process_group("phalanx")'
-            )
+        self._check()
         optimizer = super().create_optimizer(model)  # type: ignore[misc]
         if multi_node(optimizer) is None:  # a second `train()` has it already
             if self.comm is None:  # accelerate has connected the ranks by now
@@ -93,10 +89,23 @@ class MultiNodeTraining:
             return super()._wrap_model(model, training, dataloader)  # type: ignore[misc]
         if isinstance(model, Bare):
             return model
+        self._check()
         own = multi_node(self.optimizer)
         bcast_parameters(model, own.comm)  # all ranks begin with rank 0's, as with DistributedDataParallel
         # mixed precision and torch.compile as the arguments say, and no DistributedDataParallel
         return Bare(self.accelerator.prepare_model(model, evaluation_mode=True), own)
+
+    def _check(self: Any) -> None:
+        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+            raise ValueError(
+                "PhalanxTrainer trains replicas, and DeepSpeed and FSDP cut them into shards: leave one of the two out. "
+                'With FSDP you can use Phalanx\'s backend: torch.distributed.init_process_group("phalanx")'
+            )
+        if self.args.n_gpu > 1:
+            raise ValueError(
+                f"this process has {self.args.n_gpu} GPUs, and PhalanxTrainer uses one per process: start it with "
+                f"torchrun --nproc-per-node {self.args.n_gpu}, or choose one GPU with CUDA_VISIBLE_DEVICES"
+            )
 
     def training_step(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
         """As the Trainer's, which looks at the class of the model in some places."""
@@ -125,4 +134,11 @@ class PhalanxTrainer(MultiNodeTraining, Trainer):
         bucket_bytes: The size of a group of gradients that travels together.
         algorithm: The schedule of all-reduces, as in `create_communicator`.
         kwargs: See `args`.
+
+    Raises:
+        ValueError: In `train()`, with DeepSpeed and FSDP.
+
+    Example:
+        >>> from phalanx.integrations.transformers import PhalanxTrainer  # doctest: +SKIP
+        >>> PhalanxTrainer(model=model, args=args, train_dataset=data, sync=phalanx.Gossip()).train()  # doctest: +SKIP
     """

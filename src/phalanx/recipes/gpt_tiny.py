@@ -12,10 +12,11 @@ from phalanx.train.update import OptimizerConfig, RateConfig
 config = RunConfig(
     name="gpt-tiny",
     task="language",
-    epochs=5,
-    batch=32,
+    epochs=3,
+    batch=8,
     model=ModelConfig.of(GptConfig(depth=4, width=128, heads=4)),
     data=DataConfig(source="handbook", context=64),
     optimizer=OptimizerConfig(name="adamw", args={"betas": [0.9, 0.99]}, weight_decay=0.1, decay_all=False),
-    rate=RateConfig(peak=3e-3, warmup=0.5, end=0.1),
+    rate=RateConfig(peak=3e-3, warmup=0.3, end=0.1),
+    log_every=20,
 )

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
+from phalanx.data.collate import map_tensors
 from phalanx.data.scatter import length_of
 from phalanx.train.config import ConfigError, RunConfig
 from phalanx.train.import_path import blamed_on
@@ -13,6 +16,7 @@ from phalanx.train.own_source import count_classes
 from phalanx.train.samples import holds_images
 from phalanx.train.sinks import check_sinks
 from phalanx.train.task import Task
+from phalanx.train.tasks import TASKS
 
 
 def open_sources(config: RunConfig) -> tuple[Any, Any]:
@@ -55,7 +59,7 @@ def check(config: RunConfig, ranks: int, train: Any, test: Any) -> SampleFacts:
         config.course  # noqa: B018  raises if rate, momentum and plan contradict each other
         config.optimizer.rule.check()
         config.model.batchnorm.check(ranks)
-        facts, x = look_at(config, task, train, classes)
+        facts, x, y = look_at(config, task, train, classes)
         config.data.check(facts.shape[0] if holds_images(train) else None)
         outputs = config.model.outputs_for(facts, x)
         if task.check is not None:
@@ -63,13 +67,28 @@ def check(config: RunConfig, ranks: int, train: Any, test: Any) -> SampleFacts:
                 task.check(outputs, facts)
             except ValueError as error:
                 raise ValueError(f"model.name={config.model.name}: {error}") from None
+        if config.loss.name is not None or config.task not in TASKS:
+            try_loss(config, task, outputs, y)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     return facts
 
 
-def look_at(config: RunConfig, task: Task, train: Any, classes: int | None) -> tuple[SampleFacts, Any]:
-    """What a network has to know about the data, and its input for one sample."""
+def try_loss(config: RunConfig, task: Task, outputs: Any, y: Any) -> None:
+    """Raise ConfigError unless a loss of the user's gives one number with a gradient for outputs of such shapes."""
+    told = f"loss={config.loss.name}" if config.loss.name is not None else f"task={config.task}"
+    zeros = map_tensors(lambda x: torch.zeros(x.shape, dtype=x.dtype).requires_grad_(x.is_floating_point()), outputs)
+    with blamed_on(told):
+        loss = task.loss(zeros, y)
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        shape = f"a tensor of {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"a {type(loss).__name__}"
+        raise ConfigError(f"{told} gives {shape} for outputs and labels: return their mean loss, a tensor with one number")
+    if not loss.requires_grad:
+        raise ConfigError(f"{told} gives a loss without a gradient: compute it from the outputs with torch")
+
+
+def look_at(config: RunConfig, task: Task, train: Any, classes: int | None) -> tuple[SampleFacts, Any, Any]:
+    """What a network has to know about the data, and one sample: the network's input, and what the loss gets."""
     with blamed_on(f"task={config.task} does not suit data.source={config.data.source}"):
-        x, _ = task.unpack(config.data.example(train))
-    return SampleFacts(tuple(getattr(x, "shape", (1,))[1:]), classes), x
+        x, y = task.unpack(config.data.example(train))
+    return SampleFacts(tuple(getattr(x, "shape", (1,))[1:]), classes), x, y

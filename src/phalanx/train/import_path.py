@@ -10,6 +10,7 @@ import difflib
 import importlib
 import inspect
 import re
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -32,10 +33,17 @@ def check_import_path(text: str, names: str) -> None:
         raise ValueError(f"one of {names}, or an import path such as my_package.module:name")
 
 
+def make_importable(directory: Path) -> None:
+    """Let Python find modules in a directory, as `python -m` does for the one it starts in, unless Python must not (-P)."""
+    if not getattr(sys.flags, "safe_path", False) and str(directory) not in sys.path:
+        sys.path.insert(0, str(directory))
+
+
 def find(path: str, setting: str) -> Any:
     """What an import path names; ConfigError, which names the setting, if that is not there or its module fails."""
     module_name, _, name = path.partition(":")
     told = f"{setting}={shorten(path)}"
+    make_importable(Path.cwd())  # not before: a run without import paths executes nothing that lies here
     try:
         found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

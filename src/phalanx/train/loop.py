@@ -16,7 +16,7 @@ from torch import nn
 
 from phalanx.comm.communicator import Communicator
 from phalanx.data import Loader, Step
-from phalanx.data.assemble import map_tensors
+from phalanx.data.collate import map_tensors
 from phalanx.nn.batchnorm import average_batchnorm_
 from phalanx.optim.gossip_step import GossipOptimizer
 from phalanx.optim.multi_node import MultiNodeOptimizer

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from phalanx.comm.communicator import Communicator
-from phalanx.data.assemble import map_tensors
+from phalanx.data.collate import map_tensors
 from phalanx.nn.batchnorm import convert_batchnorm, use_last_batch_
 from phalanx.nn.init import init_parameters_, seed_everything
 from phalanx.nn.models.initial import initialize_
@@ -25,6 +25,12 @@ from phalanx.train.settings import setting
 _building = threading.Lock()  # ranks that are threads of one process share its generators
 
 Precision = Literal["float32", "bfloat16", "float16"]
+
+
+def seed_rank(seed: int) -> None:
+    """Seed the generators of this rank for what it draws while it trains, when no other rank of this process builds a network."""
+    with _building:
+        seed_everything(seed)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ network as it is.
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from phalanx.data.scatter import is_columns
 from phalanx.data.source import Arrays
 from phalanx.data.sources import SPECS
 from phalanx.data.sources.text import Text
-from phalanx.train.import_path import as_given, blamed_on, check_arguments_of, find_callable, is_import_path
+from phalanx.train.import_path import as_given, blamed_on, check_arguments_of, find_callable, is_import_path, make_importable
 from phalanx.train.setting_text import ConfigError, shorten
 
 
@@ -30,6 +31,7 @@ def is_own_source(spec: str) -> bool:
 def open_own_source(spec: str, args: dict[str, Any], split: str) -> Any:
     """What the factory returns for a split; ConfigError if it is no data set."""
     told, package = f"data.source={shorten(spec)}", spec.partition(":")[0].partition(".")[0]
+    make_importable(Path.cwd())
     try:
         there = importlib.util.find_spec(package) is not None
     except ValueError:  # a module that was made by hand

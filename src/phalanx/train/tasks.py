@@ -49,8 +49,8 @@ def of_all_heads(loss: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Ten
     """A loss to which auxiliary heads, if there are some, add their share."""
 
     def over_heads(outputs: Any, y: Any) -> Tensor:
-        early = outputs[1:] if isinstance(outputs, tuple) else ()
-        return loss(logits_of(outputs), y) + sum(AUXILIARY * loss(head, y) for head in early)
+        last = loss(logits_of(outputs), y)
+        return last + sum(AUXILIARY * loss(head, y) for head in outputs[1:]) if isinstance(outputs, tuple) else last
 
     return over_heads
 

@@ -15,7 +15,6 @@ from torch import nn
 
 from phalanx.comm.communicator import Communicator
 from phalanx.data.scatter import length_of
-from phalanx.nn.init import seed_everything
 from phalanx.optim.gossip_step import GossipOptimizer
 from phalanx.train.check import check, open_sources
 from phalanx.train.checkpoint import Checkpointer
@@ -24,6 +23,7 @@ from phalanx.train.communicator import check_communicator, create_communicator_f
 from phalanx.train.config import RunConfig, identity, plain
 from phalanx.train.log import Log
 from phalanx.train.loop import Trainer, not_saved
+from phalanx.train.model import seed_rank
 from phalanx.train.result import Result
 from phalanx.train.sigterm import StopSignals
 from phalanx.train.trace import Tracer
@@ -103,9 +103,9 @@ def assemble(config: RunConfig, comm: Communicator, log: Log) -> Trainer:
     units = task.units(task.unpack(config.data.example(source))[1])
     samples = length_of(source), length_of(held_out)
     log.opened(samples=samples, units=units, parameters=sum(p.numel() for p in model.parameters()))
-    drops = any(isinstance(module, nn.Dropout) for module in model.modules())
+    drops = any(isinstance(module, nn.Dropout) and module.p for module in model.modules())
     if drops or config.model.is_own:  # otherwise equal generators make smaller checkpoints
-        seed_everything((config.seed + 1 + comm.rank) % 2**32)  # ranks drop different neurons
+        seed_rank((config.seed + 1 + comm.rank) % 2**32)  # ranks drop different neurons
     optimizer = config.comm.wrap(config.optimizer.build(model), comm, weighted=config.uneven)
     if isinstance(optimizer, GossipOptimizer):
         optimizer.follow(model)
