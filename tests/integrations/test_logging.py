@@ -1,4 +1,4 @@
-"""Runs whose rows go to TensorBoard, Weights & Biases (offline) and MLflow (a directory), read back with each tool's own reader."""
+"""Runs whose rows go to TensorBoard, Weights & Biases (offline) and MLflow (a directory), read back by their own readers."""
 
 from __future__ import annotations
 
