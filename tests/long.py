@@ -8,5 +8,5 @@ LONG = os.environ.get("PHALANX_TEST_LONG") == "1"
 
 
 def times(often: int, *, seldom: int) -> int:
-    """`often` in CI."""
+    """`often` in CI, else `seldom`."""
     return often if LONG else seldom

@@ -190,7 +190,9 @@ def check_in_the_end(world):
 def test_every_order_of_two_faults_and_their_ends_on_small_worlds(size):
     faults = [(event, rank) for event in EVENTS for rank in range(size) if event != "heal" or rank == 0]
     ticks = limit(size) + 2  # long enough to fall behind
-    for events in itertools.product(faults, repeat=3):
+    every = times(1, seldom=5)  # no divisor of the number of faults: each of them comes first, second and third
+    assert len(faults) % 5
+    for events in itertools.islice(itertools.product(faults, repeat=3), 0, None, every):
         world = World(size)
         for event, rank in events:
             apply(world, event, rank)

@@ -35,7 +35,11 @@ TRANSPORTS = {
 }
 
 
-STRIDES = {"collectives": 3, "moves": 7}  # of the part that always runs: without a native core gloo is the same as moves
+STRIDES = {
+    "gloo": 2,
+    "collectives": 3,
+    "moves": 7,
+}  # of the part that always runs: without a native core gloo is the same as moves
 
 
 def chosen(n: int) -> list[Cell]:

@@ -149,6 +149,7 @@ def test_launched_ranks_equal_one_process(launcher: str) -> None:
         assert all(own["one_replica"] == shared for own in results), name
 
 
+@pytest.mark.skipif(not LONG, reason="two more processes that import torch: PHALANX_TEST_LONG=1 runs it")
 def test_open_mpi_on_several_hosts_meets_through_mpi4py() -> None:
     pytest.importorskip("mpi4py", reason="no mpi4py: pip install mpi4py")
     # each rank is told that it is alone on its host: so they cannot meet by a note

@@ -246,7 +246,7 @@ def random_operations(comm, operations: int) -> None:
 
 
 def test_thousands_of_random_operations_of_eight_ranks(pools):
-    pools.of(8).run(random_operations, times(10_000, seldom=2_500), deadline=170)
+    pools.of(8).run(random_operations, times(10_000, seldom=1_500), deadline=170)
 
 
 # ---- the fused update --------------------------------------------------------------------------------------------------------
