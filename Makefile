@@ -46,7 +46,7 @@ quick: $(READY)  ## the tests worth running on every save, less than a minute
 test: $(READY)  ## all tests
 	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-frameworks: $(FRAMEWORKS)  ## the tests with Lightning, accelerate, transformers and Ray, which it installs (300 MB)
+frameworks: $(FRAMEWORKS)  ## the tests with Lightning, accelerate, transformers, Ray, wandb, MLflow and MLPerf's checker, which it installs (400 MB)
 	@PHALANX_TEST_FRAMEWORKS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/integrations $(ARGS)
 
 test-%: $(READY)  ## the world tests on N ranks: make test-4
@@ -115,7 +115,7 @@ $(READY): pyproject.toml constraints.txt Makefile setup.py $(wildcard csrc/*)
 
 $(FRAMEWORKS): $(READY)
 	@echo "set-up: the frameworks, as constraints.txt has them (once, two minutes) ..."
-	@$(BIN)/python -m pip install -c constraints.txt 'phalanx[frameworks]' >.venv/frameworks.log 2>&1 \
-		|| { tail -n 40 .venv/frameworks.log >&2; exit 1; }  # Phalanx itself is there, so pip adds what the extra names
+	@$(BIN)/python -m pip install -c constraints.txt 'phalanx[frameworks,logging]' >.venv/frameworks.log 2>&1 \
+		|| { tail -n 40 .venv/frameworks.log >&2; exit 1; }  # Phalanx itself is there, so pip adds what the extras name
 	@$(BIN)/python -m pip check
 	@touch $@

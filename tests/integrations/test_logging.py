@@ -1,8 +1,9 @@
-"""Runs whose rows go to TensorBoard, Weights & Biases (offline) and MLflow (a directory), read back with each tool's own reader."""
+"""Runs whose rows go to TensorBoard, Weights & Biases (offline) and MLflow (a directory), read back by their own readers."""
 
 from __future__ import annotations
 
 import json
+import struct
 from dataclasses import replace
 
 import pytest
@@ -67,20 +68,33 @@ def test_mlflow(tmp_path, comm):
     assert [point.value for point in accuracy] == [row["top1"] for row in rows(out, "evaluation")]
 
 
+def log_records(data):
+    """The records of a file of wandb: a header of 7 bytes, then the log format of LevelDB, in blocks of 32 KiB."""
+    assert data[:4] == b":W&B"
+    place, parts = 7, b""
+    while place + 7 <= len(data):
+        left = (1 << 15) - place % (1 << 15)
+        length, kind = struct.unpack("<HB", data[place + 4 : place + 7])
+        if left < 7 or kind == 0:  # the rest of a block
+            place += left
+            continue
+        parts += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield parts
+            parts = b""
+
+
 def test_wandb(tmp_path, comm, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     train(replace(CONFIG, wandb="team/digits"), comm, out=tmp_path, show=False)
     (file,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
-    from wandb.proto import wandb_internal_pb2
-    from wandb.sdk.internal.datastore import DataStore
+    from wandb.proto.wandb_internal_pb2 import Record
 
-    store = DataStore()
-    store.open_for_scan(str(file))
     losses, projects = [], set()
-    while (data := store.scan_data()) is not None:
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(data)
+    for data in log_records(file.read_bytes()):
+        record = Record.FromString(data)
         if record.HasField("run"):
             projects.add((record.run.entity, record.run.project, record.run.run_id))
         items = {(item.key or "/".join(item.nested_key)): json.loads(item.value_json) for item in record.history.item}

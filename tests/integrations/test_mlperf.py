@@ -1,7 +1,7 @@
-"""MLPerf's own checker passes on the log of an ImageNet-shaped run: ResNet-50, 1,000 classes, LARS, two ranks, and its target reached.
+"""MLPerf's own checker passes on the log of an ImageNet-shaped run: ResNet-50, 1,000 classes, LARS, two ranks, target reached.
 
-The task is small, so that it takes a minute, and real: four classes are colours with noise, and some samples belong to others of the
-1,000 classes. A network that learns the colours gets 58 of the 64 test samples right, which is more than MLPerf's 75.9 %.
+The task is small, so that it takes a minute, and real: four classes are colours with noise, and some samples belong to others of
+the 1,000 classes. A network that learns the colours gets 58 of the 64 test samples right, which is more than MLPerf's 75.9 %.
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 
 import phalanx
 from phalanx.comm.start import start_ranks
-from phalanx.train.checkpoint import CheckpointError, load_dcp, read_dcp, save_dcp
+from phalanx.train.checkpoint import CheckpointError
+from phalanx.train.checkpoint.dcp import load_dcp, read_dcp, save_dcp
 from phalanx.train.checkpoint.dcp_metadata import parse_metadata
 
 OPTIMIZERS = {
@@ -223,7 +224,9 @@ def test_nothing_in_it_is_executed(tmp_path, where):
         (path / ".metadata").write_bytes(pickle.dumps(Evil(touched)))
     else:
         theirs(path, {"x": Evil(touched)})
-    with pytest.raises(CheckpointError, match=r"names (posix|os).system" if where == "metadata" else "neither a tensor nor plain"):
+    with pytest.raises(
+        CheckpointError, match=r"names (posix|os).system" if where == "metadata" else "neither a tensor nor plain"
+    ):
         read_dcp(path)
     assert not touched.exists()
     with warnings.catch_warnings():

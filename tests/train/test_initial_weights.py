@@ -67,7 +67,7 @@ def test_the_first_step_is_taken_from_them_and_a_resumed_run_does_not_read_them_
 
 
 def test_what_is_wrong_is_named(origin, tmp_path, capsys):
-    path, weights = origin
+    path, _ = origin
     model = torch.nn.Linear(2, 2)
     with pytest.raises(CheckpointError, match=r"(?s)another model; the differences:.*model.weight: only here"):
         load_initial_weights(model, str(path / "model.pt"))

@@ -90,6 +90,6 @@ def _read_own(path: Path) -> Any:
     for place in places:
         try:
             return {name: entry.value for name, entry in read(directory, place, [ENTRY]).saved.items()}
-        except DamagedError as error:
+        except DamagedError as error:  # noqa: PERF203  the one before it may be intact
             damages.append(str(error))
     raise CheckpointError(f"every checkpoint in {directory} is damaged:{some(damages)}")

@@ -2,7 +2,7 @@
 
 A pickle is a program; the unpickler runs it, with any function that the file names. Here pickletools finds the borders of the
 opcodes and executes nothing, and we interpret those that build plain values: lists, tuples, dicts, bytes, text and whole numbers.
-What a file may name is in a `Vocabulary`: for CIFAR a few callables, each of which is one of our own functions. We refuse everything
+What a file may name is in a `Vocabulary`: for CIFAR a few callables, each of them one of our own functions. We refuse everything
 else and name the place. Work and memory are linear in the length of the file.
 
 An `Unpickler` with an allow-list in `find_class` would be shorter, but it bounds neither. With 200 bytes a file can use a pair of

@@ -22,10 +22,8 @@ dcp.py reads and writes the directories of `torch.distributed.checkpoint`.
 """
 
 from phalanx.train.checkpoint.checkpointer import Checkpointer
-from phalanx.train.checkpoint.dcp import load_dcp, save_dcp
-from phalanx.train.checkpoint.dcp_read import read_dcp
 from phalanx.train.checkpoint.errors import CheckpointError
 from phalanx.train.checkpoint.lock import DirectoryInUseError
 from phalanx.train.checkpoint.random_state import RandomState
 
-__all__ = ["CheckpointError", "Checkpointer", "DirectoryInUseError", "RandomState", "load_dcp", "read_dcp", "save_dcp"]
+__all__ = ["CheckpointError", "Checkpointer", "DirectoryInUseError", "RandomState"]

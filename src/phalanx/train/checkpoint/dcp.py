@@ -22,6 +22,8 @@ from phalanx.train.checkpoint.entries import SavedEntry, check_saved, fill, kind
 from phalanx.train.checkpoint.errors import CheckpointError
 from phalanx.train.checkpoint.tree import clone
 
+__all__ = ["load_dcp", "read_dcp", "save_dcp"]
+
 WRAPPERS = ("module.", "_orig_mod.")  # what DistributedDataParallel and torch.compile put before names
 
 
@@ -37,7 +39,7 @@ def save_dcp(directory: str | os.PathLike[str], **state: Any) -> None:
 
     Example:
         >>> import tempfile, torch
-        >>> from phalanx.train.checkpoint import load_dcp, save_dcp
+        >>> from phalanx.train.checkpoint.dcp import load_dcp, save_dcp
         >>> model, other = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
         >>> with tempfile.TemporaryDirectory() as directory:
         ...     save_dcp(f"{directory}/saved", model=model)
@@ -59,7 +61,7 @@ def save_dcp(directory: str | os.PathLike[str], **state: Any) -> None:
 
 
 def load_dcp(directory: str | os.PathLike[str], **state: Any) -> None:
-    """Fill `state` from a directory that `torch.distributed.checkpoint.save` wrote, from any number of ranks. Every rank calls it.
+    """Fill `state` from a directory that `torch.distributed.checkpoint.save` wrote, on any number of ranks. All ranks call it.
 
     Names of parameters may begin with `module.` or `_orig_mod.`, as DistributedDataParallel and torch.compile write them.
 
@@ -116,7 +118,7 @@ def _bare(key: Any) -> Any:
     return key.replace("._orig_mod.", ".") if isinstance(key, str) else key
 
 
-# ---- optimizers -----------------------------------------------------------------------------------------------------------------
+# ---- optimizers ----------------------------------------------------------------------------------------------------------------
 
 
 def optimizer_by_name(value: dict[str, Any], names: list[str] | None = None) -> dict[str, Any]:
@@ -143,8 +145,10 @@ def optimizer_by_number(value: Any, names: list[str] | None, here: Mapping[str, 
         return value
     state = value.get("state", {})  # an optimizer that made no step has none, and torch writes nothing
     used = [p for group in groups if isinstance(group, dict) for p in group.get("params", ()) or ()]
-    if not isinstance(state, dict) or all(isinstance(p, int) for p in used):
-        return value | {"state": {int(k) if str(k).isdecimal() else k: own for k, own in state.items()}} if isinstance(state, dict) else value
+    if not isinstance(state, dict):
+        return value
+    if all(isinstance(p, int) for p in used):
+        return value | {"state": {int(key) if str(key).isdecimal() else key: own for key, own in state.items()}}
     if names is None:
         raise CheckpointError(
             "the optimizer's parameters have names in the checkpoint, but not here: give the model along with it, "

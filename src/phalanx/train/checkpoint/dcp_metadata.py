@@ -97,7 +97,7 @@ def parse_metadata(data: bytes) -> Contents:
     return Contents(tensors, values, _paths(root.state.get("planner_data"), [*tensors, *values]))
 
 
-# ---- the pickle -----------------------------------------------------------------------------------------------------------------
+# ---- the pickle ----------------------------------------------------------------------------------------------------------------
 
 
 def _known(name: str) -> Named:
@@ -126,7 +126,7 @@ def _build(owner: Any, state: Any) -> None:
 WORDS = Vocabulary(_known, _call, _build, (str, Record))
 
 
-# ---- its parts ------------------------------------------------------------------------------------------------------------------
+# ---- its parts -----------------------------------------------------------------------------------------------------------------
 
 
 def _places(storage: Any) -> dict[str, dict[tuple[int, ...] | None, Place]]:

@@ -39,7 +39,7 @@ def read_dcp(directory: str | os.PathLike[str], *entries: str) -> dict[str, Any]
 
     Example:
         >>> import tempfile, torch
-        >>> from phalanx.train.checkpoint import read_dcp, save_dcp
+        >>> from phalanx.train.checkpoint.dcp import read_dcp, save_dcp
         >>> with tempfile.TemporaryDirectory() as directory:
         ...     save_dcp(f"{directory}/saved", model=torch.nn.Linear(2, 1), progress={"step": 120})
         ...     state = read_dcp(f"{directory}/saved")
@@ -104,7 +104,12 @@ def _piece(
     path: Path, place: Place, sizes: tuple[int, ...], dtype: torch.dtype, files: dict[str, IO[bytes]], name: str
 ) -> torch.Tensor:
     found = _load(path, place, files, name)
-    if type(found) is not torch.Tensor or found.layout is not torch.strided or found.dtype != dtype or tuple(found.shape) != sizes:
+    if (
+        type(found) is not torch.Tensor
+        or found.layout is not torch.strided
+        or found.dtype != dtype
+        or tuple(found.shape) != sizes
+    ):
         raise DamagedError(path / place.file, f"{name}: it does not hold a dense tensor of {sizes} and {dtype}")
     return found.detach()
 

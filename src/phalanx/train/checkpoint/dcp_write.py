@@ -1,4 +1,4 @@
-"""Writing a `torch.distributed.checkpoint` directory: torch's own writer, in one process, and a name that appears when all is there."""
+"""Writing a `torch.distributed.checkpoint` directory: torch's own writer, in one process, under a name that appears last."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ALONE = "no_dist" in inspect.signature(dcp.save).parameters  # since torch 2.7; 
 
 
 def write_dcp(directory: Path, state: Mapping[str, Any]) -> None:
-    """Write nested dicts and lists of tensors and plain values. CheckpointError if the directory is there, or cannot be written."""
+    """Write nested dicts and lists of tensors and plain values. CheckpointError if that is not possible, or would overwrite."""
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise CheckpointError(f"{directory} exists and is not empty: name another directory")
     if not ALONE and dist.is_initialized():

@@ -1,7 +1,7 @@
 """Where the rows of a run go besides `metrics.jsonl`: TensorBoard, Weights & Biases, MLflow, and MLPerf's log.
 
-A sink gets the same rows as the file, on rank 0 only. It begins with the facts of the run, writes rows, and is closed. If it fails,
-you get one warning, and training continues without it. Servers are called from a thread, so a slow one delays no step.
+A sink gets the same rows as the file, on rank 0 only. It begins with the facts of the run, writes rows, and is closed. If it
+fails, you get one warning, and training continues without it. Servers are called from a thread, so a slow one delays no step.
 
     sink.py          what a sink is; scalars.py: the numbers of a row, by name
     tensorboard.py, wandb.py, mlflow.py, mlperf.py: one sink each

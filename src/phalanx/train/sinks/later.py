@@ -53,7 +53,7 @@ class Later:
         while (call := self._calls.get()) is not None and not self._given_up:
             try:
                 call()
-            except Exception as error:  # noqa: BLE001  a sink may raise anything, and training continues
+            except Exception as error:  # noqa: BLE001, PERF203  a sink may raise anything, and training continues
                 self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:

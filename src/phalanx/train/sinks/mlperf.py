@@ -1,4 +1,4 @@
-"""MLPerf's log (https://github.com/mlcommons/logging), for runs that you want to submit: on standard output, and in DIR/mllog.txt.
+"""MLPerf's log (https://github.com/mlcommons/logging), for runs that you want to submit, on standard output and in mllog.txt.
 
 :::MLLOG {"namespace": "", "time_ms": 1592000000000, "event_type": "INTERVAL_START", "key": "run_start", "value": null, ...}
 

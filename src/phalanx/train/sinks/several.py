@@ -57,7 +57,7 @@ class Sinks:
         for sink in list(self._sinks):
             try:
                 call(sink)
-            except Exception as error:  # noqa: BLE001  a sink may raise anything, and training continues
+            except Exception as error:  # noqa: BLE001, PERF203  a sink may raise anything, and training continues
                 self._sinks.remove(sink)
                 self._say(sink, error)
 
