@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from phalanx._torch_private import foreach_copy_
-from phalanx.grad.heap import keep_freed_memory
+from phalanx.comm.heap import keep_freed_memory
 
 ALIGN = 64  # bytes: a cache line, so that two groups never share one
 FLAGS = 4  # elements at the end of every arena's last group that are no gradients: the ranks' words to each other
