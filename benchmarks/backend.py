@@ -3,8 +3,8 @@
     python -m benchmarks.backend [--ranks 2] [--repeat 15] [--sizes 65536,1048576] [--steps resnet50,gpt] [--batch 2]
                                  [--only gloo,phalanx] [--lab 4x2] [--rate 1gbit] [--json FILE]
 
-`allreduce` rows: microseconds of one float32 all-reduce by `comm.all_reduce`, by `dist.all_reduce` on a group of each backend, and
-of the asynchronous calls.
+`allreduce` rows: microseconds of one float32 all-reduce by `comm.all_reduce`, by `dist.all_reduce` on a group of each backend,
+and of the asynchronous calls.
 
 `step` rows: milliseconds of one training step with
 
@@ -16,8 +16,8 @@ of the asynchronous calls.
     optimizer   phalanx.create_multi_node_optimizer, without DistributedDataParallel
     fused       the same, with AllReduce(fused=True)
 
-Contenders take turns in one run. A row has the median over the turns and the fastest turn of the slowest rank. `times_gloo` is the
-median over the turns of gloo's time by this one's in the same turn.
+Contenders take turns in one run. A row has the median over the turns and the fastest turn of the slowest rank. `times_gloo` is
+the median over the turns of gloo's time by this one's in the same turn.
 """
 
 from __future__ import annotations
