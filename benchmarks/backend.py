@@ -3,8 +3,8 @@
     python -m benchmarks.backend [--ranks 2] [--repeat 15] [--sizes 65536,1048576] [--steps resnet50,gpt] [--batch 2]
                                  [--only gloo,phalanx] [--lab 4x2] [--rate 1gbit] [--json FILE]
 
-`allreduce` rows: microseconds of one float32 all-reduce by `comm.all_reduce`, by `dist.all_reduce` on a group of each backend, and
-of the asynchronous calls.
+`allreduce` rows: microseconds of one float32 all-reduce by `comm.all_reduce`, by `dist.all_reduce` on a group of each backend,
+and of the asynchronous calls.
 
 `step` rows: milliseconds of one training step with
 
@@ -16,8 +16,8 @@ of the asynchronous calls.
     optimizer   phalanx.create_multi_node_optimizer, without DistributedDataParallel
     fused       the same, with AllReduce(fused=True)
 
-Contenders take turns in one run. A row has the median over the turns and the fastest turn of the slowest rank. `times_gloo` is the
-median over the turns of gloo's time by this one's in the same turn.
+Contenders take turns in one run. A row has the median over the turns and the fastest turn of the slowest rank. `times_gloo` is
+the median over the turns of gloo's time by this one's in the same turn.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from phalanx.backend import register
 
 SIZES = (1 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 25 << 20, 100 << 20)  # bytes; DDP's buckets have 25 MiB
 CONTENDERS = ("none", "no-op", "gloo", "phalanx", "ddp_hook", "optimizer", "fused")
-WARM = 12  # steps before the timed ones: the optimizer tries overlap on and off in its first 9
+WARM = 12  # steps of an optimizer before the timed ones: it tries overlap on and off in its first 9
 RATE = 1e-6  # training must make no progress, so that late steps cost what early ones do
 
 Times = dict[str, list[float]]
@@ -89,7 +89,7 @@ def steps(comm: phalanx.Communicator, ours: Any, gloo: Any, work: Workload, only
     for name in only:
         torch.manual_seed(0)
         contenders[name] = step_of(*enter(name, comm, ours, gloo, work), x, y)
-        for _ in range(WARM):  # in blocks: the optimizer times its own first steps
+        for _ in range(WARM if name in ("optimizer", "fused") else 3):  # in blocks: the optimizer times its own first steps
             contenders[name]()
     return turns(comm, contenders, repeat, work.steps)
 

@@ -120,13 +120,7 @@ PyObject* team_place(PyObject* object, void*) {
     return PyUnicode_FromString(self->team == nullptr ? "" : self->team->control().place().text().c_str());
 }
 
-PyObject* team_cores(PyObject* object, void*) {
-    TeamObject* self = as_team(object);
-    return PyLong_FromLong(self->team == nullptr ? 0 : self->team->cores());
-}
-
 PyGetSetDef team_attributes[] = {
-    {"cores", team_cores, nullptr, "on which the ranks may run, all together", nullptr},
     {"place", team_place, nullptr, "where the others open the control segment", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };

@@ -28,15 +28,21 @@ Team::Range Team::part_of(const Call& call, int rank) const {
     return {call.count * r / ranks, call.count * (r + 1) / ranks};
 }
 
+// Elements of one piece.
+std::size_t Team::per_piece(const Call& call) const {
+    const std::size_t width = size_of(call.type);
+    return (call.count * width <= whole_ ? whole_ : third_) / width;
+}
+
 // Piece k of a range; it lies at the beginning of its third.
 Team::Range Team::piece_of(const Call& call, const Range& whole, std::uint32_t k) const {
-    const std::size_t per_piece = third_ / size_of(call.type), first = whole.first + k * per_piece;
-    return {first, std::min(first + per_piece, whole.last)};
+    const std::size_t first = whole.first + k * per_piece(call);
+    return {first, std::min(first + per_piece(call), whole.last)};
 }
 
 std::uint32_t Team::pieces_of(const Call& call, std::size_t elements) const {
-    const std::size_t per_piece = third_ / size_of(call.type);
-    return static_cast<std::uint32_t>(std::max<std::size_t>(1, (elements + per_piece - 1) / per_piece));
+    const std::size_t per = per_piece(call);
+    return static_cast<std::uint32_t>(std::max<std::size_t>(1, (elements + per - 1) / per));
 }
 
 Status Team::on_stage(const Call& call, char* x) {

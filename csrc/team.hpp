@@ -55,6 +55,11 @@ constexpr std::size_t smallest_third = 64 << 10, largest_third = 128 << 10;
 constexpr int few_ranks = 2;
 constexpr std::size_t few_bytes = 128 << 10;  // of all ranks together
 std::size_t third_bytes(int size);
+// A tensor of at most so many bytes passes in one piece, so with one meeting: threads that share their cores with others that
+// compute take milliseconds to meet. Longer ones are faster in pieces that stay in the caches: 4 MiB on 2 ranks took 430 us in
+// pieces and 900 in one, 1 MiB 111 and 104. The first bucket of torch's DistributedDataParallel has 1 MiB and a little more.
+constexpr std::size_t widest_third = 5 << 18, all_wide_thirds = 32 << 20;
+std::size_t whole_bytes(int size);
 
 // What a fused update knows of a chunk of an adapted tensor: sums of squares.
 struct ChunkSquares {
@@ -97,7 +102,6 @@ class Team {
 
     int rank() const { return rank_; }
     int size() const { return size_; }
-    int cores() const { return cores_; }  // of all ranks together, after `meet`
     Segment& control() { return *control_; }
     const Failure& failure() const { return failure_; }
 
@@ -168,9 +172,10 @@ class Team {
     Range part_of(const Call& call, int rank) const;
     Range piece_of(const Call& call, const Range& whole, std::uint32_t k) const;
     std::uint32_t pieces_of(const Call& call, std::size_t elements) const;
+    std::size_t per_piece(const Call& call) const;
     // where a rank puts piece k of the call that is next on the stage
     char* stage(int rank, std::uint32_t k) const {
-        return staging_ + (thirds * static_cast<std::size_t>(rank) + (stage_steps_ + k) % thirds) * third_;
+        return staging_ + (thirds * static_cast<std::size_t>(rank) + (stage_steps_ + k) % thirds) * whole_;
     }
 
     Status pass(Plan& plan, Call& call, Verb verb);
@@ -197,10 +202,9 @@ class Team {
     Slot* slots_;
     Line* lines_;
     char* staging_;
-    std::size_t third_;
+    std::size_t third_, whole_;  // bytes of a piece of a long tensor, and of a third of the stage, which holds a shorter one whole
 
     Method method_ = Method::memfd;
-    int cores_ = 0;
     int ranks_per_core_ = max_ranks;  // rounded up
     int helpers_ = 1;  // ranks worth waking for large work, besides the one that opens it
     std::int64_t timeout_ns_ = 60'000'000'000;

@@ -31,7 +31,7 @@ from phalanx.native.team import HostTeam, Reduction
 from phalanx.schedule import Schedule
 
 # Measured on 2 cores: an all-reduce of 64 KiB takes 20 us, and 330 us if another thread is woken for it; one of 1 MiB 170 and 640
-SHORT = 4 << 20  # bytes up to which waking a thread costs more than to do without it
+SHORT = 4 << 20  # bytes up to which the thread that calls does it, if it can
 MOMENT = 200e-6  # seconds that a call which should return at once may wait for the other ranks
 
 
@@ -97,7 +97,8 @@ class Engine:
 
         Not a long one, even if no core is idle: the rank that comes last would wait for threads that share their cores.
         """
-        return x.nbytes <= SHORT and self._between is None and self.team_of_all is not None and x.is_contiguous()
+        team = self.team_of_all
+        return team is not None and x.nbytes <= SHORT and self._between is None and x.is_contiguous()
 
     def begin(self, x: torch.Tensor, op: Reduction) -> Callable[[], None] | None:
         """Do an all-reduce if all ranks come within a moment. Otherwise returns what is left to do, before anything else."""

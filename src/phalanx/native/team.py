@@ -50,11 +50,6 @@ class HostTeam:
         self._failures.topic = text
         self._team.set_topic(digest, number)
 
-    @property
-    def has_idle_cores(self) -> bool:
-        """Whether every rank has a core for one more thread beside those that compute."""
-        return self._team.cores >= self.size * (torch.get_num_threads() + 1)
-
     # ---- memory --------------------------------------------------------------------------------------------------------------
 
     def allocate(self, nbytes: int) -> torch.Tensor:
