@@ -112,7 +112,7 @@ class HostTeam:
         status = self._team.all_reduce_or_begin(x.data_ptr(), x.numel(), kind, operator, scale, digest, number, patience)
         if status and status != BEGUN:
             raise self._failures.error(status, call_text("all_reduce", x, op))
-        return status != BEGUN
+        return bool(status != BEGUN)
 
     def reduce_scatter(self, x: torch.Tensor, op: Reduction = "sum", *, scale: float = 1.0) -> torch.Tensor:
         """Reduce this rank's part of `x` where it is, and return it, flat; the other parts are left as they are."""
