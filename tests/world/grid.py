@@ -85,6 +85,7 @@ EXEMPT = {
     "phalanx.comm.codec.MAX_DEPTH": "of nested objects",
     "phalanx.comm.envelope.MOST_DIMS": "torch's own limit",
     "phalanx.comm.launch.MOST_RANKS": "of a world",
+    **{f"phalanx.comm.heap.{name}": "of the C library" for name in ("FROM_HEAP", "KEPT", "M_MMAP_THRESHOLD", "M_TRIM_THRESHOLD")},
     "phalanx.comm.launch.DEFAULT_PORT": "a port",
     **{f"phalanx.comm.launch.ALONE.{name}": "of a world of one" for name in
        ("rank", "world", "local_rank", "local_world", "port", "attempt", "listener")},
