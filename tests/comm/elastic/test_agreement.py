@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 
@@ -28,7 +28,7 @@ class Member:
     held: tuple = ()
     target: int = 0
     done: bool = False
-    history: list = field(default_factory=list)
+    between: bool = True  # at the place where newcomers are let in
 
 
 class Job:
@@ -41,7 +41,7 @@ class Job:
         for n in range(size):
             self.roster = self.roster.came(n)
         self.reports: dict[tuple[int, int], Report] = {}
-        self.kills, self.joins, self.next = kills, joins, size
+        self.kills, self.joins, self.glitches, self.next = kills, joins, 1, size
         self.progress: dict[int, dict[int, str]] = {}  # epoch -> member -> how far it is in the present round of that world
         self.wanted: dict[tuple[int, int], int] = {}  # (epoch, round) -> the newest epoch that a rank had seen at its commit
         self.canon: dict[int, tuple] = {}  # round -> contributors, as far as a survivor applied it
@@ -63,6 +63,8 @@ class Job:
         victim = self.random.choice(list(self.members.values()))
         if self.kills and not victim.done and (victim.applied is None or len(self.with_state()) > 1):
             yield lambda: self.kill(victim)
+        if self.glitches and self.roster.proposal is not None:
+            yield self.glitch
         if self.joins and self.roster.proposal is not None and any(not m.done for m in self.members.values()):
             yield self.join
 
@@ -92,7 +94,9 @@ class Job:
             else:
                 yield lambda: self.begin(m)
             return
-        if interrupted:
+        others = [self.members[n] for n in m.world.members if n in self.members]
+        hung_up = any(other.phase == "calling" or other.world != m.world for other in others)
+        if interrupted or (hung_up and newest.epoch > m.world.epoch):
             yield lambda: self.call(m)
         round_ = len(m.applied)
         ranks = m.world.members
@@ -102,7 +106,7 @@ class Job:
             yield lambda: self.commit(m)
 
     def begin(self, m):
-        m.phase = "begun"
+        m.phase, m.between = "begun", False
         self.progress[m.world.epoch][m.number, len(m.applied)] = "begun"
 
     def get_result(self, m):
@@ -116,7 +120,7 @@ class Job:
         self.progress[epoch][m.number, round_] = "committed"
         wanted = self.wanted[epoch, round_]
         m.applied.append(m.held)
-        m.phase, m.held = "idle", ()
+        m.phase, m.held, m.between = "idle", (), True
         if wanted > epoch:
             m.target = wanted
 
@@ -124,12 +128,16 @@ class Job:
         newest = self.roster.proposal
         m.phase, m.target = "calling", newest.epoch
         committed = None if m.applied is None or m.number in newest.joined else len(m.applied)
-        self.reports[newest.epoch, m.number] = Report(committed, bool(m.held))
+        between = m.between and not m.held
+        self.reports[newest.epoch, m.number] = Report(committed, bool(m.held), between)
 
     def enter(self, m):
         newest = self.roster.proposal
         reports = [self.reports[newest.epoch, n] for n in newest.members]
         found = conclude(reports)
+        if found.too_early:
+            self.roster = self.roster.broke(newest.epoch)
+            return
         verdict = found.verdicts[newest.members.index(m.number)]
         if verdict is Verdict.COMMIT:
             m.applied.append(m.held)
@@ -142,10 +150,20 @@ class Job:
             if len(state) < found.committed:
                 state.append(source.held)  # the source commits first
             m.applied = state[: found.committed]
-        m.phase, m.held, m.world = "idle", (), newest
+        m.phase, m.held, m.world, m.between = "idle", (), newest, True
         assert len(m.applied) == found.committed
         assert set(m.world.members) & {m.number}
         self.roster = self.roster.stood(newest.epoch, m.number)
+
+    def glitch(self):
+        """Connections break, and nobody has died: whoever is in a round fails in it."""
+        self.glitches -= 1
+        before = self.roster.proposal
+        self.roster = self.roster.broke(before.epoch)
+        for m in self.members.values():
+            if m.world is not None and m.phase in ("begun", "holds"):
+                m.phase = "calling"
+                m.target = before.epoch
 
     def finish(self, m):
         m.done = True
@@ -196,14 +214,19 @@ def test_a_mutant_that_forgets_what_it_holds_is_caught():
         ([Report(4, holds=True), Report(4)], 4, "rr"),  # not all hold it, so nobody has committed it
         ([Report(4, holds=True), Report(4, holds=True)], 5, "cc"),  # all hold it
         ([Report(5), Report(4, holds=True)], 5, "rc"),  # one has committed it, so it counts
-        ([Report(4, holds=True), Report(None)], 5, "ch"),
-        ([Report(4), Report(None)], 4, "rh"),
+        ([Report(4, between=True), Report(None)], 4, "rh"),
     ],
 )
 def test_conclusions(reports, committed, verdicts):
     found = conclude(reports)
     assert found.committed == committed
     assert "".join(verdict.value[0] for verdict in found.verdicts) == verdicts
+
+
+def test_newcomers_come_between_two_steps_of_all_others():
+    assert not conclude([Report(4, between=True), Report(4, between=True), Report(None)]).too_early
+    assert conclude([Report(4, between=True), Report(3, holds=True), Report(None)]).too_early
+    assert not conclude([Report(4, between=True), Report(3, holds=True)]).too_early
 
 
 def test_nobody_has_the_state():

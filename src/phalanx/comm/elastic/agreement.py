@@ -49,20 +49,21 @@ class Proposal:
 class Report:
     """Where a member stands when it comes to a new world: the rounds it has committed, and whether it holds the next one's result.
 
-    A newcomer has committed None. `host` is where it runs.
+    A newcomer has committed None. `between` two steps a newcomer can be let in. `host` is where the member runs.
     """
 
     committed: int | None
     holds: bool = False
+    between: bool = False
     host: str = ""
 
     def to_json(self) -> str:
-        return json.dumps([self.committed, self.holds, self.host])
+        return json.dumps([self.committed, self.holds, self.between, self.host])
 
     @staticmethod
     def from_json(text: str | bytes) -> Report:
-        committed, holds, host = json.loads(text)
-        return Report(None if committed is None else int(committed), bool(holds), str(host))
+        committed, holds, between, host = json.loads(text)
+        return Report(None if committed is None else int(committed), bool(holds), bool(between), str(host))
 
 
 class Verdict(enum.Enum):
@@ -80,6 +81,7 @@ class Conclusion:
     committed: int  # rounds that count for all, from now on
     verdicts: tuple[Verdict, ...]  # in rank order
     source: int  # the rank whose state newcomers get
+    too_early: bool = False  # newcomers have come, but not all others are between two steps
 
 
 class StateLost(RuntimeError):
@@ -104,7 +106,9 @@ def conclude(reports: Sequence[Report]) -> Conclusion:
             verdicts.append(Verdict.COMMIT)
         else:
             raise StateLost(f"rank {rank} has committed {report.committed} rounds, another one {top}, and it lacks the result")
-    return Conclusion(top, tuple(verdicts), next(rank for rank, report in enumerate(reports) if report.committed is not None))
+    source = next(rank for rank, report in enumerate(reports) if report.committed is not None)
+    too_early = len(known) < len(reports) and not all(report.between for report in known)
+    return Conclusion(top, tuple(verdicts), source, too_early)
 
 
 # ---- the coordinator's memory ------------------------------------------------------------------------------------------------
@@ -159,6 +163,17 @@ class Roster:
     def stands(self) -> bool:
         """Whether all members of the newest world have connected."""
         return self.proposal is not None and self.standing >= set(self.proposal.members)
+
+    def broke(self, epoch: int) -> Roster:
+        """The world of this epoch does not work, although nobody is gone: the same members try again, newcomers later."""
+        before = self.proposal
+        if before is None or before.epoch != epoch:
+            return self
+        entering = tuple(member for member in before.joined if member not in self.standing)
+        members = tuple(member for member in before.members if member not in entering)
+        left = () if self.stands else before.left
+        proposal = Proposal(epoch + 1, members, left=left)
+        return replace(self, proposal=proposal, standing=frozenset(), waiting=entering + self.waiting)
 
     def stood(self, epoch: int, member: int) -> Roster:
         """A member has connected to the others of this epoch."""
