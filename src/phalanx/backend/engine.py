@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from phalanx.backend.meeting import Table, gather, roll_call
-from phalanx.backend.transport import GlooTransport
+from phalanx.comm.transports.torch.gloo import GlooTransport
 from phalanx.comm.choose import choose
 from phalanx.comm.envelope import bytes_of
 from phalanx.comm.failure import CommunicationError
