@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from phalanx.cli.numbers import at_least_one, at_least_zero
+from phalanx.cli.numbers import at_least_one, whole
 from phalanx.cli.usage import UsageError, check_environment
 
 EXAMPLES = """examples:
@@ -29,7 +29,7 @@ def add_to(verbs: Any) -> None:
     )
     parser.add_argument("--ranks", metavar="N", type=at_least_one, required=True, help="processes to start")
     parser.add_argument(
-        "--replace", metavar="K", type=at_least_zero, default=0, help="start at most K new ones for those that die (default: 0)"
+        "--replace", metavar="K", type=whole(0), default=0, help="start at most K new ones for those that die (default: 0)"
     )
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
     parser.add_argument("script", metavar="SCRIPT", help="a Python file")

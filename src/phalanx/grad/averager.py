@@ -65,7 +65,7 @@ class Averager:
         self.in_backward = in_backward and not delayed
         self._sparse = sparse  # gradients are sparse, and stay so
         self._trained = Trained(comm, sync, wire=wire, bucket_bytes=bucket_bytes, delayed=delayed)
-        self._reducer = GroupReducer(comm, weighted=sync.weighted)
+        self._reducer = self._make_reducer()
         self._untouched = Untouched(comm.rank)
         self._exchange = Exchange(comm, self._reducer, self._untouched)
         self._previous = Previous(self._reducer)
@@ -83,6 +83,9 @@ class Averager:
         self._records = Records()
         self.transfers: list[TransferTime] = []  # of the groups that arrived in the last exchange
         self.watch(params, names)
+
+    def _make_reducer(self) -> GroupReducer:
+        return GroupReducer(self._comm, weighted=self._sync.weighted)
 
     def watch(self, params: Sequence[torch.nn.Parameter], names: Sequence[str]) -> None:
         """From now on average the gradients of these; all ranks call it. The groups are learned anew in the next exchange."""
@@ -148,18 +151,22 @@ class Averager:
         if self._sparse:
             average_sparse(self._trained.now, self._comm)
         else:
-            if self._trained.changed:
-                self._learn(at_step=at_step)
-            self._health.warn_of_unused(self._trained.names)
-            if self.delayed:
-                self._previous.swap(self._exchange.groups, self._trained.names, self._label)
-                self._exchange.finite.look_at_devices()
-            else:
-                self._said = self._exchange.complete(self._label, at_step=at_step, at_once=not self._overlap.now)
+            self._make_means(at_step=at_step)
             for arena in self._exchange.arenas:
                 arena.give_all()
             self._health.warn_of_overflow(self._trained.names, overflowed(self._exchange.groups), self._wire)
         self._finish(begun, early)
+
+    def _make_means(self, *, at_step: bool) -> None:
+        """Every gradient in the arenas becomes the mean; `elastic.py` does it again after a death."""
+        if self._trained.changed:
+            self._learn(at_step=at_step)
+        self._health.warn_of_unused(self._trained.names)
+        if self.delayed:
+            self._previous.swap(self._exchange.groups, self._trained.names, self._label)
+            self._exchange.finite.look_at_devices()
+        else:
+            self._said = self._exchange.complete(self._label, at_step=at_step, at_once=not self._overlap.now)
 
     @property
     def _label(self) -> str:

@@ -236,6 +236,11 @@ class ElasticCommunicator(Communicator):
                 self._grow()
             time.sleep(WAIT)
 
+    def after_step(self) -> None:
+        """Without a loader that knows when the next step begins, the end of a step is where newcomers come in."""
+        if self.loader is None:
+            self.between_steps()
+
     def _grow(self) -> None:
         """Enter a world with newcomers, or one with fewer members if somebody died meanwhile."""
         begun = time.monotonic()

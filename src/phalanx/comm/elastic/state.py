@@ -63,8 +63,12 @@ def _plain(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
     if isinstance(value, torch.Tensor):
         if value.layout is not torch.strided:
             raise TypeError(f"{where} is a tensor of {value.layout}: a newcomer can only get dense tensors")
-        tensors.append(value.detach())
-        return ("tensor", len(tensors) - 1)
+        # a parameter is in the model's state and in the optimizer's list: it travels once
+        same = (i for i, x in enumerate(tensors) if x.numel() and _place(x) == _place(value))
+        if (number := next(same, None)) is None:
+            number = len(tensors)
+            tensors.append(value.detach())
+        return ("tensor", number)
     if kind in (dict, OrderedDict, Counter):
         pairs = [(_plain(key, tensors, where), _plain(item, tensors, f"{where}[{key!r}]")) for key, item in value.items()]
         return (kind.__name__, pairs)
@@ -76,6 +80,10 @@ def _plain(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
         f"{where} is a {kind.__module__}.{kind.__qualname__}, which cannot travel to a newcomer: a state is made of None, bool, "
         "int, float, str, bytes, list, tuple, dict, dtypes and dense tensors"
     )
+
+
+def _place(x: torch.Tensor) -> tuple[Any, ...]:
+    return x.data_ptr(), x.shape, x.stride(), x.dtype, x.device
 
 
 _KINDS: dict[str, Any] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": lambda pairs: Counter(dict(pairs))}

@@ -1,0 +1,101 @@
+"""The averager of an elastic job: an exchange counts for all survivors of a death, or they do it again among themselves.
+
+Every rank keeps its own gradients until the exchange is committed (`kept.py`). So nothing is computed twice, and your loop sees
+nothing: `backward()` returns a little later, with the mean over those who are left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from phalanx.comm.elastic.communicator import ElasticCommunicator
+from phalanx.comm.failure import CommunicationError
+from phalanx.grad.allreduce import AllReduce
+from phalanx.grad.averager import Averager
+from phalanx.grad.kept import Kept
+from phalanx.grad.measure import Overlap
+from phalanx.grad.reducer import Group, GroupReducer
+
+
+class KeepingReducer(GroupReducer):
+    """Notes every gradient before it leaves."""
+
+    def __init__(self, comm: ElasticCommunicator, *, weighted: bool, kept: Kept) -> None:
+        super().__init__(comm, weighted=weighted)
+        self._kept = kept
+
+    def leave(self, group: Group, label: str, *, flags: Sequence[bool] = ()) -> None:
+        self._kept.leaves(group.params, group.arena)
+        super().leave(group, label, flags=flags)
+
+
+class ElasticAverager(Averager):
+    """As Averager, on ranks that may die and join."""
+
+    def __init__(
+        self,
+        params: Sequence[torch.nn.Parameter],
+        names: Sequence[str],
+        comm: ElasticCommunicator,
+        sync: AllReduce,
+        *,
+        wire: torch.dtype | None,
+        bucket_bytes: int | None,
+    ) -> None:
+        self.comm, self._kept = comm, Kept()
+        self._learned_in = -1  # the epoch whose ranks have agreed on the groups
+        self._begun_with: float | None = None  # the sum of weights before this exchange
+        super().__init__(params, names, comm, sync, wire=wire, bucket_bytes=bucket_bytes, delayed=False)
+        # told and not measured: a newcomer has measured nothing
+        self._overlap = Overlap(bool(sync.overlap))
+
+    def _make_reducer(self) -> GroupReducer:
+        return KeepingReducer(self.comm, weighted=self._sync.weighted, kept=self._kept)
+
+    def _after(self, p: torch.nn.Parameter) -> None:
+        group = self._exchange.group_of(id(p))
+        if group is not None and not self._paused:
+            self._kept.came(p, group.arena)
+        try:
+            super()._after(p)
+        except CommunicationError:  # a group could not leave early: all leave at the end, in another world
+            if not self.comm.unsettled:
+                raise
+        if not self._paused:
+            self._kept.settled(p)
+
+    def _make_means(self, *, at_step: bool) -> None:
+        if not self._exchange.begun:
+            self._begun_with = self._reducer.weights.usual
+        warned = self._health.warned
+
+        def exchange() -> None:
+            if self._learned_in != self.comm.membership.epoch:
+                self._start_again(warned)
+            super(ElasticAverager, self)._make_means(at_step=at_step)
+            self._learned_in = self.comm.membership.epoch
+
+        self.comm.round(exchange, counts=True)
+        self._kept.clear()
+
+    def _start_again(self, warned: list[str]) -> None:
+        """Forget the groups of a world that is over; gradients that have left are this rank's own again."""
+        self._kept.restore()
+        self._exchange.finish()
+        self._exchange.start_with([])
+        self._trained.agreed = False
+        self._reducer.weights.forget(self._begun_with)
+        self._health.warned = warned
+
+    # ---- what a newcomer gets ------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """What ranks that take part in the next exchange have in common."""
+        return {"steps": self.steps, "usual": self._reducer.weights.usual, "warned": self._health.warned}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.steps, self._health.warned = state["steps"], state["warned"]
+        self._reducer.weights.forget(state["usual"])
