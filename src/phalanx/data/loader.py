@@ -20,10 +20,11 @@ from typing import Any
 
 from phalanx.data.assemble import Decode, Made, Maker, OnBad
 from phalanx.data.batch import BatchPlan, Stage
+from phalanx.data.followed_world import FollowedWorld
 from phalanx.data.loader_options import checked_kind, checked_pin, checked_source, one_of
 from phalanx.data.position import Last, Position, whole_number
 from phalanx.data.prefetch import Prefetch
-from phalanx.data.route import MicroBatch, Route
+from phalanx.data.route import BatchPolicy, MicroBatch, Route
 from phalanx.data.scatter import Ranked, length_of
 from phalanx.data.step import Step
 from phalanx.data.transforms import Transform
@@ -63,6 +64,8 @@ class Loader:
         prefetch: Micro-batches in progress per worker.
         pin_memory: Pin the batches. None pins them where there is an accelerator.
         on_bad: `"error"` raises on a damaged sample; `"skip"` leaves it out and warns once per epoch.
+        on_change: When ranks of an elastic communicator leave or join: `"keep_batch"` shares the same batch among those who are
+            there; `"keep_share"` keeps each rank's share, so that the batch, and the learning rate with it, shrinks and grows.
 
     Raises:
         ValueError: If an option makes no sense, or the batch does not divide over the ranks.
@@ -92,12 +95,16 @@ class Loader:
         prefetch: int = 2,
         pin_memory: bool | None = None,
         on_bad: OnBad = "error",
+        on_change: BatchPolicy = "keep_batch",
     ) -> None:
+        one_of("on_change", on_change, BatchPolicy)
         comm = comm if comm is not None else Alone()
         plan = batch if isinstance(batch, BatchPlan) else BatchPlan([Stage(epochs=1, batch=whole_number("batch", batch, 1))])
         last = last if last is not None else "drop" if shuffle else "keep"
         self._maker = Maker(checked_source(source, decode, comm), shuffle, decode, transform, one_of("on_bad", on_bad, OnBad))
-        self._route = Route(length_of(self._maker.source), plan, last, comm.size, comm.rank, micro_batch)
+        self._world = FollowedWorld(comm, self, on_change) if getattr(comm, "elastic", False) else None
+        follows = self._world.settings if self._world is not None else None
+        self._route = Route(length_of(self._maker.source), plan, last, comm.size, comm.rank, micro_batch, follows)
         self._kind = checked_kind(kind, self._maker)
         self._workers = default_workers(self._maker, comm, kind) if workers is None else whole_number("workers", workers)
         self._depth = max(1, self._workers * whole_number("prefetch", prefetch, 1))
@@ -168,19 +175,25 @@ class Loader:
     def state_dict(self) -> dict[str, Any]:
         """The position as plain data, with the settings that the order depends on."""
         at = self._position
-        return {"seed": at.seed, "epoch": at.epoch, "samples": at.samples, "n": self._route.n, "shuffle": self._maker.shuffle}
+        state = {"seed": at.seed, "epoch": at.epoch, "samples": at.samples, "n": self._route.n, "shuffle": self._maker.shuffle}
+        if at.owed:
+            state["owed"] = list(at.owed)
+        return state | (self._world.state() if self._world is not None else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume at a saved position, on any number of ranks. The seed of the state replaces the loader's."""
         mine = self.state_dict()
-        if missing := [name for name in mine if name not in state]:
+        if missing := [name for name in ("seed", "epoch", "samples", "n", "shuffle") if name not in state]:
             raise ValueError(f"this is not the state of a Loader: it has no {', '.join(missing)}")
         for name in ("n", "shuffle"):
             if state[name] != mine[name]:
                 raise ValueError(
                     f"the state has {name}={state[name]!r}, this loader has {name}={mine[name]!r}: their orders differ"
                 )
-        self.seek(Position(state["seed"], state["epoch"], state["samples"]))
+        if self._world is not None:
+            self._world.load(state)
+        owed = tuple((int(first), int(last)) for first, last in state.get("owed", ()))
+        self.seek(Position(state["seed"], state["epoch"], state["samples"], owed))
 
     @property
     def skipped(self) -> tuple[tuple[str, str], ...]:
@@ -211,6 +224,8 @@ class Loader:
     # -- how it works
 
     def _to_the_end_of_the_epoch(self) -> Iterator[tuple[MicroBatch, Made]]:
+        if self._world is not None:
+            self._follow(self._world)
         queue = self._queue_from(self._position)
         self._turn += 1
         turn, epoch = self._turn, self._position.epoch
@@ -226,9 +241,27 @@ class Loader:
                 yield wanted, made
                 if self._turn != turn:
                     raise RuntimeError("this iteration is over: the loader was closed, moved, or is iterated over elsewhere")
+                if self._world is not None and wanted.ends_step and self._world.leads:
+                    self._follow(self._world, epoch)
+                    queue = self._queue_from(self._position)
         finally:
             if self._turn == turn:
                 self._under_way = None
+
+    def _follow(self, world: FollowedWorld, epoch: int | None = None) -> None:
+        """Between two steps of an elastic job: samples of the dead come again, newcomers come in, all share what is left."""
+        self._position = self._route.reach(world.settle(self._position, self._route.n))
+        if epoch is None or self._position.epoch == epoch:  # at the end of an epoch the others may evaluate first
+            world.let_in()
+        route = world.reroute(self._route)
+        if route is not self._route:
+            self._route = route
+            self._forget_queue()
+
+    @property
+    def world(self) -> FollowedWorld | None:
+        """How this loader follows an elastic communicator; None for any other."""
+        return self._world
 
     def _queue_from(self, position: Position) -> Prefetch:
         if self._closed:
@@ -257,6 +290,8 @@ class Loader:
     def _note(self, wanted: MicroBatch, made: Made) -> None:
         if wanted.ends_step:
             self._position = wanted.after
+            if self._world is not None:
+                self._world.took(wanted, self._route)
         self._skipped.extend(made.skipped)
         self._skipped_count += len(made.skipped)
         if made.skipped and self._warned_in != wanted.epoch:

@@ -46,6 +46,7 @@ class ElasticAverager(Averager):
         bucket_bytes: int | None,
     ) -> None:
         self.comm, self._kept = comm, Kept()
+        self.loader: Any = None  # which shares the samples out, if it is ours
         self._learned_in = -1  # the epoch whose ranks have agreed on the groups
         self._begun_with: float | None = None  # the sum of weights before this exchange
         super().__init__(params, names, comm, sync, wire=wire, bucket_bytes=bucket_bytes, delayed=False)
@@ -55,7 +56,21 @@ class ElasticAverager(Averager):
     def _make_reducer(self) -> GroupReducer:
         return KeepingReducer(self.comm, weighted=self._sync.weighted, kept=self._kept)
 
+    def _weigh(self) -> None:
+        """If the number of ranks does not divide the batch, the gradients count by samples: the mean stays exact."""
+        if self.loader is not None and not self._sync.weighted and not self._exchange.begun:
+            world, weights = self.loader.world, self._reducer.weights
+            weights.by_samples = world.uneven
+            weights.mine = float(world.samples) if world.uneven else 1.0
+
+    @property
+    def batch_share(self) -> float:
+        """The batch of now, in terms of the planned one: the learning rate follows it."""
+        return 1.0 if self.loader is None else float(self.loader.world.batch_share)
+
     def _after(self, p: torch.nn.Parameter) -> None:
+        if not self._busy:
+            self._weigh()
         group = self._exchange.group_of(id(p))
         if group is not None and not self._paused:
             self._kept.came(p, group.arena)
@@ -68,6 +83,7 @@ class ElasticAverager(Averager):
             self._kept.settled(p)
 
     def _make_means(self, *, at_step: bool) -> None:
+        self._weigh()
         if not self._exchange.begun:
             self._begun_with = self._reducer.weights.usual
         warned = self._health.warned

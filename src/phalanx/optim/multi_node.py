@@ -78,7 +78,12 @@ class MultiNodeOptimizer(WrappedOptimizer):
             raise RuntimeError(
                 "a GradScaler unscales by the scale of now, double_buffering gives gradients of the step before: use one of them"
             )
-        result = self._step.take(closure)
+        if not self.comm.elastic:
+            return self._step.take(closure)
+        from phalanx.optim.shared_state import rate_of_now
+
+        with rate_of_now(self.optimizer, self._averager):
+            result = self._step.take(closure)
         self.comm.after_step()
         return result
 

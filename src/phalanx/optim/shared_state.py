@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -27,6 +28,23 @@ def elastic_averager(
     """The averager of an elastic communicator."""
     assert isinstance(comm, ElasticCommunicator)
     return ElasticAverager(params, names, comm, sync, wire=wire, bucket_bytes=bucket_bytes)
+
+
+@contextmanager
+def rate_of_now(optimizer: torch.optim.Optimizer, averager: Averager) -> Iterator[None]:
+    """The learning rate follows the batch, where that shrinks and grows with the ranks (linear scaling, Goyal et al. 2017)."""
+    factor = averager.batch_share if isinstance(averager, ElasticAverager) else 1.0
+    if factor == 1.0:
+        yield
+        return
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = group["lr"] * factor
+    try:
+        yield
+    finally:
+        for group, rate in zip(optimizer.param_groups, rates):
+            group["lr"] = rate
 
 
 def share(opt: WrappedOptimizer, averager: Averager, objects: Mapping[str, Any]) -> None:
@@ -56,5 +74,6 @@ def share(opt: WrappedOptimizer, averager: Averager, objects: Mapping[str, Any])
             each.load_state_dict(found["objects"][name])
         averager.load(found["averager"])
 
-    comm.loader = next((each for each in objects.values() if hasattr(each, "between_steps")), None)
+    # a Loader: it knows when a step is over, how many samples this rank has in it, and how large the batch is
+    averager.loader = comm.loader = next((each for each in objects.values() if getattr(each, "world", None) is not None), None)
     comm.share(state, load)

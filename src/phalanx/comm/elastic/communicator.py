@@ -45,7 +45,8 @@ class ElasticCommunicator(Communicator):
         self.loader: object = None  # which asks for the next step, and so knows when one is over
         self._state: tuple[State, Callable[[dict[str, Any]], None]] | None = None
         self._closed = False
-        self.contributors: tuple[int, ...] = ()  # the members whose samples are in the last step
+        self.exchanges = 0  # of gradients, so far
+        self.contributors: tuple[int, ...] = ()  # the members whose gradients are in the last one
         if passage.is_new:
             self._world = _alone(passage)
         else:
@@ -140,7 +141,7 @@ class ElasticCommunicator(Communicator):
             finally:
                 self._inside = self._passage.waits = False
             if counts:
-                self.contributors = done_in
+                self.contributors, self.exchanges = done_in, self.exchanges + 1
             return result
 
     def _commit(self, inner: Communicator | None = None) -> None:
@@ -202,6 +203,7 @@ class ElasticCommunicator(Communicator):
                 self._heal(crossing)
                 self._passage.is_new = False
                 self._admit(crossing, begun)
+                self._wanted = 0  # who else waits comes in after the next step, as the others see it
 
     def _heal(self, crossing: Crossing) -> None:
         """Newcomers get the state. Then all commit to the new world: all are in it, or none is."""
