@@ -74,9 +74,10 @@ class ElasticAverager(Averager):
         group = self._exchange.group_of(id(p))
         if group is not None and not self._paused:
             self._kept.came(p, group.arena)
+        self._overlap.now = bool(self._overlap.told) and not self.comm.unsettled  # otherwise all leave at the end, elsewhere
         try:
             super()._after(p)
-        except CommunicationError:  # a group could not leave early: all leave at the end, in another world
+        except CommunicationError:  # the world broke just now
             if not self.comm.unsettled:
                 raise
         if not self._paused:
@@ -84,6 +85,7 @@ class ElasticAverager(Averager):
 
     def _make_means(self, *, at_step: bool) -> None:
         self._weigh()
+        self._overlap.now = bool(self._overlap.told)
         if not self._exchange.begun:
             self._begun_with = self._reducer.weights.usual
         warned = self._health.warned
