@@ -101,7 +101,8 @@ def kill_one(follow: Follow, dead: set[int], generator: random.Random, ranks: in
     joined = follow.wait(
         lambda records: next((row for row in records if row["kind"] == "start" and row["at"] > at), None), "a replacement"
     )
-    full = follow.wait(lambda records: _step_by(records, survivors | {joined["member"]}, after=at, exactly=True), "all ranks again")
+    again = survivors | {joined["member"]}
+    full = follow.wait(lambda records: _step_by(records, again, after=at, exactly=True), "all ranks again")
     return {
         "kind": "kill",
         "victim": victim,

@@ -1,4 +1,6 @@
-"""A script of an elastic job, as a user writes it, which records what happens: `python elastic_training.py DIRECTORY [key=value ...]`.
+"""A script of an elastic job, as a user writes it, which records what happens.
+
+    phalanx run --ranks 4 benchmarks/elastic_training.py DIRECTORY [key=value ...]
 
 Every rank writes what it took before it trains it, and after each step who contributed. `replay` reads all of it and computes the
 same training in one process.
@@ -38,7 +40,8 @@ def fingerprint(model: torch.nn.Module) -> str:
 
 def main(directory: Path, options: dict[str, str]) -> None:
     epochs, pause = int(options.get("epochs", "3")), float(options.get("pause", "0.01"))
-    comm = phalanx.create_communicator(elastic=True, timeout=float(options.get("timeout", "30")), min_ranks=int(options.get("least", "1")))
+    least, timeout = int(options.get("least", "1")), float(options.get("timeout", "30"))
+    comm = phalanx.create_communicator(elastic=True, timeout=timeout, min_ranks=least)
     record = (directory / f"member{comm.member}.jsonl").open("a", buffering=1)
 
     def write(**row: object) -> None:
@@ -74,7 +77,7 @@ def main(directory: Path, options: dict[str, str]) -> None:
     comm.close()
 
 
-# ---- what the records say --------------------------------------------------------------------------------------------------------
+# ---- what the records say ------------------------------------------------------------------------------------------------------
 
 
 def rows(directory: Path) -> list[dict]:

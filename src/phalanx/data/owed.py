@@ -56,7 +56,7 @@ def stands_for(places: range, start: int, owed: Ranges) -> Ranges:
     found = until(after(owed, moved.start - start), len(moved))
     before = (places.start, min(places.stop, start))
     behind = (max(places.start, start + count(owed)), places.stop)
-    return tuple(run for run in ((before,) + found + (behind,)) if run[0] < run[1])
+    return tuple(run for run in (before, *found, behind) if run[0] < run[1])
 
 
 def within(ranges: Ranges, n: int) -> Ranges:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from phalanx.comm.elastic.agreement import Proposal, Report, Roster, StateLost, Verdict, conclude
+from phalanx.comm.elastic.agreement import Proposal, Report, Roster, StateLostError, Verdict, conclude
 
 ROUNDS = 6
 
@@ -203,7 +203,7 @@ def test_a_round_is_done_by_members_of_its_world_alone():
 
 def test_a_mutant_that_forgets_what_it_holds_is_caught():
     """If a rank that holds a result said that it does not, the simulation above would find the fork."""
-    with pytest.raises(StateLost):
+    with pytest.raises(StateLostError):
         conclude([Report(5), Report(4, holds=False)])
 
 
@@ -230,11 +230,13 @@ def test_newcomers_come_between_two_steps_of_all_others():
 
 
 def test_nobody_has_the_state():
-    with pytest.raises(StateLost, match="gone"):
+    with pytest.raises(StateLostError, match="gone"):
         conclude([Report(None), Report(None)])
 
 
 class TestRoster:
+    """The coordinator's memory."""
+
     def start(self, count=3, **options):
         roster = Roster(first=count, **options)
         for member in range(count):

@@ -1,7 +1,7 @@
 """How the ranks of an elastic job agree: pure functions of what each of them says. No clock, no socket, no thread.
 
 Everything that ranks do together is a *round*: an exchange of gradients, or one verb of the communicator. A round has two phases.
-First each rank gets the result. Then all commit it: a tiny all-reduce, which a rank can only leave when all ranks have the result.
+First each rank gets the result. Then all commit it: a tiny all-reduce, which a rank can leave only when all have the result.
 
     rank 0     gets the result ------ holds it -- commits ----------> applies it
     rank 1     gets the result ------ holds it -- the commit breaks:  some rank may have applied it, and all ranks have it
@@ -47,7 +47,7 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Where a member stands when it comes to a new world: the rounds it has committed, and whether it holds the next one's result.
+    """Where a member stands when it comes to a new world: the rounds it has committed, and whether it holds the next result.
 
     A newcomer has committed None. `between` two steps a newcomer can be let in. `host` is where the member runs.
     """
@@ -84,7 +84,7 @@ class Conclusion:
     too_early: bool = False  # newcomers have come, but not all others are between two steps
 
 
-class StateLost(RuntimeError):
+class StateLostError(RuntimeError):
     """The members of a new world cannot have come from one history."""
 
 
@@ -92,7 +92,7 @@ def conclude(reports: Sequence[Report]) -> Conclusion:
     """What the reports of all members, in rank order, mean."""
     known = [report for report in reports if report.committed is not None]
     if not known:
-        raise StateLost("all members that had the state of the training are gone")
+        raise StateLostError("all members that had the state of the training are gone")
     top = max(report.committed for report in known if report.committed is not None)
     if all(report.holds and report.committed == top for report in known):
         top += 1  # nobody has committed, and everybody could
@@ -105,7 +105,9 @@ def conclude(reports: Sequence[Report]) -> Conclusion:
         elif report.committed == top - 1 and report.holds:
             verdicts.append(Verdict.COMMIT)
         else:
-            raise StateLost(f"rank {rank} has committed {report.committed} rounds, another one {top}, and it lacks the result")
+            raise StateLostError(
+                f"rank {rank} has committed {report.committed} rounds, another one {top}, and it lacks the result"
+            )
     source = next(rank for rank, report in enumerate(reports) if report.committed is not None)
     too_early = len(known) < len(reports) and not all(report.between for report in known)
     return Conclusion(top, tuple(verdicts), source, too_early)
@@ -193,4 +195,3 @@ class Roster:
             return self
         proposal = Proposal(before.epoch + 1, before.members + entering, joined=entering)
         return replace(self, proposal=proposal, standing=frozenset(), waiting=rest)
-

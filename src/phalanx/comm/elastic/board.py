@@ -71,7 +71,7 @@ def meeting_point(environ: Mapping[str, str] = os.environ) -> tuple[MeetingPoint
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What a member says when it is ready: the fewest and the most ranks that its script wants, and how long it waits for others."""
+    """What a member says when it is ready: the fewest and the most ranks that its script wants, and how long it waits."""
 
     least: int = 1
     most: int | None = None
@@ -162,7 +162,7 @@ class Board:
         self.keys.set(f"done/{member}", "")
         self.ring()
 
-    # ---- the coordinator writes -------------------------------------------------------------------------------------------------
+    # ---- the coordinator writes ------------------------------------------------------------------------------------------------
 
     def propose(self, proposal: Proposal) -> None:
         """Proposals stay: a process that stood still for an hour must find the first one without it."""

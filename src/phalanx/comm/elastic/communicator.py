@@ -183,7 +183,7 @@ class ElasticCommunicator(Communicator):
             ),
         )
 
-    # ---- between two steps -------------------------------------------------------------------------------------------------------
+    # ---- between two steps -----------------------------------------------------------------------------------------------------
 
     def share(self, state: State, load: Callable[[dict[str, Any]], None]) -> None:
         """What a newcomer gets from the others: `state()` on a rank that has it, `load(state)` on the newcomer.

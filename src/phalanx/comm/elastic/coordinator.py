@@ -27,7 +27,7 @@ class Pulse:
     """The last sign of life of a member, and how fast its rounds go."""
 
     process: ProcessId | None = None
-    beat: Beat = Beat(-1, 0, waits=False)
+    beat: Beat = field(default_factory=lambda: Beat(-1, 0, waits=False))
     heard: float = 0.0  # when the beat changed last
     waits_since: float | None = None
     usual: float = 0.0  # seconds of a round
@@ -61,7 +61,7 @@ class Coordinator:
     first: int
     say: Callable[[str], None] = lambda words: None
     roster: Roster = field(init=False)
-    wants: Ready = Ready()
+    wants: Ready = field(default_factory=Ready)
     changes: list[Change] = field(default_factory=list)
     _pulses: dict[int, Pulse] = field(default_factory=dict)
     _published: int = 0

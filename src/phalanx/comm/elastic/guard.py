@@ -6,7 +6,6 @@ It also ends a process that the others have left behind. Such a process must not
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from collections.abc import Callable
 from phalanx.comm.elastic.agreement import Proposal
 from phalanx.comm.elastic.board import Beat, Board
 from phalanx.comm.elastic.coordinator import BEAT
+from phalanx.comm.ending import say_last
 
 LOOK = 0.05  # seconds between two looks at the board
 FENCED = 75  # the exit code of a process that the others have left behind: EX_TEMPFAIL of sysexits.h
@@ -83,7 +83,7 @@ class Guard:
     def _hear(self, proposal: Proposal) -> None:
         if self._member not in proposal.members and (why := self._board.out(self._member)) is not None:
             words = f"member {self._member} was left behind in epoch {proposal.epoch}, because it {why}"
-            print(f"phalanx: {words}: it ends (exit code {FENCED})", file=sys.stderr, flush=True)
+            say_last(f"{words}: it ends (exit code {FENCED})")
             os._exit(FENCED)
         with self._heard:
             self.newest = proposal

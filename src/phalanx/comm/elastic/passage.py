@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from phalanx.comm.elastic.agreement import Conclusion, Proposal, Report, StateLost, Verdict, conclude
+from phalanx.comm.elastic.agreement import Conclusion, Proposal, Report, StateLostError, Verdict, conclude
 from phalanx.comm.elastic.board import LOOK, Board, Ready
 from phalanx.comm.elastic.guard import Guard
 from phalanx.comm.elastic.world import Superseded, World, form
@@ -74,7 +74,7 @@ class Passage:
             except Superseded:
                 continue
             except (SharedMemoryError, RuntimeError, OSError) as error:
-                if isinstance(error, StateLost | CommunicationError):
+                if isinstance(error, StateLostError | CommunicationError):
                     raise
                 self.board.complain(epoch)
 
@@ -111,4 +111,3 @@ class Passage:
         )
         newcomers = tuple(rank for rank, verdict in enumerate(conclusion.verdicts) if verdict is Verdict.HEAL)
         return Crossing(world, conclusion, newcomers)
-

@@ -23,7 +23,7 @@ from phalanx.comm.failure import CommunicationError
 TAG = 0x5747  # of the messages that carry a state
 
 
-class StateDamaged(CommunicationError):
+class StateDamagedError(CommunicationError):
     """What arrived is not what was sent."""
 
 
@@ -43,7 +43,7 @@ def receive_state(comm: Communicator, source: int, member: int) -> dict[str, Any
     tensors = [comm.recv(source, TAG) for _ in found["checks"]]
     for number, (x, check) in enumerate(zip(tensors, found["checks"])):
         if checksum(x) != check:
-            raise StateDamaged(f"tensor {number} of the state that rank {source} sent arrived with other bits")
+            raise StateDamagedError(f"tensor {number} of the state that rank {source} sent arrived with other bits")
     _seed(found["random"], member)
     restored: dict[str, Any] = _restored(found["tree"], tensors)
     return restored
@@ -103,7 +103,7 @@ def _restored(tree: Any, tensors: list[torch.Tensor]) -> Any:
     return _LISTS[kind]([_restored(item, tensors) for item in content])
 
 
-# ---- random numbers --------------------------------------------------------------------------------------------------------------
+# ---- random numbers ------------------------------------------------------------------------------------------------------------
 
 
 def _seen_random() -> bytes:

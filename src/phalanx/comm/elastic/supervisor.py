@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from phalanx.comm.elastic.board import MEETING, MEMBER, Board, MeetingPoint
 from phalanx.comm.elastic.coordinator import Coordinator
 from phalanx.comm.elastic.guard import FENCED
+from phalanx.comm.ending import say_last
 from phalanx.comm.launch import SECRET
 from phalanx.comm.rendezvous import serve
 from phalanx.comm.settings import AGENT
@@ -63,7 +64,7 @@ class Supervisor:
                     self._start()  # now: they import torch while this process does
                 store = serve(listener, self._point.host, self.count, datetime.timedelta(seconds=60))
                 board = Board(self._point, 60.0, store)
-                return self._watch(Coordinator(board, self.count, say=_say), heard)
+                return self._watch(Coordinator(board, self.count, say=say_last), heard)
             finally:
                 self._kill()
 
@@ -144,7 +145,7 @@ class Supervisor:
         if len(proposal.members) >= coordinator.wants.least or coming or self.budget or finished:
             return 0
         words = f"{len(proposal.members)} of at least {coordinator.wants.least} ranks are left, and no more will come"
-        _say(words)
+        say_last(words)
         coordinator.board.stop(words)
         return TOO_FEW
 
@@ -170,7 +171,3 @@ class Supervisor:
 
 def _status(code: int) -> int:
     return code if code > 0 else 128 - code
-
-
-def _say(words: str) -> None:
-    print(f"phalanx: {words}", file=sys.stderr, flush=True)

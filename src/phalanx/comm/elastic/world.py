@@ -71,7 +71,7 @@ def form(
     algorithm: Schedule | None,
     superseded: Callable[[], bool],
 ) -> World:
-    """Connect the members of a proposal, who have all reported. Raises Superseded as soon as the coordinator wants another world."""
+    """Connect the members of a proposal, who have all reported. Raises Superseded if the coordinator wants another world."""
     rank, size = proposal.members.index(member), len(proposal.members)
     keys = tuple(report.host for report in reports)
     members = Members(f"epoch {proposal.epoch}", tuple(range(size)), rank, keys)
@@ -104,7 +104,7 @@ def _interface(host: str) -> str | None:
 
 
 def _unless(superseded: Callable[[], bool], work: Callable[[], T]) -> T:
-    """The result of `work`, which may wait for members that have died. Such a wait is left to itself: it ends with its timeout."""
+    """The result of `work`, which may wait for members that have died. Such a wait is left alone: it ends with its timeout."""
     result: list[T] = []
     error: list[BaseException] = []
     done = threading.Event()
