@@ -101,20 +101,29 @@ def steps_of(records: list[dict]) -> list[tuple[list[int], dict[int, list[int]]]
     return found
 
 
-def replay(steps: list[tuple[list[int], dict[int, list[int]]]], policy: str = "keep_batch", first: int = 4) -> str:
+def replay(steps: list[tuple[list[int], dict[int, list[int]]]]) -> str:
     """The fingerprint of the weights after the same steps in one process, added up in rank order as the native core does."""
     model, opt = build()
     x, y, _ = data()
+    usual: torch.Tensor | None = None  # as in grad/weights.py: the sum of weights of the last step that had some
     for contributors, took in steps:
+        counts = [len(took[member]) for member in contributors]
+        weighted = len(set(counts)) > 1
+        everything = torch.tensor(float(sum(counts)), dtype=torch.float64)
+        usual = everything if weighted and usual is None else usual
         total = [torch.zeros_like(p) for p in model.parameters()]
         for number, member in enumerate(contributors):
-            ids = torch.tensor(took[member])
+            ids = torch.tensor(took[member], dtype=torch.int64)
             opt.zero_grad()
-            torch.nn.functional.cross_entropy(model(x[ids]), y[ids], reduction="none").mean().backward()
+            losses = torch.nn.functional.cross_entropy(model(x[ids]), y[ids], reduction="none")
+            (losses.mean() if len(ids) else losses.sum()).backward()
             for sum_, p in zip(total, model.parameters()):
+                if weighted:
+                    p.grad.mul_(len(ids) / usual)
                 sum_.copy_(p.grad if number == 0 else sum_ + p.grad)
         for sum_, p in zip(total, model.parameters()):
-            p.grad = sum_ * (1 / len(contributors))
+            p.grad = sum_.mul_(usual / everything) if weighted else sum_ * (1 / len(contributors))
+        usual = everything if weighted else usual
         opt.step()
     return fingerprint(model)
 

@@ -142,3 +142,129 @@ def test_survivors_of_kills_at_random_moments_lose_nothing(start, seed, options)
     assert job.end() == 0, job.words
     assert job.words.count("was killed by signal 9") == 3
     check_exact(job, epochs)
+
+
+def end_after(job: Job, members: set[int], steps: int = 5) -> None:
+    """Let these members make some steps together, then end the job."""
+
+    def made() -> int:
+        records = job.follow.look()
+        return len({row["step"] for row in records if row["kind"] == "step" and set(row["contributors"]) == members})
+
+    job.until(lambda: made() >= steps)
+    (job.directory / "stop").touch()
+    assert job.end() == 0, job.words
+
+
+def epochs_of(job: Job) -> int:
+    return max(row["position"] for row in rows(job.directory) if row["kind"] == "epoch")
+
+
+def test_replacements_join_and_take_part(start, tmp_path):
+    job = start(3, "epochs=100000", "pause=0.01", f"stop_file={tmp_path / 'stop'}", replace=2)
+    job.until(lambda: len(job.pids) == 3)
+    job.wait_for_step(3, 4)
+    for victim, newcomer in ((0, 3), (2, 4)):
+        job.signal(victim)
+        job.until(lambda: newcomer in job.pids)  # noqa: B023
+    end_after(job, {1, 3, 4})
+    check_exact(job, epochs_of(job))
+    assert "member 3 joined" in job.words
+
+
+def test_a_batch_that_the_ranks_cannot_share_evenly_is_still_used_exactly_once(start, tmp_path):
+    job = start(4, "epochs=6", "batch=13")
+    job.until(lambda: len(job.pids) == 4)
+    job.wait_for_step(4, 4)
+    job.signal(1)
+    assert job.end() == 0, job.words
+    check_exact(job, 6, bitwise=False)
+
+
+def test_the_share_of_a_rank_can_stay_instead(start):
+    job = start(4, "epochs=6", "policy=keep_share")
+    job.until(lambda: len(job.pids) == 4)
+    job.wait_for_step(4, 4)
+    job.signal(3)
+    assert job.end() == 0, job.words
+    check_exact(job, 6, bitwise=False)
+    sizes = [sum(len(ids) for ids in took.values()) for _, took in steps_of(rows(job.directory))]
+    assert 24 in sizes
+    assert 18 in sizes
+
+
+def test_a_rank_that_stands_still_is_left_behind_and_ends_when_it_wakes(start, tmp_path):
+    job = start(3, "epochs=100000", "pause=0.01", f"stop_file={tmp_path / 'stop'}")
+    job.until(lambda: len(job.pids) == 3)
+    job.wait_for_step(3, 3)
+    stopped = job.pids[1]
+    job.signal(1, signal.SIGSTOP)
+    job.until(lambda: "stood still" in job.words)
+    job.signal(1, signal.SIGCONT)
+    job.until(lambda: "member 1 was left behind" in job.words)
+    job.until(lambda: not Path(f"/proc/{stopped}").exists() or "Z" in Path(f"/proc/{stopped}/stat").read_text())
+    job.dead.add(1)
+    end_after(job, {0, 2})
+    check_exact(job, epochs_of(job))
+
+
+def test_with_too_few_ranks_the_job_ends(start):
+    job = start(2, "epochs=100000", "least=2")
+    job.until(lambda: len(job.pids) == 2)
+    job.wait_for_step(2, 3)
+    job.signal(0)
+    assert job.end() == 74, job.words
+    assert "1 of at least 2 ranks are left" in job.words
+    assert "CommunicationError" in job.words
+
+
+def test_a_signal_to_the_supervisor_ends_everything(start):
+    job = start(2, "epochs=100000")
+    job.until(lambda: len(job.pids) == 2)
+    job.wait_for_step(2, 3)
+    pids = job.pids
+    job.process.send_signal(signal.SIGTERM)
+    assert job.end() == 143, job.words
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids.values())
+
+
+def test_ranks_end_with_their_supervisor(start):
+    job = start(2, "epochs=100000")
+    job.until(lambda: len(job.pids) == 2)
+    job.wait_for_step(2, 3)
+    pids = list(job.pids.values())
+    job.process.kill()
+    job.process.wait()
+    end = time.monotonic() + DEADLINE
+    while any(Path(f"/proc/{pid}").exists() and "Z" not in _state(pid) for pid in pids):
+        assert time.monotonic() < end, job.words
+        time.sleep(0.05)
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return "Z"
+
+
+RAISES = """
+import sys, time, torch, phalanx
+comm = phalanx.create_communicator(elastic=True)
+for step in range(40):
+    total = comm.all_reduce(torch.ones(1)).item()
+    if step == 10 and comm.member == 1:
+        raise ValueError("a mistake on one rank")
+    time.sleep(0.01)
+print(f"member {comm.member} ends with {total:.0f} of {comm.size}, {len(comm.membership.history)} epochs")
+"""
+
+
+def test_a_rank_that_raises_prints_its_traceback_and_the_others_continue(start, tmp_path):
+    program = tmp_path / "raises.py"
+    program.write_text(RAISES)
+    job = start(3, program=program)
+    assert job.end() == 0, job.words
+    assert job.words.count("ValueError: a mistake on one rank") == 1
+    assert "exited with code 1" in job.words
+    assert job.words.count("ends with 2 of 2") == 2

@@ -208,7 +208,7 @@ class ElasticCommunicator(Communicator):
     def _heal(self, crossing: Crossing) -> None:
         """Newcomers get the state. Then all commit to the new world: all are in it, or none is."""
         inner, source = Communicator(crossing.world.connection), crossing.conclusion.source
-        self._entering = crossing.world
+        self._entering, self._holds = crossing.world, False
         self._hear_now()
         if self._state is None:
             raise RuntimeError("a process wants to join, but this rank has nothing to share: call opt.share(...) on all ranks")

@@ -102,6 +102,7 @@ class Coordinator:
         if news:
             self._rung = rung
             lost = {member: "finished" for member in self._pulses if self.board.finished(member)} | lost
+        self._see_who_stands()  # first: a newcomer that has the state is a survivor
         self.roster = self.roster.went(lost, expected)
         for member, why in lost.items():
             self._pulses.pop(member, None)
@@ -138,13 +139,17 @@ class Coordinator:
                 self.wants = ready
                 self.roster = replace(self.roster, most=ready.most).came(member)
 
+    def _see_who_stands(self) -> None:
+        proposal = self.proposal
+        for member in set(proposal.members) - self.roster.standing if proposal is not None else ():
+            if proposal is self.proposal and self.board.stood(proposal.epoch, member):
+                self.roster = self.roster.stood(proposal.epoch, member)
+
     def _look_at_the_world(self, now: float) -> None:
+        self._see_who_stands()
         proposal = self.proposal
         if proposal is None:
             return
-        for member in set(proposal.members) - self.roster.standing:
-            if self.board.stood(proposal.epoch, member):
-                self.roster = self.roster.stood(proposal.epoch, member)
         if self.roster.standing >= set(proposal.members) and self._stood < proposal.epoch and proposal.members:
             self._stood = proposal.epoch
             seconds = now - self._proposed

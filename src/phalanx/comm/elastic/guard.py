@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from typing import NoReturn
 
 from phalanx.comm.elastic.agreement import Proposal
 from phalanx.comm.elastic.board import Beat, Board
@@ -82,9 +83,7 @@ class Guard:
 
     def _hear(self, proposal: Proposal) -> None:
         if self._member not in proposal.members and (why := self._board.out(self._member)) is not None:
-            words = f"member {self._member} was left behind in epoch {proposal.epoch}, because it {why}"
-            say_last(f"{words}: it ends (exit code {FENCED})")
-            os._exit(FENCED)
+            end_behind(self._member, proposal.epoch, why)
         with self._heard:
             self.newest = proposal
             self._heard.notify_all()
@@ -96,3 +95,9 @@ class Guard:
             self._heard.notify_all()
         if self.newest is not None:
             self.over(Proposal(self.newest.epoch, ()))
+
+
+def end_behind(member: int, epoch: int, why: str) -> NoReturn:
+    """End this process, which the others have left behind: it must not write or send anything any more."""
+    say_last(f"member {member} was left behind in epoch {epoch}, because it {why}: it ends (exit code {FENCED})")
+    os._exit(FENCED)

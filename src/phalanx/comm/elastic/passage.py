@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from phalanx.comm.elastic.agreement import Conclusion, Proposal, Report, StateLostError, Verdict, conclude
 from phalanx.comm.elastic.board import LOOK, Board, Ready
-from phalanx.comm.elastic.guard import Guard
+from phalanx.comm.elastic.guard import Guard, end_behind
 from phalanx.comm.elastic.world import Superseded, World, form
 from phalanx.comm.failure import CommunicationError
 from phalanx.comm.hosts import host_key
@@ -94,8 +94,9 @@ class Passage:
             raise CommunicationError(f"the elastic job of member {self.member} is over: {error}", operation="elastic") from None
 
     def _enter(self, proposal: Proposal, *, holds: bool, between: bool) -> Crossing:
-        new = self.is_new or self.member in proposal.joined
-        committed = None if new else self.committed
+        if self.member in proposal.joined and not self.is_new:
+            end_behind(self.member, proposal.epoch, "became a member at the moment of a death, and the others did not see it")
+        committed = None if self.is_new else self.committed
         self.board.report(proposal.epoch, self.member, Report(committed, holds, between, self._host))
         superseded: Callable[[], bool] = lambda: self.guard.newer_than(proposal.epoch) is not None or bool(self.guard.lost)  # noqa: E731
         while (reports := self.board.reports(proposal)) is None:

@@ -51,6 +51,7 @@ class Supervisor:
     codes: dict[int, int] = field(default_factory=dict)
     given_up: set[int] = field(default_factory=set)
     _started: int = 0
+    _were_in: set[int] = field(default_factory=set)
 
     def run(self) -> int:
         """Until all ranks have ended; returns the exit code of the job."""
@@ -109,7 +110,11 @@ class Supervisor:
             self.given_up |= given_up.keys()
             lost = [m for m in {**ended, **given_up} if self.codes.get(m) != 0]
             running -= given_up.keys()
-            if not running or time.monotonic() > until:
+            proposal = coordinator.proposal
+            self._were_in |= coordinator.roster.standing
+            # who was never a member came too late; the others may still save what they have learned
+            over = proposal is not None and not proposal.members and not running & self._were_in
+            if not running or over or time.monotonic() > until:
                 break
             if not heard and not failed:
                 for _ in lost[: self.budget if begun else 0]:
@@ -150,11 +155,11 @@ class Supervisor:
         return TOO_FEW
 
     def _outcome(self) -> int:
-        """0 if the job outlived its losses: a rank came to the end of its script, and none failed after that."""
+        """0 if the job outlived its losses: a rank came to the end of its script, and none raised after that."""
         codes = [code for member, code in self.codes.items() if member not in self.given_up and code != FENCED]  # in order
-        after = codes[codes.index(0) :] if 0 in codes else codes
-        bad = [code for code in after if code]
-        return _status(bad[-1]) if bad else 0 if codes else 1
+        if 0 in codes:
+            return next((code for code in codes[codes.index(0) :] if code > 0), 0)
+        return _status(codes[-1]) if codes else 1
 
     def _signal(self, number: int) -> None:
         for member, process in self.processes.items():
