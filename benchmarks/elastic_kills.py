@@ -130,7 +130,7 @@ def check(directory: Path, *, exact: bool) -> dict[str, Any]:
     """What the records say about samples and weights."""
     records = rows(directory)
     steps = steps_of(records)
-    used = Counter(i for _, took in steps for ids in took.values() for i in ids)
+    used = Counter(i for _, took, _ in steps for ids in took.values() for i in ids)
     ends = {row["weights"] for row in records if row["kind"] == "end"}
     torch.set_num_threads(1)
     return {

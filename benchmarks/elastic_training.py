@@ -62,7 +62,7 @@ def main(directory: Path, options: dict[str, str]) -> None:
     over = False
     while loader.position.epoch < epochs and not over:
         for x, y, ids in loader:
-            write(kind="took", step=opt.steps, epoch=comm.membership.epoch, ids=ids.tolist(), sharers=comm.membership.ranks)
+            write(kind="took", step=opt.steps, epoch=comm.membership.epoch, ids=ids.tolist(), uneven=loader.world.uneven)
             opt.zero_grad()
             losses = torch.nn.functional.cross_entropy(model(x), y, reduction="none")
             (losses.mean() if len(y) else losses.sum() * 0 + 0 * next(model.parameters()).sum()).backward()
@@ -88,28 +88,30 @@ def rows(directory: Path) -> list[dict]:
     return found
 
 
-def steps_of(records: list[dict]) -> list[tuple[list[int], dict[int, list[int]]]]:
-    """For each step the contributors, on which all ranks agree, and the samples of each."""
+Made = tuple[list[int], dict[int, list[int]], bool]
+
+
+def steps_of(records: list[dict]) -> list[Made]:
+    """For each step the contributors, on which all ranks agree, the samples of each, and whether they count by samples."""
     last = max(row["step"] for row in records if row["kind"] == "step")
     found = []
     for step in range(last + 1):
         who = {tuple(row["contributors"]) for row in records if row["kind"] == "step" and row["step"] == step}
         assert len(who) == 1, f"step {step} was made by {who}"
         (contributors,) = who
-        took = {row["member"]: row["ids"] for row in records if row["kind"] == "took" and row["step"] == step}
-        found.append((list(contributors), {member: took[member] for member in contributors}))
+        took = {row["member"]: row for row in records if row["kind"] == "took" and row["step"] == step}
+        samples = {member: took[member]["ids"] for member in contributors}
+        found.append((list(contributors), samples, took[contributors[0]]["uneven"]))
     return found
 
 
-def replay(steps: list[tuple[list[int], dict[int, list[int]]]]) -> str:
+def replay(steps: list[Made]) -> str:
     """The fingerprint of the weights after the same steps in one process, added up in rank order as the native core does."""
     model, opt = build()
     x, y, _ = data()
     usual: torch.Tensor | None = None  # as in grad/weights.py: the sum of weights of the last step that had some
-    for contributors, took in steps:
-        counts = [len(took[member]) for member in contributors]
-        weighted = len(set(counts)) > 1
-        everything = torch.tensor(float(sum(counts)), dtype=torch.float64)
+    for contributors, took, weighted in steps:
+        everything = torch.tensor(float(sum(len(took[member]) for member in contributors)), dtype=torch.float64)
         usual = everything if weighted and usual is None else usual
         total = [torch.zeros_like(p) for p in model.parameters()]
         for number, member in enumerate(contributors):
