@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 
 Ranges = tuple[tuple[int, int], ...]  # (first, behind the last) of runs of places
 
@@ -71,7 +71,7 @@ def within(ranges: Ranges, n: int) -> Ranges:
     return tuple(folded)
 
 
-def listed(ranges: Iterable[tuple[int, int]]) -> npt.NDArray[np.int64]:
+def listed(ranges: Iterable[tuple[int, int]]) -> NDArray[np.int64]:
     """All places, one after the other."""
     runs = [np.arange(first, last, dtype=np.int64) for first, last in ranges]
     return np.concatenate(runs) if runs else np.zeros(0, dtype=np.int64)
