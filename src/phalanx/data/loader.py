@@ -175,7 +175,13 @@ class Loader:
     def state_dict(self) -> dict[str, Any]:
         """The position as plain data, with the settings that the order depends on."""
         at = self._position
-        state = {"seed": at.seed, "epoch": at.epoch, "samples": at.samples, "n": self._route.n, "shuffle": self._maker.shuffle}
+        state: dict[str, Any] = {
+            "seed": at.seed,
+            "epoch": at.epoch,
+            "samples": at.samples,
+            "n": self._route.n,
+            "shuffle": self._maker.shuffle,
+        }
         if at.owed:
             state["owed"] = list(at.owed)
         return state | (self._world.state() if self._world is not None else {})

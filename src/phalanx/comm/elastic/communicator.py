@@ -45,6 +45,7 @@ class ElasticCommunicator(Communicator):
         self.loader: object = None  # which asks for the next step, and so knows when one is over
         self._state: tuple[State, Callable[[dict[str, Any]], None]] | None = None
         self._closed = False
+        self.store: Any = None  # the one of the job, if this process is alone and holds it
         self.exchanges = 0  # of gradients, so far
         self.contributors: tuple[int, ...] = ()  # the members whose gradients are in the last one
         if passage.is_new:

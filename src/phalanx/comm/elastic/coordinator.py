@@ -141,7 +141,9 @@ class Coordinator:
 
     def _see_who_stands(self) -> None:
         proposal = self.proposal
-        for member in set(proposal.members) - self.roster.standing if proposal is not None else ():
+        if proposal is None:
+            return
+        for member in set(proposal.members) - self.roster.standing:
             if proposal is self.proposal and self.board.stood(proposal.epoch, member):
                 self.roster = self.roster.stood(proposal.epoch, member)
 

@@ -50,5 +50,5 @@ def _alone(algorithm: Schedule | None, ready: Ready, timeout: float) -> ElasticC
     board.be_ready(0, ready)
     coordinator.look()
     made = ElasticCommunicator(Passage(Board(point, timeout), 0, ready, algorithm, timeout, is_new=False))
-    made.kept = store  # it ends with the communicator
+    made.store = store
     return made
