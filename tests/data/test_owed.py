@@ -102,7 +102,7 @@ def run(n: int, batch: int, ranks: int, epochs: int, seed: int, policy: str) -> 
         for member in lost:
             del seats[member], walks[member]
         new = generator.random() < 0.2
-        for member, (seat, _) in seats.items():
+        for seat, _ in seats.values():
             seat.exchanges, seat.contributors = exchanges, tuple(counted)
             seat.world = [m for m in seat.world if m in seats]
             seat.joins = [number] if new else []
@@ -112,7 +112,7 @@ def run(n: int, batch: int, ranks: int, epochs: int, seed: int, policy: str) -> 
             source._follow(source.world, source._under_way)
             let_in = not some.joins
             if let_in:
-                for member, (seat, loader) in seats.items():
+                for _, loader in seats.values():
                     if loader is not source:
                         loader._follow(loader.world, loader._under_way)
                 seats[number] = sit(number, some.world)
