@@ -21,7 +21,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # The files that take longest, in this order: with several workers they begin first, so that the last ones end together.
 LONGEST = (
-    "world/test_launchers.py", "world/test_failures.py", "world/test_ending.py", "world/test_grid.py", "world/test_elastic.py", "world/test_trainer.py",
+    "world/test_launchers.py", "world/test_failures.py", "world/test_ending.py", "world/test_grid.py",
+    "world/test_elastic.py", "world/test_trainer.py",
     "world/test_meeting.py", "world/test_gossip_away.py", "world/test_shm.py", "world/test_gossip.py", "world/test_links.py",
     "world/test_leaks.py", "world/test_attacks.py", "comm/test_start.py", "grad/test_gossip_away.py", "cli/test_train.py",
     "cli/test_bench.py", "lab/test_lab.py", "train/test_trainer.py", "optim/test_contract.py", "optim/test_survives.py",
