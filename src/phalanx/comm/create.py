@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from phalanx.comm.ending import end_unaware, guard
 from phalanx.comm.failure import CommunicationError, Watch
 from phalanx.comm.hosts import Hosts, host_key
 from phalanx.comm.issuer import Issuer
-from phalanx.comm.launch import discover
+from phalanx.comm.launch import MEETING, LaunchError, discover
 from phalanx.comm.members import Members
 from phalanx.comm.planned import warn_if_unplanned
 from phalanx.comm.settings import check_timeout, forced_form
@@ -87,6 +88,8 @@ def create_communicator(
         launch = discover()
         _check_world(algorithm, launch.world)
         if launch.world == 1:
+            if MEETING in os.environ:
+                raise LaunchError("`phalanx run` started this rank: pass elastic=True, or each of its ranks would train alone")
             return _alone(algorithm, timeout)
         transport = join(launch, backend, timeout)
     rank, size = transport.rank, transport.size

@@ -30,11 +30,10 @@ from typing import Any
 import torch.distributed as dist
 
 from phalanx.comm.elastic.agreement import Proposal, Report
-from phalanx.comm.launch import LaunchError, exported_secret
+from phalanx.comm.launch import MEETING, MEMBER, LaunchError, exported_secret
 from phalanx.comm.processes import ProcessId
 from phalanx.comm.signed import SignedStore, Signer
 
-MEETING, MEMBER = "PHALANX_ELASTIC", "PHALANX_MEMBER"  # set by `phalanx run` for its ranks
 PREFIX = "phalanx/elastic"
 BELL = "phalanx/elastic/bell"
 LOOK = 0.005  # seconds between two looks at what others must write

@@ -24,11 +24,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from phalanx.comm.elastic.board import MEETING, MEMBER, Board, MeetingPoint
+from phalanx.comm.elastic.board import Board, MeetingPoint
 from phalanx.comm.elastic.coordinator import Coordinator
 from phalanx.comm.elastic.guard import FENCED
 from phalanx.comm.ending import say_last
-from phalanx.comm.launch import SECRET
+from phalanx.comm.launch import MEETING, MEMBER, SECRET
 from phalanx.comm.rendezvous import serve
 from phalanx.comm.settings import AGENT
 from phalanx.comm.start import handling
