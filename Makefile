@@ -10,6 +10,7 @@ ARGS ?=
 
 BIN := .venv/bin
 READY := .venv/.ready
+FRAMEWORKS := .venv/.frameworks
 BEGUN := .venv/.begun
 
 # One thread per rank: ranks that share a machine otherwise fight for its cores.
@@ -19,7 +20,7 @@ export OMP_NUM_THREADS ?= 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train quick test check format results docs study-gossip study-large-batch bench clean FORCE
+.PHONY: help setup train quick test frameworks check format results docs study-gossip study-large-batch bench clean FORCE
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +45,9 @@ quick: $(READY)  ## the tests worth running on every save, less than a minute
 # Three files at a time on two cores, the longest first (tests/conftest.py): much of the tests' time is waiting for deadlines.
 test: $(READY)  ## all tests
 	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+frameworks: $(FRAMEWORKS)  ## the tests with Lightning, accelerate, transformers, Ray, wandb, MLflow and MLPerf's checker, which it installs (400 MB)
+	@PHALANX_TEST_FRAMEWORKS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/integrations $(ARGS)
 
 test-%: $(READY)  ## the world tests on N ranks: make test-4
 	@PHALANX_TEST_WORLD=$* $(BIN)/python -m pytest tests/world $(ARGS)
@@ -108,3 +112,10 @@ $(READY): pyproject.toml constraints.txt Makefile setup.py $(wildcard csrc/*)
 	run $(BIN)/python -m pip install -c constraints.txt --no-deps --prefix .venv/mpich mpich; \
 	run $(BIN)/python -m pip check; \
 	printf '%s\n' "$(CURDIR)" >$(READY); rm -f $(BEGUN)
+
+$(FRAMEWORKS): $(READY)
+	@echo "set-up: the frameworks, as constraints.txt has them (once, two minutes) ..."
+	@$(BIN)/python -m pip install -c constraints.txt 'phalanx[frameworks,logging]' >.venv/frameworks.log 2>&1 \
+		|| { tail -n 40 .venv/frameworks.log >&2; exit 1; }  # Phalanx itself is there, so pip adds what the extras name
+	@$(BIN)/python -m pip check
+	@touch $@

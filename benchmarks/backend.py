@@ -1,10 +1,23 @@
-"""The backend "phalanx" against gloo, and against the communicator that it is made of, on ranks of this machine.
+"""The backend "phalanx" against gloo, and against what it is made of, on ranks of this machine or of the lab.
 
-    python benchmarks/backend.py [--ranks 2] [--repeat 15] [--batch 2] [--pixels 64] [--json FILE]
+    python -m benchmarks.backend [--ranks 2] [--repeat 15] [--sizes 65536,1048576] [--steps resnet50,gpt] [--batch 2]
+                                 [--only gloo,phalanx] [--lab 4x2] [--rate 1gbit] [--json FILE]
 
 `allreduce` rows: microseconds of one float32 all-reduce by `comm.all_reduce`, by `dist.all_reduce` on a group of each backend,
-and of the asynchronous calls. `ddp` rows: milliseconds of one step of ResNet-50 in DistributedDataParallel, where only the
-process group differs. Contenders take turns in one run. A row has the median over the turns and the fastest turn, of rank 0.
+and of the asynchronous calls.
+
+`step` rows: milliseconds of one training step with
+
+    none        no communication: what everything is compared with
+    no-op       DistributedDataParallel whose hook returns the gradients as they are: the limit for everything inside DDP
+    gloo        DistributedDataParallel on a group of gloo
+    phalanx     the same, with the other name
+    ddp_hook    DistributedDataParallel on gloo with phalanx.ddp_hook
+    optimizer   phalanx.create_multi_node_optimizer, without DistributedDataParallel
+    fused       the same, with AllReduce(fused=True)
+
+Contenders take turns in one run. A row has the median over the turns and the fastest turn of the slowest rank. `times_gloo` is
+the median over the turns of gloo's time by this one's in the same turn.
 """
 
 from __future__ import annotations
@@ -16,35 +29,44 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from benchmarks.lab import Lab
 from benchmarks.local_ranks import finish, started
+from benchmarks.small_models import WORKLOADS, Workload
+from torch.nn.parallel import DistributedDataParallel
 
 import phalanx
 from phalanx.backend import register
 
 SIZES = (1 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 25 << 20, 100 << 20)  # bytes; DDP's buckets have 25 MiB
+CONTENDERS = ("none", "no-op", "gloo", "phalanx", "ddp_hook", "optimizer", "fused")
+WARM = 12  # steps of an optimizer before the timed ones: it tries overlap on and off in its first 9
+RATE = 1e-6  # training must make no progress, so that late steps cost what early ones do
+
+Times = dict[str, list[float]]
 
 
-def turns(comm: phalanx.Communicator, contenders: dict[str, Callable[[], Any]], repeat: int, calls: int) -> dict[str, Any]:
-    """Seconds per call of every contender in each turn."""
-    times: dict[str, list[float]] = {name: [] for name in contenders}
+def turns(comm: phalanx.Communicator, contenders: dict[str, Callable[[], Any]], repeat: int, calls: int) -> Times:
+    """Seconds per call of every contender in each turn, of the slowest rank."""
+    mine: Times = {name: [] for name in contenders}
     for _ in range(repeat + 1):
         for name, call in contenders.items():
             comm.barrier()
             begin = time.perf_counter()
             for _ in range(calls):
                 call()
-            times[name].append((time.perf_counter() - begin) / calls)
-    return {name: each[1:] for name, each in times.items()}  # the first turn warms up
+            mine[name].append((time.perf_counter() - begin) / calls)
+    every = comm.allgather_obj(mine)
+    return {name: [max(turn) for turn in zip(*(own[name] for own in every))][1:] for name in contenders}  # the first warms up
 
 
-def all_reduces(comm: phalanx.Communicator, ours: Any, gloo: Any, nbytes: int, repeat: int) -> dict[str, list[float]]:
+def all_reduces(comm: phalanx.Communicator, ours: Any, gloo: Any, nbytes: int, repeat: int) -> Times:
     x, largest = torch.ones(nbytes // 4), dist.ReduceOp.MAX  # the maximum stays what it is
     contenders: dict[str, Callable[[], Any]] = {
         "comm": lambda: comm.all_reduce(x, "max"),
@@ -57,34 +79,66 @@ def all_reduces(comm: phalanx.Communicator, ours: Any, gloo: Any, nbytes: int, r
     return turns(comm, contenders, repeat, max(1, min(100, (4 << 20) // nbytes)))
 
 
-def steps(comm: phalanx.Communicator, groups: dict[str, Any], batch: int, pixels: int, repeat: int) -> dict[str, list[float]]:
+# ---- training steps ----------------------------------------------------------------------------------------------------------
+
+
+def steps(comm: phalanx.Communicator, ours: Any, gloo: Any, work: Workload, only: list[str], batch: int, repeat: int) -> Times:
     torch.manual_seed(comm.rank)
-    x, y = torch.randn(batch, 3, pixels, pixels), torch.randint(1000, (batch,))
-    contenders = {}
-    for name, group in groups.items():
-        model = torch.nn.parallel.DistributedDataParallel(phalanx.models.resnet50(), process_group=group)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    x, y = work.data(batch)
+    contenders: dict[str, Callable[[], None]] = {}
+    for name in only:
+        torch.manual_seed(0)
+        contenders[name] = step_of(*enter(name, comm, ours, gloo, work), x, y)
+        for _ in range(WARM if name in ("optimizer", "fused") else 3):  # in blocks: the optimizer times its own first steps
+            contenders[name]()
+    return turns(comm, contenders, repeat, work.steps)
 
-        def step(model: Any = model, optimizer: Any = optimizer) -> None:
-            optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(model(x), y).backward()
-            optimizer.step()
 
-        contenders[name] = step
-    return turns(comm, contenders, repeat, 1)
+def enter(name: str, comm: phalanx.Communicator, ours: Any, gloo: Any, work: Workload) -> tuple[Any, Any]:
+    """The model and the optimizer of a contender."""
+    model: Any = work.model()
+    optimizer: Any = torch.optim.AdamW if work.optimizer == "adamw" else torch.optim.SGD
+    optimizer = optimizer(model.parameters(), lr=RATE, **({} if work.optimizer == "adamw" else {"momentum": 0.9}))
+    if name in ("no-op", "gloo", "phalanx", "ddp_hook"):
+        model = DistributedDataParallel(model, process_group=ours if name == "phalanx" else gloo)
+    if name == "no-op":
+        model.register_comm_hook(None, as_it_is)
+    elif name == "ddp_hook":
+        model.register_comm_hook(comm, phalanx.ddp_hook)
+    elif name in ("optimizer", "fused"):
+        optimizer = phalanx.create_multi_node_optimizer(optimizer, comm, sync=phalanx.AllReduce(fused=name == "fused"))
+    return model, optimizer
+
+
+def as_it_is(state: None, bucket: dist.GradBucket) -> Any:
+    """A hook of DistributedDataParallel that communicates nothing."""
+    future: Any = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+as_it_is.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}  # DDP wants types
+
+
+def step_of(model: Any, optimizer: Any, x: torch.Tensor, y: torch.Tensor) -> Callable[[], None]:
+    def step() -> None:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    return step
+
+
+# ---- a rank, and what starts them --------------------------------------------------------------------------------------------
 
 
 def rank(args: argparse.Namespace) -> None:
     register()
     torch.set_num_threads(1)
+    torch.set_flush_denormal(True)  # vanishing gradients would slow some contenders more than others
     with phalanx.create_communicator() as comm:
         ours, gloo = dist.new_group(backend="phalanx"), dist.new_group(backend="gloo")
-        rows: list[dict[str, Any]] = []
-        for nbytes in SIZES:
-            for name, times in all_reduces(comm, ours, gloo, nbytes, args.repeat).items():
-                rows.append({"kind": "allreduce", "bytes": nbytes, "contender": name, **summary(times, 1e6, "us")})
-        for name, times in steps(comm, {"phalanx": ours, "gloo": gloo}, args.batch, args.pixels, args.repeat).items():
-            rows.append({"kind": "ddp", "model": "resnet50", "contender": name, **summary(times, 1e3, "ms")})
+        rows = list(measure(args, comm, ours, gloo))
         if comm.rank == 0:
             print(json.dumps(rows), flush=True)
         comm.barrier()
@@ -92,30 +146,65 @@ def rank(args: argparse.Namespace) -> None:
         dist.destroy_process_group(gloo)
 
 
-def summary(times: list[float], factor: float, unit: str) -> dict[str, float]:
-    return {unit: round(factor * statistics.median(times), 2), f"{unit}_min": round(factor * min(times), 2)}
+def measure(args: argparse.Namespace, comm: phalanx.Communicator, ours: Any, gloo: Any) -> Iterator[dict[str, Any]]:
+    for nbytes in args.sizes:
+        yield from rows_of(all_reduces(comm, ours, gloo, nbytes, args.repeat), 1e6, "us", kind="allreduce", bytes=nbytes)
+    for model in args.steps:
+        for batch in args.batch:
+            times = steps(comm, ours, gloo, WORKLOADS[model], args.only, batch, args.repeat)
+            yield from rows_of(times, 1e3, "ms", kind="step", model=model, batch=batch)
+
+
+def rows_of(times: Times, factor: float, unit: str, **what: Any) -> Iterator[dict[str, Any]]:
+    gloo = times.get("gloo")
+    for name, own in times.items():
+        faster = {} if gloo is None else {"times_gloo": round(statistics.median(g / t for g, t in zip(gloo, own)), 3)}
+        numbers = {unit: round(factor * statistics.median(own), 2), f"{unit}_min": round(factor * min(own), 2)}
+        yield {**what, "contender": name, **numbers, **faster}
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--lab", help="hosts x ranks of each, as 4x2: run in network namespaces; needs root")
+    parser.add_argument("--rate", default="1gbit", help="of each host's port in the lab")
+    parser.add_argument("--repeat", type=int, default=15)
+    parser.add_argument("--sizes", type=numbers, default=list(SIZES), help="bytes of all-reduces; '' for none")
+    parser.add_argument("--steps", type=words, default=["resnet50"], help=f"of {', '.join(WORKLOADS)}; '' for none")
+    parser.add_argument("--only", type=words, default=list(CONTENDERS), help=f"of {', '.join(CONTENDERS)}")
+    parser.add_argument("--batch", type=numbers, default=[2])
+    parser.add_argument("--json", type=Path, help="append the records to this file")
+    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def words(text: str) -> list[str]:
+    return [word for word in text.split(",") if word]
+
+
+def numbers(text: str) -> list[int]:
+    return [int(word) for word in words(text)]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--repeat", type=int, default=15)
-    parser.add_argument("--batch", type=int, default=2)
-    parser.add_argument("--pixels", type=int, default=64)
-    parser.add_argument("--json", type=Path, help="append the records to this file")
-    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = parse()
     if args.rank:
         rank(args)
         return
-    words = ["--repeat", str(args.repeat), "--batch", str(args.batch), "--pixels", str(args.pixels)]
-    with started([sys.executable, "-m", "benchmarks.backend", "--rank", *words], args.ranks) as ranks:
-        said = finish(ranks, deadline=900)
+    command = [sys.executable, "-m", "benchmarks.backend", "--rank", *sys.argv[1:]]
+    if args.lab:
+        hosts, per_host = map(int, args.lab.split("x"))
+        lab = Lab(hosts, per_host, rate=args.rate)
+        args.ranks = lab.world
+        with lab.up() as net:
+            said = net.run(command, deadline=900)[0]
+    else:
+        with started(command, args.ranks) as ranks:
+            said = finish(ranks, deadline=900)[0]
     run = {
         "kind": "run",
         "ranks": args.ranks,
-        "batch": args.batch,
-        "pixels": args.pixels,
+        **({"lab": args.lab, "rate": args.rate} if args.lab else {}),
         "repeat": args.repeat,
         "cores": os.cpu_count(),
         "processor": platform.processor(),
@@ -123,7 +212,7 @@ def main() -> None:
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "load": os.getloadavg()[0],
     }
-    records = [run, *json.loads(said[0].strip().splitlines()[-1])]
+    records = [run, *json.loads(said.strip().splitlines()[-1])]
     for record in records:
         print("  ".join(f"{key} {value}" for key, value in record.items()))
     if args.json:

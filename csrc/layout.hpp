@@ -83,8 +83,9 @@ enum class Status : std::uint32_t {
     aborted,      // abort() was called on some rank
     interrupted,  // a signal handler raised on some rank
     refused,      // memory could not be shared; the team is as good as before
+    begun,        // no failure: some ranks have not come yet, and the same call again finishes it (two_calls.cpp)
 };
-constexpr const char* status_names[] = {"ok", "disagree", "dead", "late", "aborted", "interrupted", "refused"};
+constexpr const char* status_names[] = {"ok", "disagree", "dead", "late", "aborted", "interrupted", "refused", "begun"};
 
 struct RankSet {
     std::uint64_t bits[max_ranks / 64];

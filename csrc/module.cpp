@@ -60,20 +60,24 @@ PyObject* module_lars_step(PyObject*, PyObject* const* values, Py_ssize_t n) {
     Py_RETURN_NONE;
 }
 
-PyObject* module_third_bytes(PyObject*, PyObject* ranks) {
+PyObject* bytes_for(PyObject* ranks, std::size_t (*bytes)(int)) {
     Arguments args{&ranks, 1};
     const long size = args.below(0, max_ranks + 1);
     if (!args.good) return nullptr;
     if (size == 0) return PyErr_Format(PyExc_ValueError, "a team has 1 to %d ranks", max_ranks);
-    return PyLong_FromSize_t(third_bytes(static_cast<int>(size)));
+    return PyLong_FromSize_t(bytes(static_cast<int>(size)));
 }
+
+PyObject* module_third_bytes(PyObject*, PyObject* ranks) { return bytes_for(ranks, third_bytes); }
+PyObject* module_whole_bytes(PyObject*, PyObject* ranks) { return bytes_for(ranks, whole_bytes); }
 
 PyObject* module_kernels(PyObject*, PyObject*) { return PyUnicode_FromString(kernels().name); }
 
 PyMethodDef module_methods[] = {
     {"kernels", module_kernels, METH_NOARGS, "avx512, avx2 or portable: what this process computes with"},
     {"choose_kernels", module_choose_kernels, METH_O, "(name) -> whether this processor has them; for tests and comparisons"},
-    {"third_bytes", module_third_bytes, METH_O, "(ranks) -> bytes of one piece of a tensor that passes through the staging area"},
+    {"third_bytes", module_third_bytes, METH_O, "(ranks) -> bytes of one piece of a long tensor that passes through the stage"},
+    {"whole_bytes", module_whole_bytes, METH_O, "(ranks) -> bytes up to which a tensor passes through the stage in one piece"},
     {"lars_step", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)(void)>(module_lars_step)), METH_FASTCALL,
      "(tensors, rows, count): one step of tensors of this process"},
     {nullptr, nullptr, 0, nullptr},

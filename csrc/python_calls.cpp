@@ -47,6 +47,17 @@ PyObject* team_all_reduce(PyObject* object, PyObject* const* values, Py_ssize_t 
     return run_for_status(as_team(object), [&](Team& team) { return team.all_reduce(r.x, r.count, r.type, r.op, r.scale); });
 }
 
+PyObject* team_all_reduce_or_begin(PyObject* object, PyObject* const* values, Py_ssize_t n) {
+    Arguments args{values, n};
+    if (!args.expect(8)) return nullptr;
+    const std::int64_t patience = static_cast<std::int64_t>(args.at_most(7, INT64_MAX));
+    const Reduction r(values, 5);
+    if (!r.good || !args.good || !set_topic(object, values + 5)) return nullptr;
+    return run_for_status(as_team(object), [&](Team& team) {
+        return team.all_reduce_or_begin(r.x, r.count, r.type, r.op, r.scale, patience);
+    });
+}
+
 PyObject* team_reduce_scatter(PyObject* object, PyObject* const* values, Py_ssize_t n) {
     const Reduction r(values, n);
     if (!r.good) return nullptr;
@@ -181,6 +192,8 @@ PyMethodDef team_methods[] = {
     {"leave", team_leave, METH_NOARGS, "Leave the team; idempotent."},
     {"abort", team_abort, METH_NOARGS, "From any thread: calls of this rank, now and later, fail within 50 ms."},
     {"all_reduce", FAST(all_reduce), "(address, count, type, op, scale[, digest, number]) -> status; the last two as in set_topic"},
+    {"all_reduce_or_begin", FAST(all_reduce_or_begin),
+     "(address, count, type, op, scale, digest, number, nanoseconds) -> status; `begun`: call all_reduce alike to finish it"},
     {"reduce_scatter", FAST(reduce_scatter), "(address, count, type, op, scale) -> status"},
     {"all_gather", FAST(all_gather), "(address, count, type) -> status"},
     {"broadcast", FAST(broadcast), "(address, count, type, root) -> status"},

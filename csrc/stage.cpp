@@ -28,15 +28,21 @@ Team::Range Team::part_of(const Call& call, int rank) const {
     return {call.count * r / ranks, call.count * (r + 1) / ranks};
 }
 
+// Elements of one piece.
+std::size_t Team::per_piece(const Call& call) const {
+    const std::size_t width = size_of(call.type);
+    return (call.count * width <= whole_ ? whole_ : third_) / width;
+}
+
 // Piece k of a range; it lies at the beginning of its third.
 Team::Range Team::piece_of(const Call& call, const Range& whole, std::uint32_t k) const {
-    const std::size_t per_piece = third_ / size_of(call.type), first = whole.first + k * per_piece;
-    return {first, std::min(first + per_piece, whole.last)};
+    const std::size_t first = whole.first + k * per_piece(call);
+    return {first, std::min(first + per_piece(call), whole.last)};
 }
 
 std::uint32_t Team::pieces_of(const Call& call, std::size_t elements) const {
-    const std::size_t per_piece = third_ / size_of(call.type);
-    return static_cast<std::uint32_t>(std::max<std::size_t>(1, (elements + per_piece - 1) / per_piece));
+    const std::size_t per = per_piece(call);
+    return static_cast<std::uint32_t>(std::max<std::size_t>(1, (elements + per - 1) / per));
 }
 
 Status Team::on_stage(const Call& call, char* x) {
@@ -71,7 +77,7 @@ Status Team::copy_on_stage(const Call& call, char* x) {
         if (mine.count() != 0) kernels().put(stage(rank_, k), x + mine.first * width, mine.count() * width);
     };
     const std::uint32_t pieces = pieces_of(call, call.verb == Verb::broadcast ? call.count : (call.count + ranks - 1) / ranks);
-    put_in(0);
+    if (!ahead_) put_in(0);
     return take_steps(call, pieces, [&](std::uint32_t k) {
         put_in(k + 1);
         for (int source = 0; source < size_; ++source) {
@@ -90,7 +96,7 @@ Status Team::reduce_each_for_itself(const Call& call, char* x) {
         const Range piece = piece_of(call, all, k);
         if (piece.count() != 0) kernels().put(stage(rank_, k), x + piece.first * width, piece.count() * width);
     };
-    put_in(0);
+    if (!ahead_) put_in(0);
     return take_steps(call, pieces_of(call, call.count), [&](std::uint32_t k) {
         put_in(k + 1);
         const Range piece = piece_of(call, all, k), range = piece.within(wanted);
@@ -147,7 +153,7 @@ Status Team::reduce_in_slices(const Call& call, char* x) {
         if (rest != 0) std::memcpy(x + out.first * width + bytes, on_third(peer, k - 1, out.first) + bytes, rest);
     };
 
-    for (int peer = 0; peer < size_; ++peer)
+    for (int peer = 0; peer < size_ && !ahead_; ++peer)
         if (peer != rank_) put_in(0, peer);
     return take_steps(call, pieces + 1, [&](std::uint32_t k) {
         if (k < pieces) reduce_mine(k);

@@ -25,16 +25,20 @@ std::size_t third_bytes(int size) {
     return std::clamp(up(staging_bytes / (thirds * static_cast<std::size_t>(size)), 4096), smallest_third, largest_third);
 }
 
+std::size_t whole_bytes(int size) {
+    return std::clamp(all_wide_thirds / (thirds * static_cast<std::size_t>(size)) / 4096 * 4096, third_bytes(size), widest_third);
+}
+
 int forks() { return fork_count; }
 
 std::size_t Team::control_bytes(int size) {
     const std::size_t n = static_cast<std::size_t>(size);
     const std::size_t books = sizeof(Header) + n * sizeof(Member) + slots * (sizeof(Slot) + n * sizeof(Line));
-    return up(books, 4096) + n * thirds * third_bytes(size);
+    return up(books, 4096) + n * thirds * whole_bytes(size);
 }
 
 Team::Team(std::shared_ptr<Segment> control, int rank, int size)
-    : control_(std::move(control)), rank_(rank), size_(size), third_(third_bytes(size)) {
+    : control_(std::move(control)), rank_(rank), size_(size), third_(third_bytes(size)), whole_(whole_bytes(size)) {
     char* at = control_->data();
     header_ = reinterpret_cast<Header*>(at);
     members_ = reinterpret_cast<Member*>(header_ + 1);
@@ -107,12 +111,6 @@ Status Team::broadcast(void* x, std::size_t count, Type type, int root) {
 }
 
 Status Team::barrier() { return size_ == 1 ? Status::ok : sync(Call{}); }
-
-Status Team::sync(const Call& call) {
-    Generation g;
-    const Status begun = begin(call, g);
-    return begun == Status::ok ? finish(g) : begun;
-}
 
 // ---- begin -------------------------------------------------------------------------------------------------------------------
 

@@ -55,6 +55,11 @@ constexpr std::size_t smallest_third = 64 << 10, largest_third = 128 << 10;
 constexpr int few_ranks = 2;
 constexpr std::size_t few_bytes = 128 << 10;  // of all ranks together
 std::size_t third_bytes(int size);
+// A tensor of at most so many bytes passes in one piece, so with one meeting: threads that share their cores with others that
+// compute take milliseconds to meet. Longer ones are faster in pieces that stay in the caches: 4 MiB on 2 ranks took 430 us in
+// pieces and 900 in one, 1 MiB 111 and 104. The first bucket of torch's DistributedDataParallel has 1 MiB and a little more.
+constexpr std::size_t widest_third = 5 << 18, all_wide_thirds = 32 << 20;
+std::size_t whole_bytes(int size);
 
 // What a fused update knows of a chunk of an adapted tensor: sums of squares.
 struct ChunkSquares {
@@ -116,6 +121,9 @@ class Team {
 
     // In place. Part r of n elements in `size` parts is [r * n / size, (r + 1) * n / size).
     Status all_reduce(void* x, std::size_t count, Type type, Op op, double scale);
+    // The same, but returns `begun` if some rank has not come within `patience_ns`. The next call of this team must then be an
+    // all_reduce of the same tensor, in any thread: it finishes the operation (two_calls.cpp).
+    Status all_reduce_or_begin(void* x, std::size_t count, Type type, Op op, double scale, std::int64_t patience_ns);
     Status reduce_scatter(void* x, std::size_t count, Type type, Op op, double scale);  // part `rank` is reduced, the rest is left
     Status all_gather(void* x, std::size_t count, Type type);                           // part r comes from rank r
     Status broadcast(void* x, std::size_t count, Type type, int root);
@@ -141,6 +149,7 @@ class Team {
     Status begin(const Call& call, Generation& g);
     Status finish(Generation g);
     Status sync(const Call& call);  // begin and finish
+    bool all_come_within(Generation g, std::int64_t nanoseconds);
     void arrive_last(Generation g, const Call& call);
     bool settle(Generation g, Phase from, Phase to);
     void help(Generation g);
@@ -163,9 +172,10 @@ class Team {
     Range part_of(const Call& call, int rank) const;
     Range piece_of(const Call& call, const Range& whole, std::uint32_t k) const;
     std::uint32_t pieces_of(const Call& call, std::size_t elements) const;
+    std::size_t per_piece(const Call& call) const;
     // where a rank puts piece k of the call that is next on the stage
     char* stage(int rank, std::uint32_t k) const {
-        return staging_ + (thirds * static_cast<std::size_t>(rank) + (stage_steps_ + k) % thirds) * third_;
+        return staging_ + (thirds * static_cast<std::size_t>(rank) + (stage_steps_ + k) % thirds) * whole_;
     }
 
     Status pass(Plan& plan, Call& call, Verb verb);
@@ -192,7 +202,7 @@ class Team {
     Slot* slots_;
     Line* lines_;
     char* staging_;
-    std::size_t third_;
+    std::size_t third_, whole_;  // bytes of a piece of a long tensor, and of a third of the stage, which holds a shorter one whole
 
     Method method_ = Method::memfd;
     int ranks_per_core_ = max_ranks;  // rounded up
@@ -206,6 +216,8 @@ class Team {
     std::uint64_t topic_ = 0;
     Generation next_ = slots;  // use 0 of each slot is the zeros it starts with
     bool under_way_ = false;   // whether operation next_ - 1 is begun and not finished
+    bool ahead_ = false;       // whether the first meeting of the next call has begun already
+    std::int64_t patience_ns_ = -1;  // of the next meeting; -1: no limit but the timeout
     std::uint32_t stage_steps_ = 0;
     std::vector<Arena> arenas_;
     std::uint32_t next_arena_ = 1;

@@ -5,10 +5,11 @@ from __future__ import annotations
 import multiprocessing.util
 import signal
 import subprocess
+from collections.abc import Generator
 
 import hypothesis
 import pytest
-from tests.warm.popen import Python, spawn, warm
+from tests.warm.popen import Python, Worker, spawn, warm
 
 # How long an example takes depends on what else runs on the machine.
 hypothesis.settings.register_profile("phalanx", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -21,23 +22,53 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # The files that take longest, in this order: with several workers they begin first, so that the last ones end together.
 LONGEST = (
-    "world/test_launchers.py", "world/test_failures.py", "world/test_ending.py", "world/test_grid.py",
-    "world/test_elastic.py", "world/test_trainer.py",
-    "world/test_meeting.py", "world/test_gossip_away.py", "world/test_shm.py", "world/test_gossip.py", "world/test_links.py",
-    "world/test_leaks.py", "world/test_attacks.py", "comm/test_start.py", "grad/test_gossip_away.py", "cli/test_train.py",
-    "cli/test_bench.py", "lab/test_lab.py", "train/test_trainer.py", "optim/test_contract.py", "optim/test_survives.py",
-    "comm/test_meeting.py", "examples/test_examples.py", "nn/test_models.py", "optim/test_equals_one_process.py",
-    "train/test_lock.py", "cluster/test_plan.py", "schedule/test_algorithms.py", "cli/test_plan.py",
+    "world/test_failures.py", "world/test_ending.py", "world/test_launchers.py", "grad/test_gossip_away.py", "world/test_grid.py",
+    "world/test_elastic.py",
+    "world/test_gossip_away.py", "world/test_meeting.py", "world/test_shm.py", "world/test_gossip.py", "world/test_trainer.py",
+    "world/test_training.py", "world/test_links.py", "world/test_shuffle.py", "world/test_leaks.py", "comm/test_start.py",
+    "train/test_trainer.py", "examples/test_examples.py", "optim/test_survives.py", "nn/test_models.py", "train/test_gpu.py",
+    "cluster/test_plan.py", "optim/test_loops.py", "simulated_cuda/test_modes.py", "simulated_cuda/test_mutants.py",
+    "train/test_lock.py", "optim/test_contract.py", "optim/test_equals_one_process.py", "cli/test_train.py", "cli/test_plan.py",
+    "backend/test_collectives.py", "backend/test_pytorch_suite.py", "cli/test_selftest.py", "train/test_course.py",
+    "grad/test_gossip.py", "cli/test_bench.py", "schedule/test_algorithms.py", "simulated_cuda/test_averager.py",
+    "lab/test_lab.py",
 )  # fmt: skip
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_sessionstart(session: pytest.Session) -> Generator[None]:
+    """The workers of `pytest -n 3` start here. They are forked from one process that has imported torch: that takes 4 s each."""
+    if not session.config.pluginmanager.hasplugin("dsession"):
+        return (yield)
+    warm()
+    popen = subprocess.Popen
+    subprocess.Popen = Worker  # type: ignore[misc]  by which execnet starts them
+    try:
+        return (yield)
+    finally:
+        subprocess.Popen = popen  # type: ignore[misc]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Each worker begins at another room: in a fresh clone each compiles a part of the files, and finds the others compiled."""
+    report = yield
+    worker = getattr(collector.config, "workerinput", None)
+    if worker is not None and isinstance(collector, pytest.Dir) and report.passed:
+        number, count = int(worker["workerid"].removeprefix("gw")), worker["workercount"]
+        begin = number % count * len(report.result) // count
+        report.result = [*report.result[begin:], *report.result[:begin]]
+    return report
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):  # a worker of `pytest -n 3`
         place = {name: number for number, name in enumerate(LONGEST)}
 
-        def when(item: pytest.Item) -> tuple[int, bool]:
+        def when(item: pytest.Item) -> tuple[int, bool, str]:
             room, file = item.path.parts[-2:]
-            return place.get(f"{room}/{file}", len(place)), room != "world"  # of which each worker then has its pools once
+            order = place.get(f"{room}/{file}", len(place))
+            return order, room != "world", str(item.path)  # a worker that stays in "world" has its pools once
 
         items.sort(key=when)
 

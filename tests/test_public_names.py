@@ -4,6 +4,7 @@ import functools
 import importlib
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -94,13 +95,17 @@ def test_import_has_no_side_effects():
 
 
 def test_import_is_quick():
-    """In processor time, which other processes change little. Where all is slower, so is torch: a fifth of that is quick."""
+    """In processor time. Where all is slower, so is torch: a fifth of that is quick.
+
+    Whatever else the machine does can only add to it, by caches and shared cores: the best of several is nearest to the truth.
+    """
     times = []
-    for number in range(3):
+    for number in range(8):
         torchs, ours = seconds_of_import(number)
         if ours < max(IMPORT_SECONDS, torchs / 5):
             return
         times.append((torchs, ours))
+        time.sleep(number)  # a busy moment passes
     pytest.fail(f"seconds of torch's import and of ours: {times}")
 
 

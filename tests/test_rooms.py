@@ -19,6 +19,8 @@ COLLECTIVES_LIVE_IN = "comm/transports/torch/"
 PRIVATE_NAMES_LIVE_IN = "_torch_private.py"
 BACKEND_LIVES_IN = "backend/"  # a backend of torch.distributed: it has the names that torch calls
 CONTENDERS_LIVE_IN = "bench/library.py"  # torch.distributed as what Phalanx is compared with
+THEIR_CHECKPOINTS_LIVE_IN = "train/checkpoint/dcp_write.py"  # torch.distributed.checkpoint, a format of files
+OTHERS_LIVE_IN = (CONTENDERS_LIVE_IN, THEIR_CHECKPOINTS_LIVE_IN)
 
 # What a room may import besides itself and the standard library. Rooms are named by their path below phalanx.
 ROOMS = {
@@ -47,6 +49,13 @@ ROOMS = {
         "": ("phalanx.comm", "phalanx.schedule.printable", "torch", "numpy"),
         "image": ("simplejpeg", "PIL"),
     },  # the one place that decodes
+    "integrations": {
+        "": ("phalanx.comm", "phalanx.grad", "phalanx.optim", "phalanx.nn", "phalanx.schedule", "torch"),
+        "lightning": ("lightning",),
+        "fabric": ("lightning",),
+        "pytorch_lightning": ("pytorch_lightning",),
+        "transformers": ("transformers",),
+    },  # one file, one framework
     "train": {"": None},  # everything but ABOVE
     "bench": {"": None},
     "selftest": {"": None},
@@ -56,9 +65,10 @@ ROOMS = {
 
 # What a room that may import everything else must not.
 ABOVE = {
-    "train": ("phalanx.bench", "phalanx.selftest", "phalanx.cli"),
-    "bench": ("phalanx.selftest", "phalanx.cli"),
-    "selftest": ("phalanx.cli",),
+    "train": ("phalanx.bench", "phalanx.selftest", "phalanx.cli", "phalanx.integrations"),
+    "bench": ("phalanx.selftest", "phalanx.cli", "phalanx.integrations"),
+    "selftest": ("phalanx.cli", "phalanx.integrations"),
+    "cli": ("phalanx.integrations",),
 }
 
 # Functions of torch.distributed that communicate, or make what communicates, by how their names begin.
@@ -173,7 +183,7 @@ def violations(path: str, source: str) -> list[str]:
             found.append(f"{path}:{m.line}: {room}/ may not import {m.name}")
         if m.imported and _under(m.name, ABOVE.get(room, ())):
             found.append(f"{path}:{m.line}: {room}/ may not import {m.name}, which is above it")
-        if _under(m.name, ("torch.distributed",)) and path != CONTENDERS_LIVE_IN and not path.startswith(BACKEND_LIVES_IN):
+        if _under(m.name, ("torch.distributed",)) and path not in OTHERS_LIVE_IN and not path.startswith(BACKEND_LIVES_IN):
             if room not in ("comm", PRIVATE_NAMES_LIVE_IN):
                 found.append(f"{path}:{m.line}: {m.name}: torch.distributed is named in comm/ alone")
             elif not path.startswith(COLLECTIVES_LIVE_IN) and m.name.rpartition(".")[2].startswith((*COLLECTIVES, "*")):
@@ -305,6 +315,13 @@ def test_room_imports_only_what_it_may(path):
         ("data/loader.py", "from phalanx._kernel import boot_id"),
         ("backend/engine.py", "from phalanx.grad import AllReduce"),
         ("comm/run.py", "from phalanx.backend import register"),
+        ("integrations/plan.py", "import lightning"),
+        ("integrations/lightning.py", "import transformers"),
+        ("integrations/transformers.py", "import torch.distributed as dist"),
+        ("integrations/transformers.py", "from phalanx.train import Checkpointer"),
+        ("train/trainer.py", "from phalanx.integrations.plan import Plan"),
+        ("cli/train.py", "from phalanx.integrations.plan import Plan"),
+        ("optim/create.py", "from phalanx.integrations.plan import Plan"),
     ],
 )
 def test_mutants_are_rejected(path, source):
@@ -347,6 +364,10 @@ def test_mutants_are_rejected(path, source):
         ("selftest/speed.py", "from phalanx.bench.library import library_all_reduce\nimport torch"),
         ("backend/work.py", "import torch.distributed as dist\nfrom phalanx.comm import forks\ndist.ProcessGroup.barrier"),
         ("bench/ranks.py", "from phalanx.train.config import RunConfig\nfrom phalanx.comm.start import Ranks"),
+        (
+            "integrations/lightning.py",
+            "from lightning.pytorch.strategies import DDPStrategy\nfrom phalanx.comm import Communicator",
+        ),
         (
             "__init__.py",
             "import importlib\nfrom phalanx.comm import Pending\ndef __getattr__(n):\n    return importlib.import_module(n)",

@@ -86,6 +86,16 @@ def unscales_itself(optimizer: torch.optim.Optimizer) -> bool:
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False)) and not isinstance(optimizer, torch.optim.SGD)
 
 
+# ---- data ---------------------------------------------------------------------------------------------------------------------
+
+
+def set_worker_info(worker: int, workers: int, seed: int, dataset: Any) -> None:
+    """What torch.utils.data.get_worker_info() answers in this process from now on."""
+    from torch.utils.data._utils import worker as module
+
+    module._worker_info = module.WorkerInfo(id=worker, num_workers=workers, seed=seed, dataset=dataset)
+
+
 # ---- CUDA, for `phalanx selftest` ----------------------------------------------------------------------------------------------
 
 

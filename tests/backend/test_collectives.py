@@ -2,6 +2,7 @@
 
 import itertools
 import threading
+import time
 
 import pytest
 import torch
@@ -9,7 +10,8 @@ import torch.distributed as dist
 from tests.backend.groups import both, group_of
 
 import phalanx
-from phalanx.backend import Options
+from phalanx import _native
+from phalanx.backend import Options, engine
 
 SUM, AVG, MAX, MIN, PRODUCT = (dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MAX, dist.ReduceOp.MIN, dist.ReduceOp.PRODUCT)
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.int32, torch.int64, torch.uint8)
@@ -41,6 +43,10 @@ def same_reductions(comm, per_host, odd_strides=True):
         dist.all_reduce(mine, AVG, group=ours)
         dist.all_reduce(other, group=theirs)
         torch.testing.assert_close(mine, other / comm.size)  # the core multiplies by 1/size
+        whole_numbers = torch.tensor([1 + rank, -1 - rank, 7])
+        dist.all_reduce(whole_numbers, AVG, group=ours)
+        total = sum(range(1, comm.size + 1))
+        assert whole_numbers.tolist() == [int(total / comm.size), int(-total / comm.size), 7], "towards zero, as NCCL does it"
         part = torch.zeros(9)
         dist.reduce_scatter_tensor(part, numbers((9 * comm.size,), torch.float32, rank), AVG, group=ours)
         whole = numbers((9 * comm.size,), torch.float32, rank)
@@ -52,6 +58,50 @@ def same_reductions(comm, per_host, odd_strides=True):
         sparse = torch.sparse_coo_tensor([[rank]], [1.0], (comm.size,), check_invariants=True)
         dist.all_reduce(sparse, group=ours)
         assert sparse.to_dense().tolist() == [1.0] * comm.size
+
+
+def late(comm):
+    """Asynchronous all-reduces around the size up to which the calling thread begins them, where one rank comes late or not."""
+    piece, limit = _native.whole_bytes(comm.size) // 4, engine.SHORT // 4
+    with group_of("phalanx") as group:
+        for number, count in enumerate((1, 5000, piece, piece + 1, limit, limit + 1)):
+            for slow in (None, number % comm.size):
+                xs = [torch.full((count,), float(comm.rank + k)) for k in range(3)]
+                if comm.rank == slow:
+                    time.sleep(0.01)  # longer than the others wait in their call
+                works = [dist.all_reduce(x, group=group, async_op=True) for x in xs]
+                last = torch.ones(count)
+                dist.all_reduce(last, group=group)  # after all of them
+                for k, (work, x) in enumerate(zip(works, xs)):
+                    work.wait()
+                    wanted = sum(r + k for r in range(comm.size))
+                    assert x.min() == x.max() == wanted, (count, slow, k)
+                assert last.min() == last.max() == comm.size
+
+
+def test_ranks_that_come_late(pool):
+    pool.run(late)
+
+
+def never_comes(comm):
+    """A call that should return at once does so even if the others call it much later."""
+    with group_of("phalanx") as group:
+        x, y = torch.ones(100), torch.ones(3)
+        if comm.rank == 0:
+            work = dist.all_reduce(x, group=group, async_op=True)
+            assert not work.is_completed()
+            comm.send(y, 1)  # the others call it only after this
+        elif comm.rank == 1:
+            comm.recv(0)
+        comm.barrier()
+        if comm.rank != 0:
+            work = dist.all_reduce(x, group=group, async_op=True)
+        work.wait()
+        return x[0].item()
+
+
+def test_an_asynchronous_call_does_not_wait_for_the_other_ranks(pair):
+    assert pair.run(never_comes) == [2.0, 2.0]
 
 
 def test_reductions_are_those_of_gloo(pool):
@@ -117,7 +167,7 @@ def same_parts(comm):
     rank, size = comm.rank, comm.size
     with both() as (ours, theirs):
         for dtype, n, op in itertools.product(DTYPES, (0, 1, 5, 20_000), (SUM, MAX, AVG)):
-            if op == AVG and not dtype.is_floating_point:
+            if op == AVG and dtype is torch.bool:
                 continue
             whole = numbers((size * n,), dtype, rank)
             before, out = whole.clone(), torch.zeros(n, dtype=dtype)

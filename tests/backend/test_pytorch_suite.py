@@ -23,6 +23,7 @@ SOME = [
 
 
 @pytest.mark.skipif(importlib.util.find_spec("expecttest") is None, reason="PyTorch's tests import expecttest")
+@pytest.mark.usefixtures("warm_python")
 def test_some_of_pytorchs_own_tests_pass(tmp_path):
     out = tmp_path / "rows.jsonl"
     command = [sys.executable, "-m", "tests.backend.run_suite", "--world", "2", "--out", str(out), "--only", *SOME]

@@ -9,6 +9,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import torch
 
 import phalanx
 from phalanx.cli.main import main
@@ -98,6 +99,32 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatc
     for number, code in enumerate(blocks):
         exec(compile(code, f"{page}, block {number}", "exec"), names)
     names["comm"].close()
+
+
+@pytest.mark.usefixtures("warm_python")
+def test_the_network_of_the_tutorial_trains_and_resumes_on_two_ranks(tmp_path, monkeypatch, capfd):
+    """As a reader would: the block is my_net.py, the commands are those below it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    (code,) = [block for block in python_blocks(read("tutorial.md")) if "config = RunConfig(" in block]
+    assert len([line for line in code.splitlines() if line.strip()]) <= 40
+    (tmp_path / "my_net.py").write_text(code)
+    train = ["train", "my_net.py", "--ranks", "2", "--out", "run"]
+    for command in (train, [*train, "--resume"], ["report", "run"], ["export", "run", "model.pt"]):
+        assert f"phalanx {' '.join(command)}" in read("tutorial.md")
+    assert main([*train, "--set", "target=0.5"]) == 0  # ends early, so that there is something left to resume
+    assert "target reached: test accuracy" in capfd.readouterr().out
+    assert main([*train, "--resume"]) == 0
+    out = capfd.readouterr().out
+    assert "resumed after step" in out
+    found = re.search(r"done: test accuracy (\d\.\d+) after 8 epochs, 248 steps", out)
+    assert found, out
+    assert float(found[1]) > 0.95
+    assert main(["report", "run"]) == 0
+    assert "my_net:make_model" in (tmp_path / "run" / "report.html").read_text()
+    assert main(["export", "run", "model.pt"]) == 0
+    weights = torch.load("model.pt", weights_only=True)
+    assert weights["first.weight"].shape == (64, 2)
 
 
 def anchors(page: Path) -> set[str]:

@@ -37,7 +37,7 @@ def test_a_preset_is_a_file_to_edit(tmp_path, capsys):
     assert main(["plan", "--show-cluster", "lab"]) == 0
     path = tmp_path / "mine.json"
     path.write_text(capsys.readouterr().out.replace('"gigabits_per_s": 0.956', '"gigabits_per_s": 9.56'))
-    ask = ["--batch", "64", "--rate", "10@4", "--rate", "12@8", "--backend", "gloo", "--wire", "float32"]
+    ask = ["--batch", "64", "--rate", "10@4", "--rate", "12@8", "--backend", "gloo", "--wire", "float32", "--group", "25"]
     steps = []
     for cluster in ("lab", str(path)):
         assert main(["plan", "--cluster", cluster, *ask, "--json", str(tmp_path / "out")]) == 0
@@ -80,10 +80,12 @@ def test_wrong_usage_says_what_would_be_right(words, fact, capsys):
 
 
 def test_a_published_device_stands_in_for_a_rate(capsys):
-    assert main(["plan", "--cluster", "dgx-a100", "--ranks", "16", "--batch", "6528", "--model", "resnet50"]) == 0
+    assert (
+        main(["plan", "--cluster", "dgx-a100", "--ranks", "16", "--batch", "6528", "--group", "25", "--model", "resnet50"]) == 0
+    )
     silent = capsys.readouterr().out
     assert "--rate 3293@408, an eighth of a DGX A100" in silent
-    assert main(["plan", "--cluster", "dgx-a100", "--ranks", "16", "--batch", "6528", "--rate", "3293@408"]) == 0
+    assert main(["plan", "--cluster", "dgx-a100", "--ranks", "16", "--batch", "6528", "--group", "25", "--rate", "3293@408"]) == 0
     told = capsys.readouterr().out
     assert [line for line in told.splitlines() if line.startswith("step")] == [
         line for line in silent.splitlines() if line.startswith("step")

@@ -62,12 +62,13 @@ FILES = {
         ("--set epochs", "--set epochs: PATH=VALUE"),
         ("--set epoch=3", "there is no such setting (epochs?); there are name, epochs"),
         ("--set optimizer.momentun=0.8", "(optimizer.momentum?)"),
-        ("--set model=resnet50", "model has settings of its own: model.name"),
+        ("--set rate=0.1", "rate has settings of its own: rate.peak"),
+        ("--set model=mlp --set model.name=resnet50", "model.name is set twice, also as model: leave one of them out"),
         ("--set epochs=many", "epochs=many: a whole number"),
         ("--set epochs=1.5", "a whole number"),
         ("--set rate.peak=fast", "rate.peak=fast: a number"),
         ("--set optimizer.nesterov=perhaps", "true or false"),
-        ("--set optimizer.name=adam", "one of sgd, lars"),
+        ("--set optimizer.name=adamz", "one of sgd, lars"),
         ("--set epochs=0", "at least 1"),
         ("--set rate.warmup=30", "warmup=30 epochs, but the run has 24"),
         (
@@ -271,15 +272,22 @@ def test_ctrl_c_saves_and_says_at_once_how_to_go_on(tmp_path):
 
 
 @pytest.mark.usefixtures("warm_python")
-def test_a_second_ctrl_c_ends_at_once():
-    words = """
+@pytest.mark.parametrize("launcher", [False, True])
+def test_a_second_ctrl_c_ends_at_once(launcher):
+    """torchrun hands on the signal that the terminal has sent already, so there the second one counts after a second."""
+    words = f"""
 import os, signal, time, phalanx
 from phalanx.train import sigterm
-with sigterm.StopRequest(phalanx.create_communicator(), "stopping") as stop:
+comm = phalanx.create_communicator()
+if {launcher}:
+    os.environ["RANK"] = "0"
+with sigterm.StopRequest(comm, "stopping") as stop:
     os.kill(os.getpid(), signal.SIGINT)
-    os.kill(os.getpid(), signal.SIGINT)  # handed on by a launcher
+    if {launcher}:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(sigterm.SAME + 0.1)
     assert stop.agreed() and stop.signal == signal.SIGINT
-    time.sleep(sigterm.SAME + 0.1)
+    print("heard once", flush=True)
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(60)
 """
@@ -287,6 +295,7 @@ with sigterm.StopRequest(phalanx.create_communicator(), "stopping") as stop:
         [sys.executable, "-c", words], env=clean_environment(), capture_output=True, text=True, timeout=DEADLINE, check=False
     )
     assert done.returncode == 130
+    assert done.stdout == "heard once\n"
     assert done.stderr == "stopping\nended at once, without saving\n"
 
 

@@ -65,6 +65,42 @@ def test_every_setting_refuses_nonsense():
         check(["show-lr", "digits", "--samples", "100", "--set", setting], codes=(2,))
 
 
+def test_every_import_path_refuses_nonsense():
+    """Also where it leads to something that exists and is no network, no optimizer and so on."""
+    paths = (
+        "x:y",
+        "os:nothing",
+        "os.path:sep",
+        "a.b:c",
+        "torch:",
+        ":x",
+        "os:system",
+        "builtins:print",
+        "json:loads",
+        "é:x",
+        "x:y:z",
+    )
+    line = ["train", "digits", "--ranks", "1", "--set", "label_smoothing=0"]
+    for name in ("model", "optimizer", "loss", "task", "data"):
+        for path in paths:
+            check([*line, "--set", f"{name}={path}"], codes=(2,))
+    for setting in (
+        "model=torch.nn:Linear",
+        "model.args.x=1",
+        "optimizer.args.x=1",
+        "data.args.x=[",
+        "loss.args.=1",
+        "model.args.a b=1",
+    ):
+        check([*line, "--set", setting], codes=(2,))
+    for word in ("", "[", "[1,,2]", "'", '"', "nan", "9" * 400, "\x1b[31m", "\udcff", "[" * 5000):
+        for name in ("model", "optimizer"):
+            check(
+                [*line, "--set", "optimizer=adamw", "--set", "model=torch.nn:Linear", "--set", f"{name}.args.x={word}"],
+                codes=(2,),
+            )
+
+
 # ---- files ---------------------------------------------------------------------------------------------------------------------
 
 SMALL = Model("m", (Tensor("w", 10, 1.0, 0), Tensor("b", 10, 1.0, 0)), 100)

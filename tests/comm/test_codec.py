@@ -9,6 +9,7 @@ import struct
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.long import times
 
 from phalanx.comm.codec import MAX_DEPTH, decode, encode
 
@@ -31,7 +32,7 @@ def shape(value):
 
 
 @given(values)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=times(300, seldom=100), deadline=None)
 def test_round_trip(value):
     assert shape(decode(bytes(encode(value)))) == shape(value)
 

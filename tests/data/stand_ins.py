@@ -7,13 +7,14 @@ import random
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy
 import torch
 from torch import Tensor
 
-from phalanx.data import BadSample, Draws
+from phalanx.data import BadSample, Draws, stream_share
 
 
 @dataclass(frozen=True)
@@ -120,3 +121,80 @@ class Drawing(Numbers):
         time.sleep(self.pause * (i % 3))
         drawn = [torch.rand(()).item(), float(numpy.random.rand()), random.random(), torch.randn(2).sum().item()]
         return torch.tensor([float(i), *drawn], dtype=torch.float64), i
+
+
+class Texts(torch.utils.data.Dataset):
+    """As a Hugging Face data set: dicts of tokens of different lengths."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, i: int) -> dict:
+        return {"input_ids": list(range(i % 5 + 1)), "label": i, "text": f"text {i}", "weight": i / 4}
+
+
+def padded(samples: list[dict]) -> dict:
+    """A collate_fn as people write it: pad to the longest."""
+    ids = [torch.tensor(sample["input_ids"]) for sample in samples]
+    return {
+        "input_ids": torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=-1),
+        "lengths": torch.tensor([len(x) for x in ids]),
+        "label": torch.tensor([sample["label"] for sample in samples]),
+        "text": [sample["text"] for sample in samples],
+    }
+
+
+def masked(samples: list) -> tuple[Tensor, Tensor]:
+    """A collate_fn that draws random numbers, as masking for language models does."""
+    x, y = torch.utils.data.default_collate(samples)
+    return x + torch.rand(x.shape) + random.random() + float(numpy.random.rand()), y
+
+
+class Stream(torch.utils.data.IterableDataset):
+    """Items 0 to n - 1 as (x, y), with a random number if `draws`. At some numbers something happens."""
+
+    def __init__(self, n: int, *, draws: bool = False, raises: int = -1, dies: int = -1, length: bool = False) -> None:
+        self.n, self.draws, self.raises, self.dies, self.length = n, draws, raises, dies, length
+        self.epoch = -1
+
+    def __len__(self) -> int:
+        if not self.length:
+            raise TypeError("a stream without a length")
+        return self.n
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator:
+        for i in range(self.n):
+            if i == self.raises:
+                raise KeyError("no such key in the user's code")
+            if i == self.dies:
+                os.kill(os.getpid(), signal.SIGKILL)
+            noise = torch.rand(()).item() + float(numpy.random.rand()) + random.random() if self.draws else 0.0
+            yield torch.tensor([float(i), noise], dtype=torch.float64), i
+
+
+class Shards(torch.utils.data.IterableDataset):
+    """A stream that shards itself; share number s of `count` has the items s, s + count, ... of which it keeps `lengths[s]`."""
+
+    def __init__(self, lengths: tuple[int, ...]) -> None:
+        self.lengths = lengths
+
+    def __iter__(self) -> Iterator:
+        mine = stream_share()
+        for k in range(self.lengths[mine.index]):
+            i = mine.index + k * mine.count
+            yield torch.tensor([float(i)]), i
+
+
+class Info(Numbers):
+    """What a worker process knows about itself, as a sample."""
+
+    def __getitem__(self, i: int) -> dict:
+        info = torch.utils.data.get_worker_info()
+        assert info is not None
+        return {"id": info.id, "workers": info.num_workers, "seed": info.seed, "n": len(info.dataset), "pid": os.getpid()}

@@ -109,12 +109,12 @@ def run(n: int, batch: int, ranks: int, epochs: int, seed: int, policy: str) -> 
         if new:
             # the others let it in when they ask for their next batch; it gets their state then
             some, source = next(iter(seats.values()))
-            source._follow(source.world, source._under_way)
+            source._follow(source._under_way)
             let_in = not some.joins
             if let_in:
                 for _, loader in seats.values():
                     if loader is not source:
-                        loader._follow(loader.world, loader._under_way)
+                        loader._follow(loader._under_way)
                 seats[number] = sit(number, some.world)
                 seats[number][0].exchanges = exchanges
                 seats[number][1].load_state_dict(source.state_dict())

@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.long import times
 
 from phalanx.data import BatchPlan, Position, Stage
 from phalanx.data import position as arithmetic
@@ -13,7 +14,7 @@ from phalanx.data.position import Steps, micro_batches, share
 from phalanx.data.route import Route
 
 LASTS = ("drop", "pad", "keep")
-CASES = settings(max_examples=500, deadline=None)
+CASES = settings(max_examples=times(500, seldom=120), deadline=None)
 
 
 @st.composite

@@ -1,4 +1,4 @@
-"""Worker processes of the loader: the same batches as without them, and a clean end whoever dies. To start one takes seconds."""
+"""Worker processes of the loader: the same batches as without them, and a clean end whoever dies."""
 
 import multiprocessing
 import os
@@ -91,8 +91,10 @@ def test_a_killed_process_is_replaced_and_no_batch_is_lost_doubled_or_changed():
 
 def test_what_cannot_be_sent_is_an_error_with_a_remedy():
     with (
-        Loader(Numbers(10), batch=5, workers=1, kind="process", transform=lambda x, draws: x) as loader,
-        pytest.raises(TypeError, match=r"cannot be pickled.*kind='thread'"),
+        Loader(
+            Numbers(10), batch=5, workers=1, kind="process", multiprocessing_context="spawn", transform=lambda x, draws: x
+        ) as loader,
+        pytest.raises(TypeError, match=r"cannot be pickled.*multiprocessing_context='fork'"),
     ):
         list(loader)
 
@@ -102,31 +104,45 @@ import os, signal
 from tests.data.stand_ins import Numbers
 from phalanx.data import Loader
 
-if __name__ == "__main__":
-    loader = Loader(Numbers(10_000, slow=0.01), batch=20, workers=1, kind="process")
-    batches = iter(loader)
-    held = [next(batches), next(batches)]
-    from multiprocessing import active_children
-    print(active_children()[0].pid, flush=True)
-    signal.pause()
+loaders = [Loader(Numbers(10_000, slow=0.01), batch=20, workers=2, kind="process") for _ in range(2)]
+held = [next(iter(loader)) for loader in loaders]
+from multiprocessing import active_children
+other = os.fork()  # a process of the user's, which has copies of all pipes and outlives the trainer
+if other:
+    print(other, *[child.pid for child in active_children()], flush=True)
+signal.pause()
 """
 
 
 def test_nothing_is_left_behind_when_the_trainer_is_killed(tmp_path):
+    """Each worker holds ends of its siblings' pipes, so that none of them tells that the trainer is gone."""
     program = tmp_path / "trainer.py"
     program.write_text(textwrap.dedent(TRAINER))
     environment = os.environ | {"PYTHONPATH": os.getcwd()}
     with subprocess.Popen([sys.executable, program], stdout=subprocess.PIPE, text=True, env=environment) as trainer:
         try:
-            worker = int(trainer.stdout.readline())
+            other, *workers = trainer.stdout.readline().split()
             mapped = Path(f"/proc/{trainer.pid}/maps").read_text()
             assert "memfd:phalanx loader: batch" in mapped  # the batches it holds are shared memory
-            assert "/dev/shm/" not in mapped + Path(f"/proc/{worker}/maps").read_text()
+            assert "/dev/shm/" not in mapped + Path(f"/proc/{workers[0]}/maps").read_text()
         finally:
             trainer.kill()
         trainer.wait(DEADLINE)
+    try:
+        assert len(workers) == 4
+        assert all(map(is_gone, workers))
+        assert not is_zombie(other)
+    finally:
+        os.kill(int(other), signal.SIGKILL)
+    assert not [name for name in os.listdir("/dev/shm") if any(pid in name for pid in (str(trainer.pid), *workers))]
+
+
+def is_zombie(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def is_gone(pid):
     until = time.monotonic() + DEADLINE
-    while os.path.exists(f"/proc/{worker}") and time.monotonic() < until:
+    while os.path.exists(f"/proc/{pid}") and time.monotonic() < until:
         time.sleep(0.05)
-    assert not os.path.exists(f"/proc/{worker}")
-    assert not [name for name in os.listdir("/dev/shm") if str(trainer.pid) in name or str(worker) in name]
+    return not os.path.exists(f"/proc/{pid}")

@@ -166,6 +166,77 @@ def test_cluster_scripts_are_valid_shell_and_name_files_that_exist(script):
     assert all((ROOT / path).exists() for path in named)
 
 
+def test_the_trainjob_has_the_fields_of_kubeflow_trainer_v2():
+    """Names as in its API, trainer.kubeflow.org/v1alpha1; tests/integrations reads it with Kubeflow's own models."""
+    job = yaml.safe_load((EXAMPLES / "cluster" / "trainjob.yaml").read_text(encoding="utf-8"))
+    assert (job["apiVersion"], job["kind"]) == ("trainer.kubeflow.org/v1alpha1", "TrainJob")
+    assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", job["metadata"]["name"])
+    assert job["spec"].keys() <= {
+        "runtimeRef",
+        "initializer",
+        "trainer",
+        "runtimePatches",
+        "suspend",
+        "activeDeadlineSeconds",
+        "managedBy",
+    }
+    assert job["spec"]["runtimeRef"] == {"name": "torch-distributed"}
+    trainer = job["spec"]["trainer"]
+    assert trainer.keys() <= {"image", "command", "args", "env", "numNodes", "resourcesPerNode", "numProcPerNode"}
+    assert isinstance(trainer["numNodes"], int)
+    assert isinstance(trainer["numProcPerNode"], int)
+    assert all(isinstance(each["value"], str) for each in trainer["env"])
+    assert trainer["command"][0] == "torchrun"
+    assert (ROOT / trainer["command"][1]).exists()
+    [patch] = job["spec"]["runtimePatches"]
+    assert patch.keys() == {"manager", "trainingRuntimeSpec"}
+    [node] = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    pod = node["template"]["spec"]["template"]["spec"]
+    assert (node["name"], pod["containers"][0]["name"]) == ("node", "node"), "so torch-distributed calls them"
+    assert {mount["name"] for mount in pod["containers"][0]["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+
+
+def test_the_task_has_the_fields_of_skypilot():
+    """Names as in SkyPilot's schema of a task, version 0.14."""
+    task = yaml.safe_load((EXAMPLES / "cluster" / "skypilot.yaml").read_text(encoding="utf-8"))
+    assert task.keys() <= {
+        "name",
+        "workdir",
+        "num_nodes",
+        "resources",
+        "envs",
+        "secrets",
+        "file_mounts",
+        "volumes",
+        "setup",
+        "run",
+        "config",
+    }
+    assert task["resources"].keys() <= {
+        "infra",
+        "accelerators",
+        "cpus",
+        "memory",
+        "instance_type",
+        "use_spot",
+        "disk_size",
+        "network_tier",
+    }
+    assert all(
+        mount.keys() <= {"name", "source", "store", "mode", "persistent", "config"} for mount in task["file_mounts"].values()
+    )
+    assert {mount["mode"] for mount in task["file_mounts"].values()} <= {"MOUNT", "COPY", "MOUNT_CACHED"}
+    assert isinstance(task["num_nodes"], int)
+    assert all(isinstance(value, str) for value in task["envs"].values())
+    for script in (task["setup"], task["run"]):
+        subprocess.run(["bash", "-n", "-c", script], check=True, timeout=10)
+    named = re.findall(r"examples/[\w/.]+", task["run"])
+    assert named
+    assert all((ROOT / path).exists() for path in named)
+    told = ("SKYPILOT_NODE_IPS", "SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES", "SKYPILOT_NUM_GPUS_PER_NODE")
+    assert set(re.findall(r"SKYPILOT_\w+", task["run"])) <= set(told)
+
+
 def test_the_manifest_is_a_pytorchjob_whose_script_exists():
     job = yaml.safe_load((EXAMPLES / "cluster" / "pytorchjob.yaml").read_text(encoding="utf-8"))
     assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v1", "PyTorchJob")

@@ -256,3 +256,38 @@ def test_small_ones_take_images_of_several_sizes_and_one_number_of_channels(make
     assert model(torch.empty(2, 3, side, side, device="meta")).shape == (2, 7)
     with pytest.raises(ValueError, match="images are"):
         model(torch.empty(2, 1, side, side, device="meta"))
+
+
+# ---- text ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_gpt_has_the_counts_of_its_structure():
+    for depth, width, vocabulary, context in ((4, 128, 96, 64), (1, 8, 5, 3)):
+        model = on_meta(models.gpt, vocabulary, context=context, depth=depth, width=width, heads=2)
+        layer = 12 * width * width + 2 * width
+        assert sizes(model) == (depth * layer + (2 * vocabulary + context + 1) * width, 6 * depth + 4)
+
+
+def test_gpt_sees_nothing_that_comes_later():
+    torch.manual_seed(0)
+    model = models.gpt(11, context=6, depth=2, width=16, heads=4, dropout=0.3).eval()
+    x = torch.randint(11, (2, 6))
+    changed = x.clone()
+    changed[:, 4] = (x[:, 4] + 1) % 11
+    before, after = model(x), model(changed)
+    assert torch.equal(before[:, :4], after[:, :4])
+    assert not torch.allclose(before[:, 4:], after[:, 4:])
+    assert torch.allclose(model(x[:, :3]), before[:, :3], atol=1e-6)
+    assert not torch.equal(model.train()(x), before), "dropout is for training"
+
+
+@pytest.mark.parametrize("options", [{"width": 6}, {"heads": 0}, {"dropout": 1.0}, {"context": 0}, {"depth": 0}])
+def test_gpt_refuses_what_makes_no_sense(options):
+    with pytest.raises(ValueError, match=next(iter(options))):
+        models.gpt(**options)
+
+
+@pytest.mark.parametrize("x", [torch.zeros(2, 65).long(), torch.zeros(2).long(), torch.zeros(2, 4), torch.zeros(2, 0).long()])
+def test_gpt_refuses_what_is_no_text(x):
+    with pytest.raises(ValueError, match=r"tokens are whole numbers \(batch, 1 to 64 places\)"):
+        on_meta(models.gpt)(x.to("meta"))

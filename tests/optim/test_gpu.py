@@ -9,7 +9,6 @@ import torch
 from tests.simulated_cuda.launch import launch
 from tests.simulated_cuda.simulated import simulated
 from tests.simulated_cuda.simulation import process
-from tests.simulated_gaps import bridge
 
 import phalanx
 from phalanx.optim.one_pass import why_not
@@ -25,11 +24,6 @@ OPTIMIZERS = {
     "rmsprop": lambda params: RmspropWarmup(params, lr=0.1, sgd_share=0.5, weight_decay=0.1),
     "late rmsprop": lambda params: RmspropWarmup(params, lr=0.1),
 }
-
-
-@pytest.fixture(autouse=True)
-def gpus(monkeypatch):
-    yield from bridge(monkeypatch)
 
 
 def train(device, make, steps=3):

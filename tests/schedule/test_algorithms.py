@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from tests.long import times
 from tests.schedule import oracle
 
 from phalanx.schedule import (
@@ -19,8 +20,9 @@ from phalanx.schedule import (
 )
 
 WORLDS = range(1, 34)
-PAIRS = [(a, b) for a in range(1, 65) for b in range(1, 65) if a * b <= 64]
-TRIPLES = [(a, b, c) for a in range(1, 65) for b in range(1, 65) for c in range(1, 65) if a * b * c <= 48]
+MOST, MOST_IN_THREE = times(64, seldom=36), times(48, seldom=30)  # ranks
+PAIRS = [(a, b) for a in range(1, 65) for b in range(1, 65) if a * b <= MOST]
+TRIPLES = [(a, b, c) for a in range(1, 49) for b in range(1, 49) for c in range(1, 49) if a * b * c <= MOST_IN_THREE]
 
 
 @pytest.mark.parametrize("make", [ring, halving_doubling, recursive_doubling, tree, torus])

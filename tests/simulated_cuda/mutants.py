@@ -22,19 +22,29 @@ from typing import Any
 # what orders, in which modules; a call of one of these that is a statement is dropped
 ORDERING = {"wait_event", "wait_stream", "record_stream", "set_device", "claim_thread"}
 MODULES: dict[str, set[str]] = {
-    "phalanx.comm.streams": ORDERING,
+    "phalanx.comm.streams": ORDERING | {"synchronize"},
     "phalanx.comm.queued": ORDERING,
     "phalanx.comm.issuer": ORDERING,
     "phalanx.comm.pending": {"join"},
     "phalanx.comm.transports.torch.transport": {"wait"},
     "phalanx.grad.exchange": {"note", "wait"},
     "phalanx.grad.finite": ORDERING,
-    "phalanx.grad.health": ORDERING | {"synchronize"},
     "phalanx.grad.reducer": {"wait"},
 }
 # calls of the same names that order nothing on a device: waits of the host for gloo, and books about the user's writes
 OF_THE_HOST = ("message.wait(limit)", "work.wait(", "self.traffic.", "self._untouched.")
-ENQUEUES = ORDERING | {"record_event", "copy_", "zero_", "logical_or_", "work", "wait", "__enter__", "__exit__", "append"}
+ENQUEUES = ORDERING | {
+    "record_event",
+    "copy_",
+    "zero_",
+    "logical_or_",
+    "HostCopy",
+    "work",
+    "wait",
+    "__enter__",
+    "__exit__",
+    "append",
+}
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,8 @@ from tests.simulated_cuda.simulation import Simulation, _current
 from tests.simulated_cuda.tensor import CudaTensor
 from torch.utils._device import _device_constructors
 
+from phalanx.train.checkpoint import tree
+
 
 @contextlib.contextmanager
 def simulated(*, hosts: int = 1, gpus_per_host: int = 2, seed: int = 0, one_nccl_kernel: bool = True) -> Iterator[Simulation]:
@@ -88,6 +90,7 @@ def _replacements(made: Simulation) -> Iterator[tuple[Any, str, Any]]:
         yield torch.cuda, name, value
     yield from functions.replacements()
     yield torch.accelerator, "is_available", lambda: True
+    yield tree, "DENSE", (torch.Tensor, CudaTensor)  # of the product: what has memory of its own is saved
     yield torch.autograd, "_engine_run_backward", autograd.run_backward
     yield torch.cuda.amp.common, "amp_definitely_not_available", lambda: False
     optimizer = sys.modules["torch.optim.optimizer"]  # its name in torch.optim is deleted

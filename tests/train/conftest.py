@@ -2,6 +2,7 @@
 
 import copy
 import random
+from pathlib import Path
 
 import numpy
 import pytest
@@ -83,6 +84,12 @@ def same(a, b):
 def comm():
     with phalanx.create_communicator() as comm:
         yield comm
+
+
+@pytest.fixture
+def own_things(monkeypatch):
+    """own_things.py is a module that import paths can name, as if it were in the working directory of a user."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
 
 
 @pytest.fixture

@@ -49,7 +49,7 @@ def test_what_is_refused():
         OptimizerConfig.of(ResNet50Config())
     with pytest.raises(ValueError, match="zero_gamma=True: only resnet_cifar, resnet18, resnet50 have one, mlp has not"):
         ModelConfig(name="mlp", zero_gamma=True)
-    with pytest.raises(ValueError, match="depth=0: only resnet_cifar has one"):
+    with pytest.raises(ValueError, match="depth=0: only resnet_cifar, gpt have one"):
         ModelConfig(depth=0)
 
 
@@ -57,4 +57,4 @@ def test_of_takes_every_option_of_a_model():
     """What `ModelConfig.of` does not take from a network it takes by name, with the same default."""
     own = {name: p.default for name, p in inspect.signature(ModelConfig.of).parameters.items() if name != "network"}
     of_networks = {f.name for kind in NETWORKS.values() for f in fields(kind)}
-    assert own == {f.name: f.default for f in fields(ModelConfig) if f.name not in {"name", *of_networks}}
+    assert own == {f.name: f.default for f in fields(ModelConfig) if f.name not in {"name", "args", *of_networks}}

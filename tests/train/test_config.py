@@ -58,14 +58,18 @@ def test_values_are_read_by_their_type(path, text, value):
 def test_the_reference_has_every_setting():
     """As many as --set takes, each with a sentence and a default that --set takes, too."""
     found = describe_settings()
-    assert [s.name for s in found if ".N." not in s.name] == [path for path, _ in paths(CONFIG)]
+    fixed = [s.name for s in found if ".N." not in s.name and not s.name.endswith(".args.NAME")]
+    assert fixed == [path for path, _ in paths(CONFIG)]
+    assert [s.name for s in found if s.name.endswith(".NAME")] == [
+        f"{part}.args.NAME" for part in ("model", "data", "optimizer", "loss")
+    ]
     assert {s.name for s in found if ".N." in s.name} == {
         path.replace(".0.", ".N.") for path, _ in paths(STAGED) if ".0." in path
     }
     for s in found:
         assert s.type
         assert s.sentence.endswith(".")
-    defaults = {s.name: s.default for s in found if s.default is not None and ".N." not in s.name}
+    defaults = {s.name: s.default for s in found if s.name in fixed and s.default is not None}
     assert override(CONFIG, defaults) == CONFIG
     assert [s.name for s in found if s.default is None] == ["name", "stages.N.epochs", "stages.N.batch"]
 
@@ -83,7 +87,16 @@ def test_settings_that_only_make_sense_together():
         ("epoch", "5", r"epoch: there is no such setting \(epochs\?\); there are name, epochs, batch"),
         ("optimizer.momentun", "5", r"optimizer.momentum\?"),
         ("stages.0.batch", "5", "there is no such setting"),
-        ("model", "resnet50", "model has settings of its own: model.name, model.depth"),
+        ("rate", "0.1", "rate has settings of its own: rate.peak, rate.scaling"),
+        ("model.args", "64", "model.args: an argument has a name, such as model.args.width=64"),
+        ("model.args.", "64", "an argument has a name"),
+        ("model.args.a-b", "64", "an argument has a name"),
+        ("model.args.width", "64", r"args \(width\) are for a network of your own; small_cnn has settings, such as model.width"),
+        ("data.args.n", "64", r"args \(n\) are for a source of your own, not for digits"),
+        ("optimizer.args.betas", "[0.9]", r"args \(betas\): sgd has settings"),
+        ("loss.args.gamma", "2", r"args \(gamma\) are for a loss of your own: set loss as well"),
+        ("loss", "focal", "loss.name=focal: one of none, or an import path"),
+        ("task", "poetry", "task=poetry: one of classification, language, regression, or an import path"),
         ("epochs", "five", "epochs=five: a whole number"),
         ("epochs", "5.0", "epochs=5.0: a whole number"),
         ("epochs", "0", "epochs=0: at least 1"),
@@ -91,10 +104,11 @@ def test_settings_that_only_make_sense_together():
         ("rate.peak", "nan", "finite"),
         ("rate.peak", "-1", "peak=-1.0: 0 or more"),
         ("optimizer.nesterov", "maybe", "true or false"),
-        ("optimizer.name", "adam", "optimizer.name=adam: one of sgd, lars"),
+        ("optimizer.name", "adamz", "optimizer.name=adamz: one of sgd, lars, rmsprop_warmup, .*adamw.*, or an import path"),
+        ("optimizer", "lbfgs", "optimizer.name=lbfgs: LBFGS computes the loss several times per step"),
         ("model.name", "vgg", "one of small_cnn, mlp, strided_cnn, resnet_cifar"),
         ("model.name", "resnet_cifar", "resnet_cifar has a depth"),
-        ("model.depth", "20", "only resnet_cifar has one"),
+        ("model.depth", "20", "only resnet_cifar, gpt have one"),
         ("data.area", "0.1", "2 values, separated by commas"),
         ("data.std", "0", "std above 0"),
         ("rate.rule", "linear", "written in a recipe"),
@@ -123,6 +137,9 @@ def test_what_is_refused(path, text, told):
         {"comm.fused": "true", "data.on_bad": "skip"},
         {"optimizer.name": "lars", "optimizer.decay_all": "true"},
         {"optimizer.nesterov": "true", "optimizer.momentum": "0"},
+        {"optimizer.name": "adamw", "optimizer.momentum_rule": "noise"},
+        {"label_smoothing": "0.1", "loss": "my_losses:focal"},
+        {"label_smoothing": "0.1", "task": "regression"},
     ],
 )
 def test_options_that_exclude_each_other(settings):

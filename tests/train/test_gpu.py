@@ -9,7 +9,6 @@ import torch
 from tests.simulated_cuda.launch import launch
 from tests.simulated_cuda.simulated import simulated
 from tests.simulated_cuda.simulation import process
-from tests.simulated_gaps import bridge
 from tests.train.runs import TINY, InterruptedRunError, Interrupting, play, rows, same
 
 import phalanx
@@ -26,11 +25,6 @@ SEEDS = range(int(os.environ.get("PHALANX_TEST_SEEDS", "1")))
 SMALL = replace(
     TINY, epochs=1, batch=240, log_every=2, data=replace(TINY.data, workers=0), model=ModelConfig(name="mlp", width=8)
 )
-
-
-@pytest.fixture(autouse=True)
-def gpus(monkeypatch):
-    yield from bridge(monkeypatch)
 
 
 def on_host(weights):

@@ -9,6 +9,7 @@ from torch import nn
 
 from phalanx.train.config import ConfigError, RunConfig, override
 from phalanx.train.model import BatchNormConfig, ModelConfig
+from phalanx.train.networks import SampleFacts
 from phalanx.train.update import RateConfig
 
 NORMED = RunConfig(
@@ -71,13 +72,13 @@ def norms(model):
 @pytest.mark.parametrize("name", ["small_cnn", "strided_cnn", "resnet9"])
 def test_weights_by_name_do_not_depend_on_what_was_drawn_before(name):
     model = ModelConfig(name=name, width=2, initialise="name")
-    built = [model.build(in_channels=1, classes=classes, seed=3).state_dict() for classes in (10, 10, 12)]
+    built = [model.build(SampleFacts((1, 8, 8), classes), seed=3).state_dict() for classes in (10, 10, 12)]
     assert all(torch.equal(built[0][key], built[1][key]) for key in built[0])
     first = next(iter(built[0]))  # a layer before the one that differs
     assert torch.equal(built[0][first], built[2][first])
-    assert not torch.equal(built[0][first], model.build(in_channels=1, classes=10, seed=4).state_dict()[first])
+    assert not torch.equal(built[0][first], model.build(SampleFacts((1, 8, 8), 10), seed=4).state_dict()[first])
     assert not torch.equal(
-        built[0][first], replace(model, initialise="order").build(in_channels=1, classes=10, seed=3).state_dict()[first]
+        built[0][first], replace(model, initialise="order").build(SampleFacts((1, 8, 8), 10), seed=3).state_dict()[first]
     )
 
 
@@ -85,7 +86,7 @@ def test_weights_by_name_do_not_depend_on_what_was_drawn_before(name):
 def test_zero_gamma(initialise):
     for zero in (True, False):
         model = ModelConfig(name="resnet_cifar", depth=8, zero_gamma=zero, initialise=initialise)
-        built = model.build(in_channels=1, classes=10, seed=0)
+        built = model.build(SampleFacts((1, 8, 8), 10), seed=0)
         assert sum(not norm.weight.any() for norm in norms(built)) == (3 if zero else 0)
         assert all(norm.weight.eq(norm.weight[0]).all() for norm in norms(built))
 

@@ -1,4 +1,4 @@
-"""500 mutations of a checkpoint: each one is detected, nothing of it is loaded, and the one before it is used."""
+"""Mutations of a checkpoint, 500 in CI: each one is detected, nothing of it is loaded, and the one before it is used."""
 
 import hashlib
 import random
@@ -6,12 +6,13 @@ import shutil
 
 import pytest
 import torch
+from tests.long import times
 from tests.train.conftest import Training, same
 
 import phalanx
 from phalanx import Checkpointer
 
-MUTATIONS = 500
+MUTATIONS = times(500, seldom=150)
 RANKS = 2
 
 

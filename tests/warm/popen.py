@@ -13,7 +13,8 @@ imports, the executable or its options are the subject of a test, start a real o
       |                          middle: forks the program and ends, so that its parent becomes pytest
       +-- waits for ---------------> program
 
-A launcher gets a zygote of its own, by which its ranks are warm as well.
+A launcher gets a zygote of its own, by which its ranks are warm as well. So does each worker of `pytest -n 3`, all of which are
+forked from one zygote themselves: tests/conftest.py.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class Request:
     new_session: bool = False
     ends_wholly: bool = False
     launches: bool = False
+    tests: bool = False
 
 
 class Zygote:
@@ -82,6 +84,7 @@ class Python(subprocess.Popen):
     zygote: Zygote | None = None  # of this process
     launches = False  # other Python programs, which shall be warm too; LAUNCHERS do anyway
     ends_wholly = False  # takes all libraries apart, as every process does, in 0.4 s; otherwise only the program and phalanx
+    tests = False  # is a worker of pytest: what it starts is cold unless a test asks for warm, and ends with it
 
     def _execute_child(self, *given: Any) -> None:
         call = inspect.signature(super()._execute_child).bind(*given).arguments
@@ -101,11 +104,18 @@ class Python(subprocess.Popen):
                 new_session=bool(call["start_new_session"]),
                 ends_wholly=self.ends_wholly,
                 launches=self.launches or ("-m" in command[1:3] and command[command.index("-m") + 1] in LAUNCHERS),
+                tests=self.tests,
             )
             self.pid = Python.zygote.fork(request, [*streams, *call["pass_fds"]])
             self._child_created = True
         finally:
             self._close_pipe_fds(*pipes)
+
+
+class Worker(Python):
+    """A worker of `pytest -n`. It has a zygote of its own, which costs it a fork and no import."""
+
+    launches = tests = True
 
 
 def _split(args: Any) -> tuple[str | None, list[Any]]:

@@ -22,6 +22,7 @@ import subprocess
 import sys
 import time
 import types
+import warnings
 import weakref
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -74,6 +75,7 @@ finalizers: list[weakref.finalize] = []  # of libraries: torch would remove each
 sys.path[0] = ROOT
 from tests.warm.popen import LARGEST, Python, Request, Zygote  # noqa: E402  after the line that finds it
 
+popen = subprocess.Popen
 subprocess.Popen = Python  # type: ignore[misc]  before others import it: what a launcher starts is warm too
 
 
@@ -92,7 +94,10 @@ def main() -> None:
         ours.close()
         for descriptor in descriptors:
             os.close(descriptor)
-        request, descriptors = serve(theirs, takes_along=False)  # ranks outlive their launcher, if only by a moment
+        # ranks outlive their launcher, if only by a moment; what a test started and forgot does not outlive pytest
+        request, descriptors = serve(theirs, takes_along=request.tests)
+    if request.tests:
+        subprocess.Popen = popen  # type: ignore[misc]
     become(request, descriptors)
     try:
         run(request.words)
@@ -109,10 +114,13 @@ def _import_all() -> None:
     import torch._dynamo  # the first optimizer would import it, in a second
     import torch.distributed.run
 
-    import phalanx.cli.main
-    import phalanx.comm.create
-    import phalanx.comm.transports.torch
-    import phalanx.train.trainer
+    with warnings.catch_warnings():
+        for kind in (DeprecationWarning, FutureWarning):  # as pyproject.toml has it for tests, which find these imported
+            warnings.simplefilter("error", kind)
+        import phalanx.cli.main
+        import phalanx.comm.create
+        import phalanx.comm.transports.torch
+        import phalanx.train.trainer
 
     imported.update(sys.modules)
     finalizers.extend(finalizer for finalizer in weakref.finalize._registry if finalizer.atexit)

@@ -65,7 +65,13 @@ THRESHOLDS: dict[str, Callable[[int], list[int]]] = {
     "phalanx._native.CHUNK_BYTES": lambda n: (
         [core._native.CHUNK_BYTES // 8 * 4 * n, core._native.CHUNK_BYTES * 4 * n] if native() else []
     ),
-    "phalanx._native.third_bytes": lambda n: [k * core._native.third_bytes(n) for k in (1, 2, 3)] if native() else [],
+    # a longer tensor than this passes in pieces
+    "phalanx._native.whole_bytes": lambda n: [core._native.whole_bytes(n)] if native() else [],
+    "phalanx._native.third_bytes": lambda n: (
+        [(core._native.whole_bytes(n) // core._native.third_bytes(n) + k) * core._native.third_bytes(n) for k in (1, 2)]
+        if native()
+        else []
+    ),
     "phalanx.comm.envelope.HEADER": lambda n: [8 * envelope.HEADER],
 }
 # Others are not sizes of a tensor: `special` cells of test_grid.py turn them.

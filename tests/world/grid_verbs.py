@@ -46,7 +46,7 @@ def _pattern(shift: int, length: int, *, truths: bool) -> torch.Tensor:
 def numbers(cell: Cell, rank: int, count: int | None = None) -> torch.Tensor:
     """What `rank` contributes, as int16: 0 to 10, different at every place and on every rank; truths for bool."""
     count = cell.count if count is None else count
-    length = 1 << max(22, count.bit_length())  # one pattern for all sizes but the largest
+    length = 1 << max(21, count.bit_length())  # one pattern for all sizes but the largest
     return _pattern(3 * rank % 11, length, truths=cell.dtype == "bool")[:count]
 
 

@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection, Pipe
 import numpy
 import pytest
 import torch
+from tests.long import times
 from tests.world.conftest import ONLY
 from tests.world.programs.herd import ROOT, clean_environment
 
@@ -19,7 +20,7 @@ import phalanx
 from phalanx.train.checkpoint import CheckpointError, RandomState
 from phalanx.train.sigterm import StopRequest
 
-KILLS = 36
+KILLS = times(36, seldom=14)
 KILL_DEADLINE = 20.0  # seconds for a saving process to begin
 RANKS = 2
 

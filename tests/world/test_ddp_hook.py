@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import os
 
 import pytest
 import torch
@@ -66,6 +67,40 @@ def test_gradients_are_those_of_plain_ddp(pools, size, options):
     assert all(torch.equal(other, results[0]) for other in results)
 
 
+def compare_beside_idle_cores(comm, cores):
+    """The same with so many cores per rank: buckets then leave while backward runs, or wait for the last one."""
+    before = os.sched_getaffinity
+    os.sched_getaffinity = lambda pid: range(cores * comm.size)
+    try:
+        return compare(comm, {})
+    finally:
+        os.sched_getaffinity = before
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_gradients_are_those_of_plain_ddp_on_few_and_on_many_cores(pair, cores):
+    a, b = pair.run(compare_beside_idle_cores, cores)
+    assert torch.equal(a, b)
+
+
+def two_models(comm):
+    """Their buckets come in one backward, and the last one of each lets all leave that wait."""
+    models = [torch.nn.parallel.DistributedDataParallel(copy.deepcopy(MODEL), bucket_cap_mb=CAP) for _ in range(2)]
+    for model in models:
+        model.register_comm_hook(comm, ddp_hook)
+    for t in range(3):
+        sum(loss_of(model, comm, t) for model in models).backward()
+    return [torch.cat([p.grad.reshape(-1) for p in model.parameters()]) for model in models]
+
+
+def test_two_models_in_one_backward(pair):
+    (a, b), (c, d) = pair.run(two_models)
+    assert torch.equal(a, b)
+    assert torch.equal(a, c)
+    assert torch.equal(b, d)
+    assert a.abs().max() > 0
+
+
 def registered_directly(comm):
     """DDP looks at the hook's annotations; ours must pass without a wrapper."""
     model = torch.nn.parallel.DistributedDataParallel(copy.deepcopy(MODEL))
@@ -106,24 +141,29 @@ class Broken(Communicator):
     """A communicator whose all-reduce fails on its way; it is its own Pending."""
 
     queued = False  # on no GPU's stream
+    shares_memory, size = False, 1000
 
-    def __init__(self):
-        pass
+    def __init__(self, shares_memory=False):
+        self.shares_memory = shares_memory
 
     def all_reduce_async(self, x, op, *, label):
         return self
+
+    def all_reduce(self, x, op, *, label):
+        return self.wait()
 
     def wait(self):
         raise RuntimeError("rank 7 did not come")
 
 
-def failing(comm):
-    model = wrapped(Broken())
+def failing(comm, shares_memory):
+    model = wrapped(Broken(shares_memory))
     return failed(lambda: model(torch.ones(1, 2)).sum().backward())
 
 
-def test_a_failed_all_reduce_ends_backward_with_its_reason(pair):
-    for text in pair.run(failing):
+@pytest.mark.parametrize("shares_memory", [False, True])
+def test_a_failed_all_reduce_ends_backward_with_its_reason(pair, shares_memory):
+    for text in pair.run(failing, shares_memory):
         assert "rank 7 did not come" in text
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from tests.long import LONG
 from tests.warm.popen import Python, warm
 from tests.world.programs.herd import HERE, ROOT, Herd, clean_environment, free_port
 from tests.world.programs.train import OPTIONS
@@ -106,7 +107,7 @@ def three_ranks(launcher: str, **env: str) -> Job:
         warm()  # a launcher in Python, and its ranks: forked with torch imported
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
         return Job([*torchrun, str(HELLO), "train"], Python, **env)
-    train = [*PYTHON, "train"]
+    train = [*PYTHON, "train"] if LONG else PYTHON
     return mpirun(3, train, **env) if launcher == "Open MPI" else Job([mpich(), "-n", "3", *train], **env)
 
 
@@ -135,7 +136,7 @@ def test_mpich(notes: Path) -> None:
     check(told_by("MPICH", TMPDIR=str(notes)), 3)
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "Open MPI", "MPICH"])
+@pytest.mark.parametrize("launcher", ["torchrun", *(["Open MPI", "MPICH"] if LONG else [])])
 def test_launched_ranks_equal_one_process(launcher: str) -> None:
     told = told_by(launcher)
     assert [own["rank"] for own in told] == list(range(3))
@@ -148,6 +149,7 @@ def test_launched_ranks_equal_one_process(launcher: str) -> None:
         assert all(own["one_replica"] == shared for own in results), name
 
 
+@pytest.mark.skipif(not LONG, reason="two more processes that import torch: PHALANX_TEST_LONG=1 runs it")
 def test_open_mpi_on_several_hosts_meets_through_mpi4py() -> None:
     pytest.importorskip("mpi4py", reason="no mpi4py: pip install mpi4py")
     # each rank is told that it is alone on its host: so they cannot meet by a note

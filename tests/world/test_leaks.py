@@ -8,11 +8,12 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from tests.long import times
 from tests.world.pool import Pool
 
 import phalanx
 
-CYCLES, SPLITS = 30, 50
+CYCLES, SPLITS = times(30, seldom=15), times(50, seldom=20)
 
 
 def belongings(store):

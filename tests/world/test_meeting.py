@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.long import times
 from tests.world.programs.herd import Case, Herd, Outcome, free_port, play
 
 TIMEOUT = 6.0
@@ -118,7 +119,7 @@ def test_a_program_that_is_no_store_is_recognised_within_the_timeout(herd, tmp_p
 
 def test_a_job_that_begins_where_another_has_just_ended_is_no_second_one(herd, tmp_path):
     port = free_port()
-    for number in range(3):
+    for number in range(times(3, seldom=2)):
         (tmp_path / str(number)).mkdir()
         outcome = play(herd, Case("meeting", {"timeout": TIMEOUT}, port=port), tmp_path / str(number))
         assert set(outcome.codes.values()) == {0}, outcome.stderr

@@ -35,7 +35,7 @@ def raise_on_last(comm):
 
 def end_on_last(comm):
     if comm.rank == comm.size - 1:
-        print("about to end")
+        print("about to end", flush=True)
         os._exit(7)
     comm.barrier()
 

@@ -68,7 +68,7 @@ def test_killed_at_random_moments_and_resumed(pair: Pool, tmp_path: Path) -> Non
 @pytest.mark.parametrize("fused", [False, True])
 def test_one_replica_on_the_host(pair: Pool, tmp_path: Path, fused: bool) -> None:
     """A resumed run has to move into the memory of all ranks anew; its steps are the same ones."""
-    large = ModelConfig(width=80)
+    large = ModelConfig(width=40)
     config = replace(CONFIG, epochs=1, batch=240, model=large, comm=CommConfig(fused=fused), rate=replace(TINY.rate, warmup=0.0))
     whole = pair.run(train, config, tmp_path / "whole")[0]
     with pytest.raises(WorldError, match="exit code -9"):

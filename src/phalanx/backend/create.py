@@ -12,11 +12,13 @@ from phalanx.backend.lane import Lane
 from phalanx.backend.options import algorithm_of
 from phalanx.backend.process_group import PhalanxProcessGroup
 from phalanx.comm.addresses import interface_towards, is_loopback
+from phalanx.comm.heap import keep_freed_memory
 from phalanx.comm.transports.torch.transport import gloo_listens_on, host_of
 
 
 def create(group: Any, options: Any) -> PhalanxProcessGroup:
     """A group as torch describes it. All its ranks call this."""
+    keep_freed_memory()  # `zero_grad` frees gradients, and the next backward makes them again
     rank, size, store = group.group_rank, group.group_size, dist.PrefixStore("phalanx", group.store)
     for_nccl = options if dist.is_nccl_available() and isinstance(options, dist.ProcessGroupNCCL.Options) else None
     algorithm = algorithm_of(None if for_nccl else options, size, whole_world=not group.global_ranks_in_group)

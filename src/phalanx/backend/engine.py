@@ -7,6 +7,7 @@ on what all ranks know: dtype, size, operation and the hosts.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,6 +29,10 @@ from phalanx.native.core import TYPES
 from phalanx.native.errors import Disagreement, RankLate, Refused, SharedMemoryError
 from phalanx.native.team import HostTeam, Reduction
 from phalanx.schedule import Schedule
+
+# Measured on 2 cores: an all-reduce of 64 KiB takes 20 us, and 330 us if another thread is woken for it; one of 1 MiB 170 and 640
+SHORT = 4 << 20  # bytes up to which the thread that calls does it, if it can
+MOMENT = 200e-6  # seconds that a call which should return at once may wait for the other ranks
 
 
 class Engine:
@@ -86,6 +91,29 @@ class Engine:
             team.all_reduce_about(flat, op, digest, self.number, lambda: name)
         if flat is not x:
             x.copy_(flat)
+
+    def begins(self, x: torch.Tensor) -> bool:
+        """Whether the thread that calls an all-reduce of `x` should `begin` it instead of handing it over.
+
+        Not a long one, even if no core is idle: the rank that comes last would wait for threads that share their cores.
+        """
+        team = self.team_of_all
+        return team is not None and x.nbytes <= SHORT and self._between is None and x.is_contiguous()
+
+    def begin(self, x: torch.Tensor, op: Reduction) -> Callable[[], None] | None:
+        """Do an all-reduce if all ranks come within a moment. Otherwise returns what is left to do, before anything else."""
+        team = self.team_of_all
+        assert team is not None
+        self.number += 1
+        x, number = x.detach(), self.number
+        _, digest, name = self._named(x, op)
+        if team.try_all_reduce_about(x, op, digest, number, lambda: name, MOMENT):
+            return None
+
+        def finish() -> None:
+            team.all_reduce_about(x, op, digest, number, lambda: name)
+
+        return finish
 
     def reduce_scatter(self, out: torch.Tensor, whole: torch.Tensor, op: Reduction) -> None:
         """Rank r's part of the sum of `whole`, into `out`; `whole` is as before when it returns."""

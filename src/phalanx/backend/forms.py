@@ -55,14 +55,14 @@ def usual_form(options: type, *names: str) -> Callable[[Any], Any]:
 
 
 def _averages_on_host(args: tuple[Any, ...]) -> bool:
-    """Whether this is an average of floats in host memory. gloo only has sums."""
+    """Whether this is an average of numbers in host memory. gloo only has sums. Lightning averages integers, as NCCL does."""
     if not hasattr(args[-1], "reduceOp") or op_of(args[-1]) != "mean":
         return False
-    return all(x.is_cpu and x.is_floating_point() and x.layout is torch.strided for x in _tensors(args[0]))
+    return all(x.is_cpu and x.dtype is not torch.bool and x.layout is torch.strided for x in _tensors(args[0]))
 
 
 def _average(group: Any, name: str, args: tuple[Any, ...]) -> Any:
-    """The sum by the plain group, divided."""
+    """The sum by the plain group, divided; of integers towards zero, as NCCL does it."""
     *tensors, opts = args
     sums = type(opts)()
     sums.reduceOp, sums.timeout = dist.ReduceOp.SUM, opts.timeout
@@ -71,7 +71,7 @@ def _average(group: Any, name: str, args: tuple[Any, ...]) -> Any:
     def work() -> None:
         getattr(group.plain, name)(*tensors, sums).wait()
         for x in outputs:
-            x.detach().div_(size)
+            x.detach().div_(size, rounding_mode=None if x.is_floating_point() or x.is_complex() else "trunc")
 
     return group.start(f"{name}, average", work, outputs, opts)
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from phalanx.backend.work import Task
+import torch
+
+from phalanx.backend.work import Done, Task, nothing
 from phalanx.comm import forks
 from phalanx.comm.failure import CommunicationError
 
@@ -46,6 +48,26 @@ class Lane:
                     raise
                 raise explained from error
         return True
+
+    def begin_here(
+        self, name: str, begin: Callable[[], Callable[[], None] | None], tensors: Sequence[torch.Tensor]
+    ) -> Task | Done | None:
+        """Call `begin` in this thread, and in the lane's thread what it returns to be done. None if something is before it."""
+        self._check(name)
+        if self._busy() or not self._turn.acquire(blocking=False):
+            return None
+        try:
+            if self._busy() or self.error is not None:
+                return None
+            rest = begin()
+            # before another thread gets the turn: what is begun must be finished first
+            return Done(tensors) if rest is None else self.queue(Task(name, rest, tensors))
+        except Exception as error:  # noqa: BLE001  raised by `wait`, as that of a queued one
+            failed = Task(name, nothing, tensors)
+            failed.end(self._fail(name, error))
+            return failed
+        finally:
+            self._turn.release()
 
     def queue(self, task: Task) -> Task:
         """Run it in the lane's thread, after all that came before it."""

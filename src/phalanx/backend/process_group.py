@@ -65,7 +65,12 @@ class PhalanxProcessGroup(dist.ProcessGroup):
         x, op, engine = tensors[0], op_of(opts), self._engine
         if op is None or len(tensors) != 1 or not engine.can_reduce(x, op):
             return None
-        return self.start(engine.name_of(x, op), lambda: engine.all_reduce(x, op), tensors, opts)
+        name = engine.name_of(x, op)
+        if getattr(opts, "asyncOp", True) and engine.begins(x):
+            begun = self._lane.begin_here(name, lambda: engine.begin(x, op), tensors)
+            if begun is not None:
+                return for_torch(begun)
+        return self.start(name, lambda: engine.all_reduce(x, op), tensors, opts)
 
     @usual_form(AllreduceCoalescedOptions, "allreduce_coalesced")
     def allreduce_coalesced(self, tensors: Tensors, opts: Any) -> Any:

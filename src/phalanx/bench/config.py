@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from phalanx.schedule.names import InputError, find_all_reduce
 
 OPTIMIZERS = ("sgd", "adamw")
-MODELS = ("resnet50", "resnet18", "resnet_cifar20")
+MODELS = ("resnet50", "resnet18", "resnet_cifar20", "gpt")
 TRAINED = (
     "none", "DDP", "DDP fp16", "phalanx", "phalanx inline", "phalanx fused", "phalanx bfloat16", "Horovod", "decent-dp",
 )  # fmt: skip
@@ -51,7 +51,10 @@ class AllReduceBench:
 
 @dataclass(frozen=True, slots=True)
 class TrainBench:
-    """`repeat` steps of every contender, in turns, on `batch` random images of `pixels` x `pixels` per rank."""
+    """`repeat` steps of every contender, in turns, on `batch` random images of `pixels` x `pixels` per rank.
+
+    For gpt a sample is a text of `pixels` random characters.
+    """
 
     verb: ClassVar[str] = "train"
     model: str

@@ -31,10 +31,12 @@ from phalanx.train.trainer import device_of_this_rank
 RATE = 1e-6  # training must make no progress, so that late steps cost what early ones do
 WARM = 3  # steps before the timed ones: DDP rebuilds its buckets in the second
 TRYING = 12  # WARM for Phalanx, which tries overlap on and off in its first 9 steps
-MODELS: dict[str, Callable[[], nn.Module]] = {
-    "resnet50": phalanx.models.resnet50,
-    "resnet18": phalanx.models.resnet18,
-    "resnet_cifar20": lambda: phalanx.models.resnet_cifar(20),
+VOCABULARY = 96  # of gpt, as in the recipe gpt-tiny
+MODELS: dict[str, Callable[[TrainBench], nn.Module]] = {
+    "resnet50": lambda bench: phalanx.models.resnet50(),
+    "resnet18": lambda bench: phalanx.models.resnet18(),
+    "resnet_cifar20": lambda bench: phalanx.models.resnet_cifar(20),
+    "gpt": lambda bench: phalanx.models.gpt(VOCABULARY, context=bench.pixels),
 }
 
 
@@ -112,12 +114,11 @@ def count_differing(comm: Communicator, contender: TrainingContender) -> int:
 def enter(bench: TrainBench, comm: Communicator) -> Iterator[TrainingContender]:
     """The contenders, each with its own replica."""
     own, device = torch.Generator().manual_seed(1 + comm.rank), device_of_this_rank()
-    x = torch.randn(bench.batch, 3, bench.pixels, bench.pixels, generator=own).to(device)
-    y = torch.randint(0, 10, (bench.batch,), generator=own).to(device)
+    x, y = (part.to(device) for part in random_batch(bench, own))
 
     def replica() -> nn.Module:
         phalanx.seed_everything(0)
-        return MODELS[bench.model]().to(device)
+        return MODELS[bench.model](bench).to(device)
 
     def optimizer(model: nn.Module) -> torch.optim.Optimizer:
         return _optimizer(bench.optimizer, model.parameters())
@@ -125,7 +126,7 @@ def enter(bench: TrainBench, comm: Communicator) -> Iterator[TrainingContender]:
     def contender(name: str, model: nn.Module, opt: Any, *, averages: bool = True, warm: int = WARM) -> TrainingContender:
         def step() -> None:
             opt.zero_grad()
-            F.cross_entropy(model(x), y).backward()
+            F.cross_entropy(model(x).flatten(0, -2), y.flatten()).backward()
             opt.step()
 
         return TrainingContender(name, [p for p in model.parameters() if p.requires_grad], step, averages, warm)
@@ -171,6 +172,15 @@ def enter(bench: TrainBench, comm: Communicator) -> Iterator[TrainingContender]:
     for name, (module, make_other) in OTHERS.items():
         if name in chosen and importlib.util.find_spec(module) is not None:
             yield from make_other(replica(), comm, bench.optimizer, contender)
+
+
+def random_batch(bench: TrainBench, own: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images and labels, or texts and the characters that follow."""
+    if bench.model == "gpt":
+        text = torch.randint(VOCABULARY, (bench.batch, bench.pixels + 1), generator=own)
+        return text[:, :-1].contiguous(), text[:, 1:].contiguous()
+    images = torch.randn(bench.batch, 3, bench.pixels, bench.pixels, generator=own)
+    return images, torch.randint(0, 10, (bench.batch,), generator=own)
 
 
 def _optimizer(name: str, params: Iterable[torch.Tensor]) -> torch.optim.Optimizer:

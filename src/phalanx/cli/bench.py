@@ -32,6 +32,7 @@ EXAMPLES = """examples:
   mpirun -n 2 phalanx bench allreduce --max 4M              also against the MPI that started it
   phalanx bench train --ranks 2 --json train.jsonl          ResNet-50 at 64 pixels, against DDP
   torchrun --nproc-per-node 2 -m -- phalanx bench train --model resnet_cifar20 --pixels 32
+  phalanx bench train --model gpt --batch 16 --optimizer adamw    a step of the recipe gpt-tiny
   phalanx bench gossip --ranks 8 --size 16M --compute 200   GossipGraD against all-reduce, with emulated computation
 """
 
@@ -97,8 +98,14 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         **style,
     )
     train.add_argument("--model", choices=MODELS, default=MODELS[0], help=f"default {MODELS[0]}")
-    train.add_argument("--pixels", metavar="N", type=at_least_one, default=64, help="height and width of an image (default 64)")
-    train.add_argument("--batch", metavar="N", type=at_least_one, default=2, help="images per rank (default 2)")
+    train.add_argument(
+        "--pixels",
+        metavar="N",
+        type=at_least_one,
+        default=64,
+        help="height and width of an image, or characters of a text for gpt (default 64)",
+    )
+    train.add_argument("--batch", metavar="N", type=at_least_one, default=2, help="images or texts per rank (default 2)")
     train.add_argument("--optimizer", choices=OPTIMIZERS, default=OPTIMIZERS[0], help="sgd with momentum, or adamw (default sgd)")
     _add_only(train, beside="no communication and DDP")
     train.add_argument("--all", action="store_true", help="also list known contenders that are not installed")

@@ -54,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             give_up_output()
             return 1
         except KeyboardInterrupt:
+            tell("interrupted")
             return 130
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phalanx.cli.numbers import at_least_one
-from phalanx.cli.train import recipe_names, resolve
+from phalanx.cli.recipes import recipe_names
+from phalanx.cli.train import resolve
 from phalanx.cli.usage import UsageError
 
 if TYPE_CHECKING:  # torch takes seconds to import, and `phalanx --help` has no use for it
@@ -152,7 +153,8 @@ def tabulate(points: list[Moment]) -> list[str]:
     rows = [("step", "epoch", "batch", "rate", "momentum")]
     for point in points:
         step = "" if point.number is None else f"{point.number:,}"
-        rows.append((step, f"{point.progress:.4g}", f"{point.batch:,}", f"{point.rate:.6g}", f"{point.momentum:.6g}"))
+        momentum = "" if point.momentum is None else f"{point.momentum:.6g}"
+        rows.append((step, f"{point.progress:.4g}", f"{point.batch:,}", f"{point.rate:.6g}", momentum))
     kept = [column for column in zip(*rows) if any(column[1:])]
     widths = [max(map(len, column)) for column in kept]
     return ["  ".join(f"{cell:>{wide}}" for cell, wide in zip(row, widths)) for row in zip(*kept)]

@@ -77,6 +77,7 @@ def guarded() -> Iterator[None]:
         yield
     finally:
         sys.stdout, sys.stderr = before
+        _flush_errors()
 
 
 def _occupy_descriptors() -> None:
@@ -102,8 +103,21 @@ def forgive_output() -> None:
 
 def give_up_output() -> None:
     """Send standard output to /dev/null, so that Python's last flush succeeds."""
+    _give_up(sys.stdout)
+
+
+def _flush_errors() -> None:
+    """Give standard error up if it takes nothing: Python's last flush would fail, and replace the exit code by 120."""
+    try:
+        if sys.stderr is not None:
+            sys.stderr.flush()
+    except (OSError, ValueError):
+        _give_up(sys.stderr)
+
+
+def _give_up(stream: TextIO) -> None:
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        descriptor = sys.stdout.fileno()
+        descriptor = stream.fileno()
         sink = os.open(os.devnull, os.O_WRONLY)
         os.dup2(sink, descriptor)
         os.close(sink)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from phalanx.cli.early_signals import ending_at_once
 from phalanx.cli.numbers import at_least_one
+from phalanx.cli.recipes import load, recipe_names
 from phalanx.cli.terminal import forgive_output, tell
 from phalanx.cli.train_directory import RUNS, agree_on_directory, prepare_directory
 from phalanx.cli.usage import UsageError, check_environment
-from phalanx.comm.launch import LaunchError, discover
+from phalanx.comm.launch import Launch, LaunchError, discover
 from phalanx.comm.settings import AGENT
 from phalanx.comm.start import end_with_agent, start_ranks
 from phalanx.schedule import ScheduleError
@@ -25,11 +26,14 @@ if TYPE_CHECKING:  # torch takes seconds to import, and `phalanx --help` does no
     from phalanx.train.config import RunConfig
     from phalanx.train.planned import PlannedRun
 
-RECIPES = Path(__file__).parents[1] / "recipes"
+TOO_EARLY = "stopped: no training was under way"
 
 EXAMPLES = """examples:
   phalanx train                                          digits, on as many ranks as cores
   phalanx train cifar10 --set data.source=cifar10:DIR --set epochs=5
+  phalanx train gpt-tiny                                 a small GPT on text that comes with Phalanx
+  phalanx train my_recipe.py                             a recipe of your own
+  phalanx train --set model=my_nets:make_model --set model.args.width=64 --set optimizer=adamw --set rate.peak=0.001
   phalanx train --settings                               every name that --set takes, and what it means
   torchrun --nproc-per-node 8 -m phalanx train imagenet-resnet50
 """
@@ -77,23 +81,24 @@ def add_to(verbs: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def recipe_names() -> list[str]:
-    """The recipes that come with Phalanx."""
-    return sorted(path.stem.replace("_", "-") for path in RECIPES.glob("[a-z]*.py"))
-
-
 def run(args: argparse.Namespace) -> int:
     """Train on the ranks of a launcher; without one, check the configuration and start local ranks."""
     if args.list_settings:
         return list_settings()
-    from phalanx.train.checkpoint import DirectoryInUseError
-    from phalanx.train.config import ConfigError
-    from phalanx.train.planned import read_plan
-
     try:
         launch = discover()
     except LaunchError as error:
         raise UsageError(str(error)) from None
+    with ending_at_once(TOO_EARLY if launch.how == "alone" else None):  # a word from each rank would bury the launcher's
+        return prepare_and_train(args, launch)
+
+
+def prepare_and_train(args: argparse.Namespace, launch: Launch) -> int:
+    """Check everything that can be checked before ranks start, then start them, or be one."""
+    from phalanx.train.checkpoint import DirectoryInUseError
+    from phalanx.train.config import ConfigError
+    from phalanx.train.planned import read_plan
+
     try:
         check_environment()
         if args.plan and not is_file(args.plan):
@@ -124,7 +129,9 @@ def run(args: argparse.Namespace) -> int:
     planned = ["--plan", str(args.plan)] if args.plan else []
     settings = [word for setting in args.settings for word in ("--set", setting)]
     command = ["train", args.recipe, "--ranks", str(ranks), "--out", str(out), *resume, *planned, *settings]
-    return start_ranks(ranks, ["-m", "phalanx", *command])  # the report shows this command, so it must work when typed
+    again = resuming_command(args, out, ranks)
+    # the report shows this command, so it must work when typed
+    return start_ranks(ranks, ["-m", "phalanx", *command], held=True, too_early=f"phalanx: {TOO_EARLY}\nto start again: {again}")
 
 
 def resolve(recipe: str, settings: list[str], planned: dict[str, str] | None = None) -> RunConfig:
@@ -147,28 +154,6 @@ def resolve(recipe: str, settings: list[str], planned: dict[str, str] | None = N
         raise UsageError(
             f"batch={config.batch} has no effect because the recipe has stages: set stages, or remove them with --set stages="
         )
-    return config
-
-
-def load(recipe: str) -> RunConfig:
-    """The `config` of a recipe by its name or its file."""
-    from phalanx.train.config import RunConfig
-
-    named = RECIPES / f"{recipe.replace('-', '_')}.py"
-    path = named if recipe in recipe_names() else Path(recipe)
-    if not is_file(path):
-        raise UsageError(f"{recipe!r} is neither a recipe nor a file; the recipes are {', '.join(recipe_names())}")
-    spec = importlib.util.spec_from_file_location(f"recipe_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise UsageError(f"{path}: a recipe is a Python file, with one `config = RunConfig(...)`")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # noqa: BLE001  a user's file may do anything
-        raise UsageError(f"{path}: {type(error).__name__}: {error}") from None
-    config = getattr(module, "config", None)
-    if not isinstance(config, RunConfig):
-        raise UsageError(f"{path}: a recipe has one `config = RunConfig(...)`, but this one has {type(config).__name__}")
     return config
 
 
@@ -201,10 +186,9 @@ def default_ranks(config: RunConfig, cores: int) -> int:
 
 def show(config: RunConfig) -> int:
     """Print every setting with its value, as `--set` takes it."""
-    from phalanx.train.config import paths
+    from phalanx.train.config import texts
 
-    for path, value in paths(config):
-        text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    for path, text in texts(config):
         print(f"{path}={text}")
     return 0
 
@@ -230,6 +214,7 @@ def train_here(args: argparse.Namespace, config: RunConfig, out: Path | None, pl
     from phalanx.train.communicator import create_communicator_for, find_algorithm
     from phalanx.train.config import ConfigError
     from phalanx.train.planned import FILE
+    from phalanx.train.sigterm import StopSignals
     from phalanx.train.trainer import train
 
     launch = discover()
@@ -245,15 +230,21 @@ def train_here(args: argparse.Namespace, config: RunConfig, out: Path | None, pl
     except (CommunicationError, LaunchError) as error:  # other ranks did not come, or another process has the port
         tell(error)
         return 1
+    signals = StopSignals("stopping before the first step; Ctrl-C again ends at once", speaks=comm.rank == 0)
     try:
-        with comm:
+        with signals, comm:
             out = agree_on_directory(out, config, comm, resume=args.resume)
+            again = resuming_command(args, out, comm.size)
             with one_job(out, comm):  # as train() does, because the plan is one of the records
                 if plan and comm.rank == 0:
                     write_json(out / FILE, plan.content)
-                result = train(config, comm, out=out, resume=args.resume, resume_command=resuming_command(args, out, comm.size))
+                result = train(config, comm, out=out, resume=args.resume, resume_command=again, signals=signals)
         forgive_output()
         return 128 + result.signal if result.why == "stopped" else 0
+    except CommunicationError:
+        if not signals.heard:
+            raise
+        return 128 + signals.heard  # a rank that did not listen yet has left; the signal was for all of them
     except ConfigError:
         raise
     except DirectoryInUseError as error:

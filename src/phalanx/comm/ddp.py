@@ -1,13 +1,18 @@
 """The same schedules inside DistributedDataParallel."""
 
 # no `from __future__ import annotations` here: DDP checks that the annotations of a hook are types
+import os
 import threading
+import weakref
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from phalanx.comm.communicator import Communicator
+
+# buckets that wait for the last one of their backward
+_held: weakref.WeakKeyDictionary[Communicator, list[Any]] = weakref.WeakKeyDictionary()
 
 
 def ddp_hook(comm: Communicator, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -36,7 +41,10 @@ def ddp_hook(comm: Communicator, bucket: dist.GradBucket) -> torch.futures.Futur
             " make the layer with sparse=False, or use DDP without this hook"
         )
     # the label: two buckets of one size in a different order on two ranks are an error, not a sum of unrelated gradients
-    pending = comm.all_reduce_async(gradients, op="mean", label=f"DDP bucket {bucket.index()}")
+    label = f"DDP bucket {bucket.index()}"
+    if gradients.is_cpu and comm.shares_memory and not _has_idle_core(comm):
+        return _with_the_last(comm, bucket, gradients, label)
+    pending = comm.all_reduce_async(gradients, op="mean", label=label)
     if pending.queued:  # on a GPU: what reads the future waits there, and the host waits for nothing
         return pending.as_future(gradients.device)
     # a future that holds a CUDA tensor must know its device; on the CPU torch wants none
@@ -47,3 +55,23 @@ def ddp_hook(comm: Communicator, bucket: dist.GradBucket) -> torch.futures.Futur
     # a thread must wait: a Pending whose group hangs finds out why only in `wait`
     threading.Thread(target=begun.set_result, args=[None], name="phalanx-ddp-bucket", daemon=True).start()
     return averaged
+
+
+def _with_the_last(
+    comm: Communicator, bucket: dist.GradBucket, gradients: torch.Tensor, label: str
+) -> torch.futures.Future[torch.Tensor]:
+    """Average it in the thread that calls, when the last bucket comes: other threads would only take the core from backward."""
+    begun: Any = torch.futures.Future()
+    averaged = begun.then(lambda _: comm.all_reduce(gradients, "mean", label=label))  # in a callback, as above
+    held = _held.setdefault(comm, [])
+    held.append(begun)
+    if bucket.is_last():
+        _held[comm] = []
+        for each in held:
+            each.set_result(None)
+    return averaged
+
+
+def _has_idle_core(comm: Communicator) -> bool:
+    """Whether every rank has a core for one more thread beside those that compute. Ranks need not agree on it."""
+    return len(os.sched_getaffinity(0)) >= comm.size * (torch.get_num_threads() + 1)

@@ -25,11 +25,13 @@ from typing import IO
 from phalanx.comm.launch import LISTENER, SECRET
 from phalanx.comm.settings import AGENT, agent
 
-HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+ASKS = (signal.SIGTERM, signal.SIGINT)
+HANDLED = (*ASKS, signal.SIGHUP, signal.SIGQUIT)
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 LOOK = 0.02  # seconds between two looks at the ranks
 ASKED_AFTER = 8.0  # seconds without a byte written after which a rank is asked to end, once another has failed
 KILLED_AFTER = 30.0  # seconds without a byte written after which a rank that was asked to end is killed
+INSISTED = 2.0  # seconds that ranks have after a second Ctrl-C
 
 
 class Ranks:
@@ -43,8 +45,12 @@ class Ranks:
         env: Mapping[str, str] | None = None,
         outputs: Callable[[int], IO[bytes] | None] = lambda rank: None,
         pass_fds: Mapping[int, Sequence[int]] | None = None,
+        held: bool = False,
     ) -> None:
-        """Start `python ARGUMENTS` `count` times. `outputs` may give a rank a file for all that it prints."""
+        """Start `python ARGUMENTS` `count` times. `outputs` may give a rank a file for all that it prints.
+
+        With `held`, SIGTERM and SIGINT wait until a rank unblocks them: a Python that is still starting would print a traceback.
+        """
         self.processes: list[subprocess.Popen[bytes]] = []
         with socket.create_server(("127.0.0.1", 0), backlog=max(128, count)) as listener:
             common = dict(os.environ if env is None else env) | {
@@ -57,6 +63,7 @@ class Ranks:
             }
             common.setdefault("OMP_NUM_THREADS", "1")  # ranks that share a machine fight for its cores
             common.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, ASKS if held else ())
             try:
                 for rank in range(count):
                     own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
@@ -79,6 +86,8 @@ class Ranks:
             except BaseException:
                 self.kill()
                 raise
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     @property
     def running(self) -> list[subprocess.Popen[bytes]]:
@@ -100,18 +109,24 @@ class Ranks:
             process.wait()
 
 
-def start_ranks(count: int, arguments: Sequence[str]) -> int:
+def start_ranks(count: int, arguments: Sequence[str], *, held: bool = False, too_early: str = "") -> int:
     """Run `python ARGUMENTS` as `count` ranks of this host and wait; returns the exit code of the first that failed, or 0.
 
     Signals that ask to end are forwarded to the ranks; the exit code is then 128 + the signal. A rank that is asked to end has
-    half a minute, and longer while it writes, because it may be saving.
+    half a minute, and longer while it writes, because it may be saving. After a second Ctrl-C it has INSISTED seconds.
+
+    With `held`, SIGTERM and SIGINT wait until a rank has started and unblocks them. If one ends rank 0 before it listens to them
+    itself, `too_early` is printed.
     """
     heard: list[int] = []
     ranks = None
     with handling(heard):
         try:
-            ranks = Ranks(count, arguments)
-            return _wait(ranks, heard)
+            ranks = Ranks(count, arguments, held=held)
+            code = _wait(ranks, heard)
+            if too_early and -ranks.processes[0].returncode in heard:  # the default action of the signal: there was no handler
+                sys.stderr.write(f"{too_early}\n")
+            return code
         finally:
             if ranks is not None:
                 ranks.kill()
@@ -121,6 +136,7 @@ def _wait(ranks: Ranks, heard: list[int]) -> int:
     sent = 0
     first: int | None = None
     leaving: _Leaving | None = None
+    insisted: float | None = None
     while ranks.running:
         while sent < len(heard):
             if heard[sent] == signal.SIGTSTP:
@@ -132,6 +148,10 @@ def _wait(ranks: Ranks, heard: list[int]) -> int:
             ranks.send(heard[sent])
             sent += 1
             leaving = _Leaving(ranks, asked=True)
+            if heard[:sent].count(signal.SIGINT) > 1:
+                insisted = insisted or time.monotonic()
+        if insisted is not None and time.monotonic() - insisted > INSISTED:
+            ranks.send(signal.SIGKILL)
         if first is None and (failed := ranks.failed):
             first = failed[0]
             leaving = leaving or _Leaving(ranks, asked=False)

@@ -105,6 +105,32 @@ def _tensors_in(result: Any) -> Iterator[torch.Tensor]:
             yield from _tensors_in(part)
 
 
+class HostCopy:
+    """A tensor on its way to the host, behind what its stream has queued; a tensor of the CPU is there already.
+
+    The copy is in pinned memory. `into` is such memory that is used again: read the copy before it is overwritten.
+    """
+
+    def __init__(self, x: torch.Tensor, into: torch.Tensor | None = None) -> None:
+        self._host, self._come = x, None
+        if x.is_cuda:
+            self._host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True) if into is None else into
+            self._host.copy_(x, non_blocking=True)
+            self._come = torch.cuda.current_stream(x.device).record_event()
+
+    @property
+    def arrived(self) -> bool:
+        """Whether reading it waits for nothing."""
+        return self._come is None or self._come.query()
+
+    def tolist(self) -> list[Any]:
+        """Its values. Waits if they are still on their way."""
+        if self._come is not None and not self._come.query():
+            self._come.synchronize()
+        values: list[Any] = self._host.tolist()
+        return values
+
+
 class Writers:
     """The streams on which the gradients of each group were made: a model may compute, and then differentiate, on side streams.
 

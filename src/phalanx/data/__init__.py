@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .shuffle import AsyncShuffle
     from .source import Arrays, Encoded, SourceError, open  # noqa: A004  the room, not a builtin: phalanx.data.open
     from .step import Step
+    from .stream import StreamShare, stream_share
     from .transforms import Chain, Flip, Normalise, PadCrop
 
 # loaded on first use: a program that trains from memory pays for no image library
@@ -42,10 +43,12 @@ _HOME = {
     "SourceError": "source",
     "Stage": "batch",
     "Step": "step",
+    "StreamShare": "stream",
     "epoch_order": "order",
     "open": "source",
     "scatter_dataset": "scatter",
     "scatter_index": "scatter",
+    "stream_share": "stream",
 }
 
 __all__ = [
@@ -69,10 +72,12 @@ __all__ = [
     "SourceError",
     "Stage",
     "Step",
+    "StreamShare",
     "epoch_order",
     "open",
     "scatter_dataset",
     "scatter_index",
+    "stream_share",
 ]
 
 

@@ -6,13 +6,23 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from phalanx.data.loader_options import one_of
 from phalanx.data.owed import Ranges, count, stands_for, within
 from phalanx.data.position import Position, share
-from phalanx.data.route import BatchPolicy, MicroBatch, Route, World
+from phalanx.data.route import BatchPolicy, MicroBatch, World
+from phalanx.data.supply import Numbered
 
 
 class FollowedWorld:
     """The world of an elastic communicator, as the loader `owner` sees it."""
+
+    supply: Numbered  # of the loader
+
+    @staticmethod
+    def of(comm: Any, owner: object, policy: BatchPolicy) -> FollowedWorld | None:
+        """The world of `comm`; None if it never changes."""
+        one_of("on_change", policy, BatchPolicy)
+        return FollowedWorld(comm, owner, policy) if getattr(comm, "elastic", False) else None
 
     def __init__(self, comm: Any, owner: object, policy: BatchPolicy) -> None:
         self._comm, self._owner = comm, owner
@@ -33,18 +43,29 @@ class FollowedWorld:
         """The batch of now, in terms of the planned one."""
         return 1.0 if self.settings.policy == "keep_batch" else self._comm.size / self.settings.first
 
-    def took(self, wanted: MicroBatch, route: Route) -> None:
+    def took(self, wanted: MicroBatch) -> None:
         """This rank got the last micro-batch of a step."""
+        route = self.supply.route
         self.uneven = len(wanted.step) % route.ranks != 0
         self.samples = len(share(wanted.step, route.ranks, route.rank))
         if self.leads:
             self._taken.append((wanted, self._sharers))
 
-    def let_in(self) -> None:
-        """Between two steps: newcomers may come."""
-        self._comm.between_steps(self._owner)
+    def follow(self, position: Position, epoch: int | None) -> tuple[Position, bool]:
+        """Between two steps: samples of the dead come again, newcomers come in, all share what is left.
 
-    def settle(self, position: Position, n: int) -> Position:
+        Returns where the run stands, and whether this rank has another share now. `epoch` is the one under way; at its end the
+        others may evaluate before they let newcomers in.
+        """
+        position = self.supply.reach(self._settled(position, self.supply.route.n))
+        if epoch is None or position.epoch == epoch:
+            self._comm.between_steps(self._owner)
+        before = self.supply.route
+        self._sharers = self._comm.membership.ranks
+        self.supply.route = replace(before, rank=self._comm.rank, ranks=self._comm.size, world=self.settings)
+        return position, self.supply.route != before
+
+    def _settled(self, position: Position, n: int) -> Position:
         """Where the run stands after an exchange: what members took who were not in it is owed."""
         if not self.leads or self._comm.exchanges == self._exchanges:
             return position  # gradients are still being accumulated
@@ -63,14 +84,8 @@ class FollowedWorld:
             return Position(position.seed, epoch, max(0, n - count(lost)), lost)
         return replace(position, samples=max(0, position.samples - count(lost)), owed=lost + position.owed)
 
-    def reroute(self, route: Route) -> Route:
-        """The route of this rank in the world of now."""
-        self._sharers = self._comm.membership.ranks
-        now = replace(route, rank=self._comm.rank, ranks=self._comm.size, world=self.settings)
-        return route if now == route else now
-
-    def state(self) -> dict[str, Any]:
-        return {"first_ranks": self.settings.first}
+    def state(self, position: Position) -> dict[str, Any]:
+        return {"first_ranks": self.settings.first} | ({"owed": list(position.owed)} if position.owed else {})
 
     def load(self, state: Mapping[str, Any]) -> None:
         self.settings = replace(self.settings, first=int(state.get("first_ranks", self.settings.first)))

@@ -6,40 +6,31 @@
             ...
 
 position.py and batch.py decide what comes when, assemble.py what a micro-batch is, and workers.py who makes it. prefetch.py is
-the queue between them. It continues across the end of an epoch, so the first step of the next one finds its samples ready.
+the queue between them. It continues across the end of an epoch, so the first step of the next one finds its samples ready. Data
+that can only be iterated over come from stream.py. build.py puts it all together.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections import deque
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from multiprocessing.context import BaseContext
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
+from phalanx.data import loader_options as check
 from phalanx.data.assemble import Decode, Made, Maker, OnBad
-from phalanx.data.batch import BatchPlan, Stage
+from phalanx.data.batch import BatchPlan
+from phalanx.data.build import Build
+from phalanx.data.collate import Collate
 from phalanx.data.followed_world import FollowedWorld
-from phalanx.data.loader_options import checked_kind, checked_pin, checked_source, one_of
-from phalanx.data.position import Last, Position, whole_number
-from phalanx.data.prefetch import Prefetch
-from phalanx.data.route import BatchPolicy, MicroBatch, Route
-from phalanx.data.scatter import Ranked, length_of
+from phalanx.data.left_out import LeftOut
+from phalanx.data.position import Last, Position, check_last, whole_number
+from phalanx.data.route import BatchPolicy, MicroBatch
+from phalanx.data.scatter import Ranked
 from phalanx.data.step import Step
+from phalanx.data.supply import Queue
 from phalanx.data.transforms import Transform
-from phalanx.data.workers import CallerThread, Kind, LocalWork, Pool, RemoteWork, Workers, default_workers
-from phalanx.schedule.printable import one_line
-
-REMEMBERED = 1000  # names of samples that were left out; their number is always exact
-
-
-@dataclass(frozen=True, slots=True)
-class Alone:
-    """A world of one."""
-
-    rank: int = 0
-    size: int = 1
+from phalanx.data.workers import Kind, default_workers
 
 
 class Loader:
@@ -49,10 +40,11 @@ class Loader:
     anywhere, on any number of ranks.
 
     Args:
-        source: A source of `phalanx.data.open`, a tuple of tensors, or any map-style data set; the same on all ranks.
+        source: A source of `phalanx.data.open`, a tuple of tensors, any map-style data set, or an `IterableDataset`; the same on
+            all ranks.
         comm: A communicator, anything with `rank` and `size`, or None for one process.
         batch: The samples of one update over all ranks, or a `BatchPlan`.
-        shuffle: Visit the samples in a new order in each epoch, the same on all ranks.
+        shuffle: Visit the samples in a new order in each epoch, the same on all ranks. None shuffles, but not a stream.
         seed: Seeds the orders and the random numbers of the transforms.
         last: What happens to samples that fill no whole batch: `"drop"` them, `"pad"` the batch from the beginning of the epoch,
             or `"keep"` them as a smaller batch. By default `"drop"` with shuffle and `"keep"` without.
@@ -64,12 +56,17 @@ class Loader:
         prefetch: Micro-batches in progress per worker.
         pin_memory: Pin the batches. None pins them where there is an accelerator.
         on_bad: `"error"` raises on a damaged sample; `"skip"` leaves it out and warns once per epoch.
+        collate_fn: Makes a micro-batch of a list of samples, in the worker. By default they are stacked as torch does it.
+        worker_init_fn: Called in each worker process with its number, before the first sample.
+        multiprocessing_context: How processes start: `"fork"`, `"forkserver"`, `"spawn"` or a context of multiprocessing. None
+            forks, so that your script needs no `if __name__ == "__main__":`.
+        sharded: The `IterableDataset` shards itself, by `phalanx.data.stream_share()`. Otherwise the loader shares out its items.
         on_change: When ranks of an elastic communicator leave or join: `"keep_batch"` shares the same batch among those who are
             there; `"keep_share"` keeps each rank's share, so that the batch, and the learning rate with it, shrinks and grows.
 
     Raises:
         ValueError: If an option makes no sense, or the batch does not divide over the ranks.
-        TypeError: If `source` is not a data set.
+        TypeError: If `source` is not a data set, or an option is one of torch's `DataLoader`. The message has the equivalent.
 
     Example:
         >>> x, y = torch.arange(12.0).view(12, 1), torch.arange(12)
@@ -83,8 +80,8 @@ class Loader:
         source: Any,
         comm: Ranked | None = None,
         *,
-        batch: int | BatchPlan,
-        shuffle: bool = True,
+        batch: int | BatchPlan | None = None,
+        shuffle: bool | None = None,
         seed: int = 0,
         last: Last | None = None,
         decode: Decode | None = None,
@@ -95,34 +92,75 @@ class Loader:
         prefetch: int = 2,
         pin_memory: bool | None = None,
         on_bad: OnBad = "error",
+        collate_fn: Collate | None = None,
+        worker_init_fn: Callable[[int], object] | None = None,
+        multiprocessing_context: str | BaseContext | None = None,
+        sharded: bool = False,
         on_change: BatchPolicy = "keep_batch",
+        **_unknown: NoReturn,
     ) -> None:
-        one_of("on_change", on_change, BatchPolicy)
-        comm = comm if comm is not None else Alone()
-        plan = batch if isinstance(batch, BatchPlan) else BatchPlan([Stage(epochs=1, batch=whole_number("batch", batch, 1))])
-        last = last if last is not None else "drop" if shuffle else "keep"
-        self._maker = Maker(checked_source(source, decode, comm), shuffle, decode, transform, one_of("on_bad", on_bad, OnBad))
-        self._world = FollowedWorld(comm, self, on_change) if getattr(comm, "elastic", False) else None
-        follows = self._world.settings if self._world is not None else None
-        self._route = Route(length_of(self._maker.source), plan, last, comm.size, comm.rank, micro_batch, follows)
-        self._kind = checked_kind(kind, self._maker)
-        self._workers = default_workers(self._maker, comm, kind) if workers is None else whole_number("workers", workers)
-        self._depth = max(1, self._workers * whole_number("prefetch", prefetch, 1))
-        self._pin = checked_pin(pin_memory)
-        self._position = Position(whole_number("seed", seed))
-        self._pool: Pool | None = None  # started by the first iteration
-        self._queue: Prefetch | None = None
+        comm = check.checked_comm(comm)
+        check.refuse(_unknown, comm.size)
+        stream = check.is_stream(source)
+        shuffles = (not stream) if shuffle is None else shuffle
+        last = last if last is not None else "drop" if shuffles else "keep"
+        check_last(last)
+        maker = Maker(
+            check.checked_source(source, decode, comm),
+            shuffles,
+            decode,
+            transform,
+            check.one_of("on_bad", on_bad, OnBad),
+            collate_fn=check.checked_collate(collate_fn),
+        )
+        check.checked_kind(kind, maker)
+        self._workers = default_workers(maker, comm, kind, stream) if workers is None else whole_number("workers", workers)
+        build = Build(
+            dataset=source,
+            maker=maker,
+            comm=comm,
+            plan=check.checked_plan(batch),
+            last=last,
+            micro_batch=micro_batch,
+            seed=whole_number("seed", seed),
+            workers=self._workers,
+            context=check.checked_context(multiprocessing_context, kind, worker_init_fn),
+            depth=max(1, self._workers * whole_number("prefetch", prefetch, 1)),
+            pin=check.checked_pin(pin_memory),
+            worker_init_fn=worker_init_fn,
+            world=FollowedWorld.of(comm, self, on_change),
+        )
+        if stream:
+            check.checked_stream(
+                source, shuffle=shuffle, last=last, on_bad=on_bad, workers=self._workers, sharded=sharded, comm=comm
+            )
+            self._supply = build.streamed(sharded)
+        else:
+            check.checked_numbered(source, sharded)
+            self._supply = build.numbered()
+        self._dataset, self._plan, self._micro_batch, self._ranks = source, build.plan, micro_batch, comm.size
+        self._world = build.world
+        self._position = Position(build.seed)
+        self._queue: Queue | None = None
         self._turn = 0  # which iteration is the present one
         self._under_way: int | None = None  # the epoch that is iterated over; at its last step the position is in the next one
         self._closed = False
-        self._skipped: deque[tuple[str, str]] = deque(maxlen=REMEMBERED)
-        self._skipped_count = 0
-        self._warned_in: int | None = None  # an epoch
+        self._left_out = LeftOut()
+
+    @property
+    def dataset(self) -> Any:
+        """The source, as you passed it."""
+        return self._dataset
+
+    @property
+    def batch_size(self) -> int:
+        """The samples of a micro-batch of this rank, as a `DataLoader` counts them. The last of an epoch may have fewer."""
+        return self._plan.at(self._epoch).split(self._ranks, self._micro_batch).micro_batch
 
     @property
     def plan(self) -> BatchPlan:
         """The batch plan. It has one stage if you gave a number."""
-        return self._route.plan
+        return self._plan
 
     @property
     def workers(self) -> int:
@@ -147,13 +185,15 @@ class Loader:
                 yield Step(wanted.epoch, wanted.index, len(wanted.step), micro, samples)
 
     def __len__(self) -> int:
-        """The number of micro-batches of the whole epoch, also when you resumed in the middle of it."""
-        epoch = self._position.epoch if self._under_way is None else self._under_way
-        return self._route.micro_count(Position(self._position.seed, epoch))
+        """The number of micro-batches of the whole epoch, also when you resumed in the middle of it.
+
+        It is the same in all epochs, unless a `BatchPlan` changes the batch. A stream has a length if its data set has one.
+        """
+        return self._supply.micro_count(self._epoch)
 
     def steps_per_epoch(self, epoch: int) -> int:
         """The number of steps of `epoch`."""
-        return len(self._route.steps(Position(0, epoch)))
+        return self._supply.step_count(epoch)
 
     # -- where it stands
 
@@ -164,7 +204,7 @@ class Loader:
 
     def seek(self, position: Position) -> None:
         """Continue from `position`, which may come from a run with another number of ranks or another batch."""
-        self._position = self._route.reach(position)
+        self._position = self._supply.reach(position)
         self._turn += 1
         self._under_way = None
 
@@ -175,41 +215,33 @@ class Loader:
     def state_dict(self) -> dict[str, Any]:
         """The position as plain data, with the settings that the order depends on."""
         at = self._position
-        state: dict[str, Any] = {
-            "seed": at.seed,
-            "epoch": at.epoch,
-            "samples": at.samples,
-            "n": self._route.n,
-            "shuffle": self._maker.shuffle,
-        }
-        if at.owed:
-            state["owed"] = list(at.owed)
-        return state | (self._world.state() if self._world is not None else {})
+        state = {"seed": at.seed, "epoch": at.epoch, "samples": at.samples, **self._supply.identity()}
+        return state if self._world is None else state | self._world.state(at)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume at a saved position, on any number of ranks. The seed of the state replaces the loader's."""
-        mine = self.state_dict()
-        if missing := [name for name in ("seed", "epoch", "samples", "n", "shuffle") if name not in state]:
+        mine = {"seed": 0, "epoch": 0, "samples": 0, **self._supply.identity()}
+        if missing := [name for name in mine if name not in state]:
             raise ValueError(f"this is not the state of a Loader: it has no {', '.join(missing)}")
-        for name in ("n", "shuffle"):
+        for name in self._supply.identity():
             if state[name] != mine[name]:
                 raise ValueError(
                     f"the state has {name}={state[name]!r}, this loader has {name}={mine[name]!r}: their orders differ"
                 )
-        if self._world is not None:
-            self._world.load(state)
         owed = tuple((int(first), int(last)) for first, last in state.get("owed", ()))
         self.seek(Position(state["seed"], state["epoch"], state["samples"], owed))
+        if self._world is not None:
+            self._world.load(state)
 
     @property
     def skipped(self) -> tuple[tuple[str, str], ...]:
         """(name, reason) of the last damaged samples that this rank left out. `skipped_count` counts all."""
-        return tuple(self._skipped)
+        return self._left_out.last
 
     @property
     def skipped_count(self) -> int:
         """The number of damaged samples that this rank left out, in all epochs."""
-        return self._skipped_count
+        return self._left_out.count
 
     # -- the end
 
@@ -218,8 +250,7 @@ class Loader:
         self._closed = True
         self._turn += 1
         self._forget_queue()
-        if self._pool is not None:
-            self._pool.close()
+        self._supply.close()
 
     def __enter__(self) -> Loader:
         return self
@@ -229,79 +260,66 @@ class Loader:
 
     # -- how it works
 
+    @property
+    def _epoch(self) -> int:
+        return self._position.epoch if self._under_way is None else self._under_way
+
     def _to_the_end_of_the_epoch(self) -> Iterator[tuple[MicroBatch, Made]]:
-        if self._world is not None:
-            self._follow(self._world)
+        self._follow()
         queue = self._queue_from(self._position)
         self._turn += 1
-        turn, epoch = self._turn, self._position.epoch
+        turn, begin, epoch = self._turn, self._position, self._position.epoch
         self._under_way = epoch
         try:
             while self._position.epoch == epoch:
                 try:
-                    wanted, made = queue.get()
+                    found = queue.get()
                 except BaseException:
                     self._forget_queue()  # a new iteration begins again at the last completed step
                     raise
-                self._note(wanted, made)
+                if found is None:  # a stream that ended: nothing is left of its epoch
+                    resumed_there = self._position == begin
+                    self._position = Position(self._position.seed, epoch + 1)
+                    if resumed_there:
+                        yield from self._to_the_end_of_the_epoch()
+                    return
+                wanted, made = found
+                if wanted.ends_step:
+                    self._position = wanted.after
+                    if self._world is not None:
+                        self._world.took(wanted)
+                self._left_out.note(epoch, made.skipped, stacklevel=3)
                 yield wanted, made
                 if self._turn != turn:
                     raise RuntimeError("this iteration is over: the loader was closed, moved, or is iterated over elsewhere")
                 if self._world is not None and wanted.ends_step and self._world.leads:
-                    self._follow(self._world, epoch)
+                    self._follow(epoch)
                     queue = self._queue_from(self._position)
         finally:
             if self._turn == turn:
                 self._under_way = None
 
-    def _follow(self, world: FollowedWorld, epoch: int | None = None) -> None:
-        """Between two steps of an elastic job: samples of the dead come again, newcomers come in, all share what is left."""
-        self._position = self._route.reach(world.settle(self._position, self._route.n))
-        if epoch is None or self._position.epoch == epoch:  # at the end of an epoch the others may evaluate first
-            world.let_in()
-        route = world.reroute(self._route)
-        if route is not self._route:
-            self._route = route
-            self._forget_queue()
+    def _follow(self, epoch: int | None = None) -> None:
+        """Between two steps of an elastic job; `epoch` is the one under way."""
+        if self._world is not None:
+            self._position, moved = self._world.follow(self._position, epoch)
+            if moved:
+                self._forget_queue()
 
     @property
     def world(self) -> FollowedWorld | None:
         """How this loader follows an elastic communicator; None for any other."""
         return self._world
 
-    def _queue_from(self, position: Position) -> Prefetch:
+    def _queue_from(self, position: Position) -> Queue:
         if self._closed:
             raise RuntimeError("this loader is closed")
-        if self._pool is None:
-            self._pool = self._start()
         if self._queue is None or self._queue.at != position:
             self._forget_queue()
-            self._queue = Prefetch(self._route.walk(position), self._pool, self._depth, position)
+            self._queue = self._supply.queue(position)
         return self._queue
 
     def _forget_queue(self) -> None:
         if self._queue is not None:
             self._queue.cancel()
             self._queue = None
-
-    def _start(self) -> Pool:
-        if self._workers == 0:
-            return CallerThread(replace(self._maker, seeds=True), self._pin)
-        if self._kind == "process":
-            return Workers(RemoteWork(replace(self._maker, seeds=True), pin=self._pin), self._workers)
-        # data in memory: one indexing operation per batch, for which more threads would only queue
-        count = 1 if self._maker.takes_at_once else self._workers
-        return Workers(LocalWork(self._maker, pin=self._pin), count)
-
-    def _note(self, wanted: MicroBatch, made: Made) -> None:
-        if wanted.ends_step:
-            self._position = wanted.after
-            if self._world is not None:
-                self._world.took(wanted, self._route)
-        self._skipped.extend(made.skipped)
-        self._skipped_count += len(made.skipped)
-        if made.skipped and self._warned_in != wanted.epoch:
-            self._warned_in = wanted.epoch
-            name, reason = made.skipped[0]
-            message = one_line(f"epoch {wanted.epoch}: left out {name}: {reason} (`skipped` will have more)")
-            warnings.warn(message, stacklevel=4)

@@ -2,15 +2,74 @@
 
 from __future__ import annotations
 
+import multiprocessing
+from collections.abc import Mapping
+from multiprocessing.context import BaseContext
 from typing import Any, get_args
 
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
 from phalanx.data.assemble import Decode, Maker
+from phalanx.data.batch import BatchPlan, Stage
+from phalanx.data.position import Last, whole_number
 from phalanx.data.scatter import Ranked, Shard
 from phalanx.data.source import Encoded
 from phalanx.data.workers import Kind
+
+# arguments of torch's DataLoader that have another name here, or none; {value} was given, {total} is that on all ranks
+OF_A_DATALOADER = {
+    "batch_size": "write batch={total}: `batch` counts the samples of all ranks together",
+    "sampler": "leave it out: the loader shuffles and shares out every batch; "
+    "to choose samples yourself, pass torch.utils.data.Subset(dataset, indices)",
+    "batch_sampler": "write batch=, the samples of all ranks together; "
+    "to choose samples yourself, pass torch.utils.data.Subset(dataset, indices)",
+    "num_workers": "write workers={value}, kind='process'",
+    "drop_last": "write last='drop' for True, last='keep' for False",
+    "timeout": "leave it out: a worker that dies is noticed at once and replaced",
+    "generator": "write seed=generator.initial_seed(), the same on all ranks",
+    "prefetch_factor": "write prefetch={value}",
+    "persistent_workers": "leave it out: workers live until the loader is closed",
+    "pin_memory_device": "leave it out: batches are pinned for the current accelerator",
+    "in_order": "leave it out: batches always come in order",
+}
+
+
+class Alone:
+    """A world of one."""
+
+    rank = 0
+    size = 1
+
+
+def refuse(options: Mapping[str, Any], ranks: int) -> None:
+    """Options that the loader does not have; those of torch's DataLoader with what to write instead."""
+    for name, value in options.items():
+        if name in OF_A_DATALOADER:
+            total = value * ranks if isinstance(value, int) else "..."
+            raise TypeError(f"Loader has no {name}: {OF_A_DATALOADER[name].format(value=value, total=total)}")
+        raise TypeError(f"Loader() got an unexpected keyword argument {name!r}")
+
+
+def checked_comm(comm: Any) -> Any:
+    """The communicator, or a world of one."""
+    if comm is None:
+        return Alone()
+    if not (hasattr(comm, "rank") and hasattr(comm, "size")):
+        raise TypeError(f"comm={comm!r}: the second argument is a communicator; the samples of a batch go to batch=")
+    return comm
+
+
+def checked_plan(batch: int | BatchPlan | None) -> BatchPlan:
+    """A plan; a number is a plan of one stage."""
+    if batch is None:
+        raise TypeError("Loader needs batch=, the samples of one update over all ranks together")
+    return batch if isinstance(batch, BatchPlan) else BatchPlan([Stage(epochs=1, batch=whole_number("batch", batch, 1))])
+
+
+def is_stream(source: Any) -> bool:
+    """Whether it can only be iterated over."""
+    return isinstance(source, IterableDataset) or (hasattr(source, "__iter__") and not hasattr(source, "__getitem__"))
 
 
 def checked_source(source: Any, decode: Decode | None, comm: Ranked) -> Any:
@@ -26,6 +85,31 @@ def checked_source(source: Any, decode: Decode | None, comm: Ranked) -> Any:
     return source.tensors if type(source) is TensorDataset else source
 
 
+def checked_stream(source: Any, *, shuffle: bool | None, last: Last, on_bad: str, workers: int, sharded: bool, comm: Any) -> None:
+    """What a stream cannot do."""
+    if hasattr(source, "__next__"):
+        raise TypeError(f"{type(source).__name__} is used up after one epoch: pass an object whose __iter__ begins again")
+    if shuffle:
+        raise ValueError("shuffle=True: an IterableDataset has an order of its own; shuffle in its __iter__")
+    if last == "pad":
+        raise ValueError("last='pad': a stream does not begin again to fill a batch; use last='drop' or 'keep'")
+    if on_bad == "skip":
+        raise ValueError("on_bad='skip': a stream does not continue after an exception; leave bad items out in your __iter__")
+    if workers > 1 and not sharded:
+        raise ValueError(
+            f"workers={workers}: each would read the whole stream; use workers=1, or sharded=True if the data set shards itself "
+            "by phalanx.data.stream_share()"
+        )
+    if sharded and comm.size > 1 and not hasattr(comm, "all_reduce"):
+        raise TypeError("sharded=True: the ranks agree on the end of an epoch, so comm must be a communicator")
+
+
+def checked_numbered(source: Any, sharded: bool) -> None:
+    """What samples with numbers do not need."""
+    if sharded:
+        raise ValueError(f"sharded=True is for an IterableDataset; the loader shares out the samples of {type(source).__name__}")
+
+
 def checked_kind(kind: Kind, maker: Maker) -> Kind:
     """Threads or processes."""
     if one_of("kind", kind, Kind) == "process" and maker.takes_at_once:
@@ -33,6 +117,36 @@ def checked_kind(kind: Kind, maker: Maker) -> Kind:
             "kind='process' would copy data in memory to every process: use kind='thread', which takes them in one step"
         )
     return kind
+
+
+def checked_context(context: str | BaseContext | None, kind: Kind, worker_init_fn: Any) -> BaseContext | None:
+    """How processes start; None where there are none.
+
+    By default they are forked. If a program has set the start method to spawn, they are spawned. Python 3.14's own default,
+    forkserver, cannot be told from one that was set, and imports the script again: it has to be asked for here.
+    """
+    if kind != "process":
+        for name, value in (("multiprocessing_context", context), ("worker_init_fn", worker_init_fn)):
+            if value is not None:
+                raise ValueError(f"{name} is for worker processes: pass kind='process'")
+        return None
+    if worker_init_fn is not None and not callable(worker_init_fn):
+        raise TypeError(f"worker_init_fn={worker_init_fn!r}: must be a function of the number of a worker")
+    if isinstance(context, BaseContext):
+        return context
+    if context is None:
+        context = "spawn" if multiprocessing.get_start_method(allow_none=True) == "spawn" else "fork"
+    if context not in multiprocessing.get_all_start_methods():
+        names = ", ".join(map(repr, multiprocessing.get_all_start_methods()))
+        raise ValueError(f"multiprocessing_context={context!r}: must be one of {names}, or a context of multiprocessing")
+    return multiprocessing.get_context(context)
+
+
+def checked_collate(collate_fn: Any) -> Any:
+    """A function, or None."""
+    if collate_fn is not None and not callable(collate_fn):
+        raise TypeError(f"collate_fn={collate_fn!r}: must be a function of a list of samples")
+    return collate_fn
 
 
 def checked_pin(pin_memory: bool | None) -> bool:

@@ -7,6 +7,7 @@ when the batch dies: longer work than the arithmetic of normalising. So what a d
 from __future__ import annotations
 
 import math
+import os
 import threading
 import weakref
 from collections.abc import Sequence
@@ -20,6 +21,16 @@ MOST_FREE = 8  # blocks kept for later: two loaders with two workers that prefet
 
 _free: list[np.ndarray] = []
 _lock = threading.RLock()  # a batch may die, and come back here, while this very thread is in here
+
+
+def _begin_anew() -> None:
+    """In a forked child: another thread may have held the lock, and what is free belongs to the parent's memory."""
+    global _lock
+    _lock = threading.RLock()
+    _free.clear()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:

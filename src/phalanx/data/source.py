@@ -14,7 +14,7 @@ import operator
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, SupportsIndex, runtime_checkable
+from typing import Any, Protocol, SupportsIndex, runtime_checkable
 
 import numpy as np
 import torch
@@ -46,7 +46,7 @@ class Takes(Protocol):
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, i: SupportsIndex) -> tuple[Tensor, int]: ...
+    def __getitem__(self, i: SupportsIndex) -> tuple[Tensor, Any]: ...
 
     def take(self, indices: np.ndarray | Tensor) -> tuple[Tensor, Tensor]: ...
 

@@ -1,43 +1,56 @@
 """A worker process of the loader: how it is started, what it sends, and how its death is reported.
 
-Processes are spawned, never forked: a fork of a process in which torch has run hangs in its first parallel operation.
-
     thread of the pool                                        worker process
-    WorkerProcess(maker) -----------------------------------> serve: imports torch, unpickles the maker
-    make(wanted): sends it ---------------------------------> reads, decodes, transforms
-                  waits                                       writes the tensors to a memfd
-                  maps it: the tensors of the batch <-------- sends shapes, then the descriptor
+    WorkerProcess(assignment), by the thread that trains ---> serve: one torch thread, seeds, worker_init_fn
+    make(order): sends it ----------------------------------> reads, decodes, collates, transforms
+                 waits                                        writes the tensors to a memfd
+                 maps it: the tensors of the batch <--------- sends the rest, then the descriptor (parcel.py)
 
-A memfd has no name, so nothing stays behind in /dev/shm, whatever is killed. The process notes in a page that both have
-mapped which sample it reads: if it dies, its thread can say where. It ends when its trainer does.
+The process notes in a page that both have mapped which sample it reads: if it dies, its thread can say where. It ends when its
+trainer does, whatever ends the trainer.
+
+Processes are forked by default, as those of torch's DataLoader. Spawn and forkserver import the script again, which must then
+begin its work below `if __name__ == "__main__":`. What makes a fork safe:
+
+- The thread that trains forks, between two steps. No operation of torch is under way in that thread.
+- A child has one torch thread. A second one would wait for the parent's thread pool, which a fork leaves behind.
+- A child uses no communicator and no GPU, and forgets the parent's signal handlers. Locks of ours are new in it.
+- Forks of several threads do not mix: a child holds no end of another one's pipe that its parent has yet to close.
 """
 
 from __future__ import annotations
 
-import math
+import contextlib
+import gc
 import mmap
 import multiprocessing
 import os
 import signal
 import threading
+import time
 import traceback
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from multiprocessing.context import BaseContext
 from multiprocessing.reduction import recv_handle, send_handle
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
-from phalanx.data.assemble import Made, Maker, SampleError, map_tensors
+from phalanx._torch_private import set_worker_info
+from phalanx.data import parcel
+from phalanx.data.assemble import SampleError
+from phalanx.data.generators import seed_worker
 from phalanx.data.image import BadSample
-from phalanx.data.route import MicroBatch
 
 LOOK_UP = 1.0  # seconds after which a thread that waits for its process looks whether the trainer is leaving
-ALIGNED = 64  # bytes: each tensor of a batch begins on a cache line
+LONGEST_START = 120.0  # seconds; a process that takes longer got stuck: in a lock that another thread held during the fork
 STARTING = -1  # instead of the number of a sample
+FOR_THE_TRAINER = (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # sent to a whole group; the trainer decides
+
+_starting = threading.Lock()
 
 
 class Stopped(BaseException):
@@ -48,55 +61,93 @@ class KilledWorkerError(SampleError):
     """A worker process was killed by a signal: another one may succeed."""
 
 
+class Task(Protocol):
+    """What a worker does: it makes the answer to an order, and names samples for error messages."""
+
+    def __call__(self, order: Any, reading: Callable[[int], None], /) -> Any: ...
+
+    def name(self, index: int) -> str: ...
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What a worker process is: number `worker` of `workers`, with a seed of its own."""
+
+    task: Task
+    dataset: Any  # for torch.utils.data.get_worker_info()
+    worker: int
+    workers: int
+    seed: int
+    init: Callable[[int], object] | None = None  # the user's worker_init_fn
+
+
 class WorkerProcess:
     """One worker process as its thread sees it."""
 
-    def __init__(self, maker: Maker) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        self._process: BaseProcess = context.Process(target=serve, args=(theirs, maker), daemon=True, name="phalanx loader")
-        try:
-            self._process.start()
-        except Exception as error:
-            raise TypeError(
-                "kind='process' sends source, decode and transform to other processes, but they cannot be pickled "
-                f"({type(error).__name__}: {error}): define them at the top of a module, or use kind='thread'"
-            ) from error
-        finally:
-            theirs.close()  # so that ours ends when the process does
+    def __init__(self, assignment: Assignment, context: BaseContext) -> None:
+        self.assignment = assignment
+        forks = context.get_start_method() == "fork"
+        with _starting, _signals_held_back() if forks else contextlib.nullcontext():
+            self._connection, theirs = context.Pipe()
+            self._process: Any = context.Process(  # type: ignore[attr-defined]  # BaseContext's types leave it out
+                target=serve, args=(theirs, assignment), daemon=True, name="phalanx loader"
+            )
+            try:
+                with warnings.catch_warnings():  # Python 3.12 warns of any fork of a process with threads
+                    warnings.simplefilter("ignore", DeprecationWarning)
+                    self._process.start()
+            except Exception as error:
+                raise TypeError(
+                    f"{context.get_start_method()} sends the data set and the functions to worker processes, but they "
+                    f"cannot be pickled ({type(error).__name__}: {error}): define them at the top of a module, use "
+                    "multiprocessing_context='fork', or kind='thread'"
+                ) from error
+            finally:
+                theirs.close()  # so that ours ends when the process does
+        self._born = time.monotonic()
         self._now: mmap.mmap | None = None
+        self._stuck = False
         self.alive = True
 
-    def make(self, wanted: MicroBatch, go_on: Callable[[int], None]) -> Made:
-        """The micro-batch `wanted`; EOFError or ConnectionError if the process died."""
+    def make(self, order: Any, go_on: Callable[[int], None]) -> Any:
+        """The answer to `order`; EOFError or ConnectionError if the process died."""
         try:
             if self._now is None:
-                self._await(go_on)
-                self._now = _map(recv_handle(self._connection), mmap.PAGESIZE)
-            self._connection.send(wanted)
+                self._await(go_on, self._born + LONGEST_START)
+                self._now = parcel.mapped(recv_handle(self._connection), mmap.PAGESIZE)
+            self._connection.send(order)
             self._await(go_on)
             reply = self._connection.recv()
-            if isinstance(reply, _Reply):
-                return Made(_received(reply, self._connection), reply.samples, reply.skipped)
+            if isinstance(reply, parcel.Parcel):
+                return parcel.received(reply, self._connection)
         except BaseException:
             self.alive = False  # what is left in the connection is of no use
             raise
         raise reply.exception()
 
-    def _await(self, go_on: Callable[[int], None]) -> None:
+    def _await(self, go_on: Callable[[int], None], until: float | None = None) -> None:
         while not self._connection.poll(LOOK_UP):
             go_on(0)
+            if until is not None and time.monotonic() > until:
+                self._stuck = True
+                self._process.kill()
+            if not self._process.is_alive() and not self._connection.poll(0):
+                raise EOFError  # and another child of the trainer holds its end of the connection
 
-    def cause_of_death(self, maker: Maker) -> SampleError:
+    def cause_of_death(self) -> SampleError:
         """How the process died, and what it was reading."""
         self._process.join(10)
         code = self._process.exitcode
         how = f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"left with exit code {code}"
+        how = f"got stuck and {how}" if self._stuck else how
         index = STARTING if self._now is None else int.from_bytes(self._now[:8], "little", signed=True)
         kind = KilledWorkerError if code is not None and code < 0 else SampleError
         if index != STARTING:
-            return kind(f"a worker process of the loader {how} while it was reading {maker.name(index)}")
-        hint = "standard error has its last words; a script that starts processes begins with `if __name__ == '__main__':`"
+            return kind(f"a worker process of the loader {how} while it was reading {self.assignment.task.name(index)}")
+        hint = (
+            "standard error has its last words; with spawn and forkserver a script begins its work below "
+            "`if __name__ == '__main__':`"
+        )
         return kind(f"a worker process of the loader {how} before its first sample: {hint}")
 
     def terminate(self) -> None:
@@ -104,8 +155,13 @@ class WorkerProcess:
         if self._process.is_alive():
             self._process.terminate()
 
+    def dismiss(self) -> None:
+        """Tell an idle process that there is no more to do. To close the connection is not enough: siblings hold copies of it."""
+        with contextlib.suppress(OSError, ValueError):
+            self._connection.send(None)
+
     def end(self) -> None:
-        """Return when it is gone. An idle process goes by itself when its connection is closed."""
+        """Return when it is gone."""
         self._connection.close()
         for remedy in (self._process.terminate, self._process.kill):
             self._process.join(5)
@@ -115,47 +171,26 @@ class WorkerProcess:
 
 
 @dataclass(frozen=True)
-class _Slot:
-    """A tensor of a batch: where it lies in the memfd."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-
-    @property
-    def bytes(self) -> int:
-        return -(-self.dtype.itemsize * math.prod(self.shape) // ALIGNED) * ALIGNED
-
-    def view(self, flat: Tensor) -> Tensor:
-        return flat[self.offset : self.offset + self.bytes].view(self.dtype).as_strided(self.shape, self.stride)
-
-
-@dataclass(frozen=True)
-class _Reply:
-    data: Any  # the batch, with a _Slot for each tensor
-    size: int  # of the memfd that follows; 0: none follows
-    samples: int
-    skipped: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True)
 class _Failed:
-    """An exception on its way to the training thread. Your exception class may not be picklable, so its text travels."""
+    """What happened instead of a batch. A traceback is not picklable, so its text travels."""
 
     error: BadSample | SampleError
+    worker: int
     trace: str
 
     def exception(self) -> Exception:
-        self.error.__cause__ = RuntimeError(f"in a worker process of the loader:\n{self.trace}")
+        self.error.__cause__ = RuntimeError(f"in worker process {self.worker} of the loader:\n{self.trace}")
         return self.error
 
 
-def serve(connection: Connection, maker: Maker) -> None:
+def serve(connection: Connection, assignment: Assignment) -> None:
     """The main loop of a worker process."""
     torch.set_num_threads(1)  # there are as many workers as there are cores to spare
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the trainer decides
+    gc.freeze()  # what the parent left to collect is not ours: its finalizers would end the parent's things
+    _forget_signals()
     threading.Thread(target=_leave_with_the_trainer, daemon=True).start()
+    seed_worker(assignment.seed)
+    set_worker_info(assignment.worker, assignment.workers, assignment.seed, assignment.dataset)
     number = os.memfd_create("phalanx loader: now reading")
     os.ftruncate(number, mmap.PAGESIZE)
     now = mmap.mmap(number, mmap.PAGESIZE)
@@ -166,71 +201,66 @@ def serve(connection: Connection, maker: Maker) -> None:
     reading(STARTING)
     send_handle(connection, number, None)
     os.close(number)
-    while True:
-        try:
-            wanted = connection.recv()
-        except (EOFError, OSError):
-            return
-        try:
-            made = maker(wanted, reading)
-        except Exception as error:  # noqa: BLE001  it is raised again where the user sees it
-            connection.send(_failed(error))
-        else:
-            _send(made, connection)
+    failed = _begin(assignment)
+    with contextlib.suppress(EOFError, OSError):  # the trainer closed the connection
+        while (order := connection.recv()) is not None:
+            if failed is not None:
+                connection.send(failed)
+            else:
+                _answer(assignment, order, reading, connection)
+
+
+def _answer(assignment: Assignment, order: Any, reading: Callable[[int], None], connection: Connection) -> None:
+    try:
+        packed = parcel.packed(assignment.task(order, reading))
+    except Exception as error:  # noqa: BLE001  it is raised again where the user sees it
+        connection.send(_failure(error, assignment.worker))
+    else:
+        packed.send(connection)
+
+
+def _begin(assignment: Assignment) -> _Failed | None:
+    """Call the user's worker_init_fn; what it raised is the answer to every order."""
+    try:
+        if assignment.init is not None:
+            assignment.init(assignment.worker)
+    except Exception as error:  # noqa: BLE001  it is raised again where the user sees it
+        named = SampleError(f"worker_init_fn({assignment.worker}) failed: {type(error).__name__}: {error}")
+        return _Failed(named, assignment.worker, traceback.format_exc())
+    return None
+
+
+def _failure(error: Exception, worker: int) -> _Failed:
+    known = error if isinstance(error, BadSample | SampleError) else SampleError(f"{type(error).__name__}: {error}")
+    return _Failed(known, worker, traceback.format_exc())
+
+
+@contextlib.contextmanager
+def _signals_held_back() -> Iterator[None]:
+    """Around a fork: a child must not run the trainer's handlers before it has forgotten them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*FOR_THE_TRAINER, signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _forget_signals() -> None:
+    """A fork has the trainer's handlers, and those of libraries in it."""
+    signal.set_wakeup_fd(-1)
+    for number in FOR_THE_TRAINER:
+        signal.signal(number, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (*FOR_THE_TRAINER, signal.SIGTERM))
 
 
 def _leave_with_the_trainer() -> None:
     trainer = multiprocessing.parent_process()
     assert trainer is not None
-    wait([trainer.sentinel])
+    assert trainer.pid is not None
+    signs: list[Any] = [trainer.sentinel]  # a pipe, whose other end siblings may hold, too
+    with contextlib.suppress(OSError):  # no such process any more; or a kernel before 5.3
+        signs.append(os.pidfd_open(trainer.pid))
+    wait(signs)
     os._exit(1)
-
-
-def _failed(error: Exception) -> _Failed:
-    known = error if isinstance(error, BadSample | SampleError) else SampleError(f"{type(error).__name__}: {error}")
-    return _Failed(known, traceback.format_exc())
-
-
-def _send(made: Made, connection: Connection) -> None:
-    tensors: list[Tensor] = []
-    slots: list[_Slot] = []
-
-    def slot(x: Tensor) -> _Slot:
-        x = x.detach().cpu()
-        x = x if _is_dense(x) else x.contiguous()
-        offset = slots[-1].offset + slots[-1].bytes if slots else 0
-        tensors.append(x)
-        slots.append(_Slot(x.dtype, tuple(x.shape), x.stride(), offset))
-        return slots[-1]
-
-    data = map_tensors(slot, made.data)
-    size = slots[-1].offset + slots[-1].bytes if slots else 0
-    if size:
-        number = os.memfd_create("phalanx loader: batch")
-        os.ftruncate(number, size)
-        flat = torch.frombuffer(mmap.mmap(number, size), dtype=torch.uint8)
-        for x, place in zip(tensors, slots):
-            place.view(flat).copy_(x)
-    connection.send(_Reply(data, size, made.samples, made.skipped))
-    if size:
-        send_handle(connection, number, None)
-        os.close(number)
-
-
-def _is_dense(x: Tensor) -> bool:
-    """Whether its elements fill a piece of memory, in whatever order: then the layout travels along (channels last)."""
-    order = sorted(range(x.dim()), key=lambda d: x.stride(d), reverse=True)
-    return x.permute(order).is_contiguous()
-
-
-def _received(reply: _Reply, connection: Connection) -> Any:
-    memory = _map(recv_handle(connection), reply.size) if reply.size else bytearray(1)
-    flat = torch.frombuffer(memory, dtype=torch.uint8)
-    return map_tensors(lambda slot: slot.view(flat), reply.data, _Slot)
-
-
-def _map(number: int, size: int) -> mmap.mmap:
-    try:
-        return mmap.mmap(number, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
-    finally:
-        os.close(number)

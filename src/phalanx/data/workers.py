@@ -18,11 +18,10 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from phalanx.data.assemble import Made, Maker, map_tensors
-from phalanx.data.route import MicroBatch
+from phalanx.data.assemble import Maker
 from phalanx.data.scatter import Ranked
 from phalanx.data.source import Encoded
-from phalanx.data.worker_process import KilledWorkerError, Stopped, WorkerProcess
+from phalanx.data.worker_process import LOOK_UP, KilledWorkerError, Stopped, Task, WorkerProcess
 
 Kind = Literal["thread", "process"]
 
@@ -30,45 +29,47 @@ RESTARTS = 2  # that a micro-batch is worth: a sample that kills every process i
 MOST_WORKERS = 8  # by default: beyond it threads queue for the interpreter lock
 
 
-def default_workers(maker: Maker, comm: Ranked, kind: Kind) -> int:
+def default_workers(maker: Maker, comm: Ranked, kind: Kind, stream: bool) -> int:
     """The cores of this host that the ranks on it leave free, shared among them; at least one, at most MOST_WORKERS.
 
-    One for data in memory. None for data sets of the user's, unless in processes: they may draw from generators that threads
-    share, and need not stand several threads.
+    One for data in memory, and for a process that reads a stream. None for data sets of the user's, unless in processes: they
+    may draw from generators that threads share, and need not stand several threads.
     """
     if maker.takes_at_once:
         return 1
     if kind == "thread" and not isinstance(maker.source, Encoded):
         return 0
+    if stream:
+        return 1
     ranks_here = getattr(comm, "intra_size", 1)
     return min(MOST_WORKERS, max(1, len(os.sched_getaffinity(0)) // ranks_here - 1))
 
 
 class Future(Protocol):
-    """A micro-batch that may not be there yet."""
+    """An answer that may not be there yet: a micro-batch or a step, with a method `pinned`."""
 
-    def result(self) -> Made: ...
+    def result(self) -> Any: ...
 
     def cancel(self) -> Any: ...
 
 
 class Pool(Protocol):
-    """Something that makes micro-batches; results are asked for in the order of submission."""
+    """Something that answers orders; results are asked for in the order of submission."""
 
-    def submit(self, wanted: MicroBatch) -> Future: ...
+    def submit(self, order: Any) -> Future: ...
 
     def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
 class CallerThread:
-    """No worker: the calling thread makes a micro-batch when it asks for the result."""
+    """No worker: the calling thread does the work when it asks for the result."""
 
-    maker: Maker
+    task: Task
     pin: bool
 
-    def submit(self, wanted: MicroBatch) -> Future:
-        return _Later(lambda: _finished(self.maker(wanted), self.pin))
+    def submit(self, order: Any) -> Future:
+        return _Later(lambda: _finished(self.task(order, lambda index: None), self.pin))
 
     def close(self) -> None:
         pass
@@ -82,31 +83,37 @@ class Workers:
     """
 
     def __init__(self, work: LocalWork | RemoteWork, count: int) -> None:
-        self._ordered: queue.SimpleQueue[tuple[MicroBatch, concurrent.futures.Future[Made]] | None] = queue.SimpleQueue()
+        self._work = work
+        self._ordered: queue.SimpleQueue[tuple[Any, concurrent.futures.Future[Any]] | None] = queue.SimpleQueue()
         threads = [
             threading.Thread(target=_do, args=(work, self._ordered), name=f"phalanx loader {i}", daemon=True)
             for i in range(count)
         ]
-        self._finalizer = weakref.finalize(self, _end, work, self._ordered, threads)
+        self._finalizer = weakref.finalize(self, _end, os.getpid(), work, self._ordered, threads)
         for thread in threads:
             thread.start()
 
-    def submit(self, wanted: MicroBatch) -> Future:
+    def submit(self, order: Any) -> Future:
         """A future; its exception is the worker's."""
-        future: concurrent.futures.Future[Made] = concurrent.futures.Future()
-        self._ordered.put((wanted, future))
-        return future
+        if isinstance(self._work, RemoteWork):
+            return _Restarted(self._work, lambda: self._put(order))
+        return self._put(order)
 
     def close(self) -> None:
         """Return when no thread and no process is left; what is being read is finished, the rest is not begun."""
         self._finalizer()
 
+    def _put(self, order: Any) -> concurrent.futures.Future[Any]:
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        self._ordered.put((order, future))
+        return future
+
 
 class LocalWork:
-    """A micro-batch made by the thread itself."""
+    """An order carried out by the thread itself."""
 
-    def __init__(self, maker: Maker, *, pin: bool) -> None:
-        self._maker, self._pin = maker, pin
+    def __init__(self, task: Task | None, *, pin: bool) -> None:
+        self._task, self._pin = task, pin
         # the current GPU is one of a thread's properties: pinning in a new thread would open a context on GPU 0
         self._gpu = torch.cuda.current_device() if pin and torch.cuda.is_available() else None
         self._stopped = threading.Event()
@@ -116,8 +123,8 @@ class LocalWork:
         if self._gpu is not None:
             torch.cuda.set_device(self._gpu)
 
-    def __call__(self, wanted: MicroBatch) -> Made:
-        return _finished(self._make(wanted), self._pin)
+    def __call__(self, order: Any) -> Any:
+        return _finished(self._make(order), self._pin)
 
     def stop(self) -> None:
         """Let nothing new begin."""
@@ -126,8 +133,9 @@ class LocalWork:
     def end(self) -> None:
         """Called when all threads have stopped."""
 
-    def _make(self, wanted: MicroBatch) -> Made:
-        return self._maker(wanted, self._go_on)
+    def _make(self, order: Any) -> Any:
+        assert self._task is not None
+        return self._task(order, self._go_on)
 
     def _go_on(self, index: int = 0) -> None:
         if self._stopped.is_set():
@@ -135,16 +143,23 @@ class LocalWork:
 
 
 class RemoteWork(LocalWork):
-    """A micro-batch made by a process. It starts with its first one; if it is killed, another one starts and makes the same.
+    """An order carried out by a process. `start(number)` starts one, here and now: threads of ours never fork."""
 
-    What a micro-batch holds does not depend on the worker that makes it, so that nothing is lost, doubled or reordered.
-    """
-
-    def __init__(self, maker: Maker, *, pin: bool) -> None:
-        super().__init__(maker, pin=pin)
+    def __init__(self, start: Callable[[int], WorkerProcess], count: int, *, pin: bool) -> None:
+        super().__init__(None, pin=pin)
+        self._start = start
         self._lock = threading.Lock()
         self._busy: set[WorkerProcess] = set()
-        self._idle: list[WorkerProcess] = []
+        self._gone: list[int] = []  # numbers of processes that died
+        self._idle: queue.SimpleQueue[WorkerProcess | None] = queue.SimpleQueue()
+        for number in range(count):
+            self._idle.put(start(number))
+        self._count = count
+
+    def replace_the_dead(self) -> None:
+        """Start another process for each that died. The thread that trains calls this."""
+        while self._gone:
+            self._idle.put(self._start(self._gone.pop()))
 
     def stop(self) -> None:
         """Let nothing new begin, and what has begun not end."""
@@ -152,55 +167,84 @@ class RemoteWork(LocalWork):
         with self._lock:
             for process in self._busy:
                 process.terminate()
+        for _ in range(self._count):
+            self._idle.put(None)  # for threads that wait for a process
 
     def end(self) -> None:
         """Return when no process is left."""
-        while self._idle:
-            self._idle.pop().end()
+        idle = []
+        while not self._idle.empty():
+            if (process := self._idle.get()) is not None:
+                process.dismiss()
+                idle.append(process)
+        for process in idle:
+            process.end()
 
-    def _make(self, wanted: MicroBatch) -> Made:
-        for _ in range(RESTARTS):
-            try:
-                return self._try(wanted)
-            except KilledWorkerError as error:  # noqa: PERF203  by the kernel, for want of memory, or by a person
-                warnings.warn(f"{error}; the loader starts another one", RuntimeWarning, stacklevel=2)
-        return self._try(wanted)
-
-    def _try(self, wanted: MicroBatch) -> Made:
+    def _make(self, order: Any) -> Any:
         self._go_on()
-        with self._lock:
-            process = self._idle.pop() if self._idle else None
+        process = self._idle.get()
         if process is None:
-            process = WorkerProcess(self._maker)
+            raise Stopped
         with self._lock:
             self._busy.add(process)
         try:
-            return process.make(wanted, self._go_on)
+            return process.make(order, self._go_on)
         except (EOFError, ConnectionError):
             self._go_on()  # it died because the loader was closed
-            raise process.cause_of_death(self._maker) from None
+            raise process.cause_of_death() from None
         finally:
             with self._lock:
                 self._busy.discard(process)
-                if process.alive:
-                    self._idle.append(process)
-            if not process.alive:
+            if process.alive:
+                self._idle.put(process)
+            else:
                 process.terminate()
                 process.end()
+                self._gone.append(process.assignment.worker)
+
+
+class _Restarted:
+    """The answer of a process. If it is killed, another one starts and answers the same order.
+
+    What a micro-batch holds does not depend on the worker that makes it, so that nothing is lost, doubled or reordered.
+    """
+
+    def __init__(self, work: RemoteWork, put: Callable[[], concurrent.futures.Future[Any]]) -> None:
+        self._work, self._put = work, put
+        self._work.replace_the_dead()
+        self._future = put()
+
+    def result(self) -> Any:
+        for _ in range(RESTARTS):
+            try:
+                return self._awaited()
+            except KilledWorkerError as error:  # noqa: PERF203  by the kernel, for want of memory, or by a person
+                warnings.warn(f"{error}; the loader starts another one", RuntimeWarning, stacklevel=2)
+                self._future = self._put()
+        return self._awaited()
+
+    def cancel(self) -> Any:
+        return self._future.cancel()
+
+    def _awaited(self) -> Any:
+        self._work.replace_the_dead()
+        while not (self._future.done() or concurrent.futures.wait([self._future], LOOK_UP).done):
+            self._work.replace_the_dead()  # whatever died has an answer of its own, but this order may need its process
+        return self._future.result()
 
 
 @dataclass(frozen=True)
 class _Later:
-    make: Callable[[], Made]
+    make: Callable[[], Any]
 
-    def result(self) -> Made:
+    def result(self) -> Any:
         return self.make()
 
     def cancel(self) -> None:
         pass
 
 
-def _do(work: LocalWork, ordered: queue.SimpleQueue[tuple[MicroBatch, concurrent.futures.Future[Made]] | None]) -> None:
+def _do(work: LocalWork, ordered: queue.SimpleQueue[tuple[Any, concurrent.futures.Future[Any]] | None]) -> None:
     """The main loop of a thread. It knows the work, not the pool, so that a dropped pool can end."""
     work.enter_thread()
     while (order := ordered.get()) is not None:
@@ -213,7 +257,9 @@ def _do(work: LocalWork, ordered: queue.SimpleQueue[tuple[MicroBatch, concurrent
         del order, future  # a batch lives no longer than its user wants
 
 
-def _end(work: LocalWork, ordered: queue.SimpleQueue[Any], threads: list[threading.Thread]) -> None:
+def _end(owner: int, work: LocalWork, ordered: queue.SimpleQueue[Any], threads: list[threading.Thread]) -> None:
+    if os.getpid() != owner:  # a fork of it, which has neither these threads nor these children
+        return
     work.stop()
     for _ in threads:
         ordered.put(None)
@@ -223,5 +269,5 @@ def _end(work: LocalWork, ordered: queue.SimpleQueue[Any], threads: list[threadi
     work.end()
 
 
-def _finished(made: Made, pin: bool) -> Made:
-    return Made(map_tensors(torch.Tensor.pin_memory, made.data), made.samples, made.skipped) if pin else made
+def _finished(made: Any, pin: bool) -> Any:
+    return made.pinned() if pin else made

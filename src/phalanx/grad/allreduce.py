@@ -12,7 +12,8 @@ class AllReduce:
     Args:
         growing: Fujitsu's groups of gradients, whose k-th boundary is after growing * k**3 tensors, instead of groups of equal
             bytes.
-        overlap: Send groups while backward runs. None measures both ways in the first steps and keeps the faster.
+        overlap: Send groups while backward runs. None measures both ways in the first steps and keeps the faster. Ranks of one
+            host never overlap gradients of less than 20 MiB with None.
         weighted: Take the mean over samples instead of over ranks. Set `opt.weight` to the size of each local batch.
         record: Keep times for `opt.report()`.
         fused: Update the parameters while the gradients are summed. Parameters and moments then exist once per host, and

@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from phalanx.grad.heap import keep_freed_memory
+from phalanx._torch_private import foreach_copy_
+from phalanx.comm.heap import keep_freed_memory
 
 ALIGN = 64  # bytes: a cache line, so that two groups never share one
 FLAGS = 4  # elements at the end of every arena's last group that are no gradients: the ranks' words to each other
@@ -91,11 +92,22 @@ class Arena:
 
     def take_all(self, params: Sequence[torch.nn.Parameter]) -> None:
         """Bring in all of these; one that was frozen meanwhile counts as zeros and keeps what it has."""
+        plain = {p: p.grad for p in params if p.requires_grad and p.grad is not None and self._is_plain(p, p.grad)}
+        if plain:  # in one call: a copy of a small gradient takes less time than to ask for it
+            foreach_copy_([self.views[p] for p in plain], list(plain.values()))
         for p in params:
-            if p.requires_grad:
+            if p in plain:
+                self.give(p)
+            elif p.requires_grad:
                 self.take(p)
             else:
                 self.views[p].zero_()
+
+    def _is_plain(self, p: torch.nn.Parameter, grad: torch.Tensor) -> bool:
+        """Whether `grad` is memory of its own, as autograd makes it."""
+        if grad.layout is not torch.strided or grad.requires_grad or not self.fits(p):
+            return False
+        return not 0 <= grad.data_ptr() - self.flat.data_ptr() < self.flat.nbytes
 
     def give(self, p: torch.nn.Parameter) -> None:
         """Make what lies in its place the gradient of `p`."""

@@ -29,12 +29,13 @@ from phalanx.grad.exchange import Exchange, overflowed
 from phalanx.grad.flags import Said
 from phalanx.grad.health import Health
 from phalanx.grad.hooks import Hooks
-from phalanx.grad.measure import Overlap, overlap_of
+from phalanx.grad.measure import Overlap, is_small, overlap_of
 from phalanx.grad.record import Records, StepRecord
 from phalanx.grad.reducer import GroupReducer, TransferTime
 from phalanx.grad.replicas import ReplicaError
 from phalanx.grad.sparse import average_sparse
 from phalanx.grad.trained import Trained
+from phalanx.grad.twice import AVERAGED, SecondAverage
 from phalanx.grad.unfinished import Unfinished
 from phalanx.grad.untouched import Untouched
 from phalanx.grad.wire import check_wire
@@ -45,6 +46,8 @@ class Averager:
 
     `in_backward` is False if the fused step sums the gradients: then nothing happens before `step`, as with double buffering.
     """
+
+    _reducer_kind = GroupReducer
 
     def __init__(
         self,
@@ -60,38 +63,33 @@ class Averager:
         sparse: bool = False,
     ) -> None:
         check_wire(wire)
-        self._comm, self._sync, self.delayed = comm, sync, delayed
-        self._wire = wire
+        self._comm, self._sync, self._wire, self.delayed = comm, sync, wire, delayed
         self.in_backward = in_backward and not delayed
         self._sparse = sparse  # gradients are sparse, and stay so
         self._trained = Trained(comm, sync, wire=wire, bucket_bytes=bucket_bytes, delayed=delayed)
-        self._reducer = self._make_reducer()
+        self._reducer = self._reducer_kind(comm, weighted=sync.weighted)
         self._untouched = Untouched(comm.rank)
-        self._exchange = Exchange(comm, self._reducer, self._untouched)
+        self._overlap = Overlap(False if delayed or sync.fused else overlap_of(sync, params, comm))
+        at_the_end = self._overlap.told is False and not delayed and comm.shares_memory and is_small(params)
+        self._exchange = Exchange(comm, self._reducer, self._untouched, at_the_end=at_the_end)
         self._previous = Previous(self._reducer)
         self.unfinished = Unfinished(self._exchange, self._previous, self._trained, self._reducer.weights, delayed=delayed)
-        self._health = Health(comm, sync)
-        self._hooks = Hooks(self._exchange.before, self._after)
+        self._health, self._second = Health(comm, sync), SecondAverage(comm, AVERAGED)
+        self._hooks = Hooks(None if at_the_end else self._exchange.before, self._after)
         self._end = EndOfBackward(self._end_backward)
         self._refused: ReplicaError | None = None  # found at the end of a backward
-        self._paused = False
-        self._busy = False  # a gradient has come since the last exchange
+        self._paused = self._busy = False  # busy: a gradient has come since the last exchange
         self.steps = self._exchanges = 0  # steps so far, and exchanges since the last one
         self._exchanged = False  # the gradients of this step, or of this evaluation of its closure
         self._said = Said()  # in the last exchange
-        self._overlap = Overlap(False if delayed or sync.fused else overlap_of(sync, params))
         self._records = Records()
         self.transfers: list[TransferTime] = []  # of the groups that arrived in the last exchange
         self.watch(params, names)
 
-    def _make_reducer(self) -> GroupReducer:
-        return GroupReducer(self._comm, weighted=self._sync.weighted)
-
     def watch(self, params: Sequence[torch.nn.Parameter], names: Sequence[str]) -> None:
         """From now on average the gradients of these; all ranks call it. The groups are learned anew in the next exchange."""
         self._trained.set(params, names)
-        self._untouched.names = self._trained.names
-        self._exchanged = False
+        self._untouched.names, self._exchanged = self._trained.names, False
         self._hook()
 
     def watches(self, params: Sequence[torch.nn.Parameter]) -> bool:
@@ -119,6 +117,8 @@ class Averager:
             return
         if not self._paused and self._in_backward_now:
             self._end.expect()
+        if self.steps == 0 and self._hooks.alone:
+            self._second.expect(self._trained.now)
         if not self._paused:
             self._trained.saw(p)
         may_leave = self._exchange.take(p, accumulates=self._paused)
@@ -158,7 +158,6 @@ class Averager:
         self._finish(begun, early)
 
     def _make_means(self, *, at_step: bool) -> None:
-        """Every gradient in the arenas becomes the mean; `elastic.py` does it again after a death."""
         if self._trained.changed:
             self._learn(at_step=at_step)
         self._health.warn_of_unused(self._trained.names)

@@ -7,10 +7,11 @@ nothing: `backward()` returns a little later, with the mean over those who are l
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+from phalanx.comm.communicator import Communicator
 from phalanx.comm.elastic.communicator import ElasticCommunicator
 from phalanx.comm.failure import CommunicationError
 from phalanx.grad.allreduce import AllReduce
@@ -23,17 +24,19 @@ from phalanx.grad.reducer import Group, GroupReducer
 class KeepingReducer(GroupReducer):
     """Notes every gradient before it leaves."""
 
-    def __init__(self, comm: ElasticCommunicator, *, weighted: bool, kept: Kept) -> None:
+    def __init__(self, comm: Communicator, *, weighted: bool) -> None:
         super().__init__(comm, weighted=weighted)
-        self._kept = kept
+        self.kept = Kept()
 
-    def leave(self, group: Group, label: str, *, flags: Sequence[bool] = ()) -> None:
-        self._kept.leaves(group.params, group.arena)
-        super().leave(group, label, flags=flags)
+    def _load(self, group: Group, flags: Sequence[bool]) -> tuple[torch.Tensor, Literal["sum", "mean"]]:
+        self.kept.leaves(group.params, group.arena)
+        return super()._load(group, flags)
 
 
 class ElasticAverager(Averager):
     """As Averager, on ranks that may die and join."""
+
+    _reducer_kind = KeepingReducer
 
     def __init__(
         self,
@@ -45,16 +48,15 @@ class ElasticAverager(Averager):
         wire: torch.dtype | None,
         bucket_bytes: int | None,
     ) -> None:
-        self.comm, self._kept = comm, Kept()
+        self.comm = comm
         self.loader: Any = None  # which shares the samples out, if it is ours
         self._learned_in = -1  # the epoch whose ranks have agreed on the groups
         self._begun_with: float | None = None  # the sum of weights before this exchange
         super().__init__(params, names, comm, sync, wire=wire, bucket_bytes=bucket_bytes, delayed=False)
+        assert isinstance(self._reducer, KeepingReducer)
+        self._kept = self._reducer.kept
         # told and not measured: a newcomer has measured nothing
         self._overlap = Overlap(bool(sync.overlap))
-
-    def _make_reducer(self) -> GroupReducer:
-        return KeepingReducer(self.comm, weighted=self._sync.weighted, kept=self._kept)
 
     def _weigh(self) -> None:
         """If the number of ranks does not divide the batch, the gradients count by samples: the mean stays exact."""

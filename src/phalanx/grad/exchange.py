@@ -24,8 +24,9 @@ from phalanx.grad.untouched import Untouched
 class Exchange:
     """Groups that all ranks have agreed on, and which of them have left."""
 
-    def __init__(self, comm: Communicator, reducer: GroupReducer, untouched: Untouched) -> None:
+    def __init__(self, comm: Communicator, reducer: GroupReducer, untouched: Untouched, *, at_the_end: bool) -> None:
         self._comm, self._reducer, self._untouched = comm, reducer, untouched
+        self._at_the_end = at_the_end  # nothing leaves early, and all gradients are brought into the arena in one go
         self.groups: list[Group] = []
         self._whole: Group | None = None  # all groups as one, where that is faster when none leaves during backward
         self._home: dict[int, Group] = {}  # by the id of the parameter
@@ -87,10 +88,13 @@ class Exchange:
         group = self._home.get(id(p))
         if group is None:
             return False
-        group.arena.take(p)
-        self._writers.note(p, group)
+        if not self._at_the_end:
+            group.arena.take(p)
+            self._writers.note(p, group)
         if not accumulates:
             self._untouched.note(p)
+        if self._at_the_end:
+            return False
         if group.left is not None:  # too late for its group, which from now on waits for the end
             self._again = group.surprised = True
         elif p.grad is not None and p.grad.requires_grad:  # it has a graph: its group waits for the end
@@ -144,8 +148,7 @@ class Exchange:
     def _complete_at_once(self, whole: Group, label: str, *, at_step: bool) -> Said:
         whole.arena.take_all(whole.params)
         flags = self._flags.send(label, again=False, at_step=at_step, ill=self._is_ill(self.groups[-1]))
-        self._reducer.leave(whole, label, flags=flags)
-        self._reducer.arrive(whole)
+        self._reducer.average(whole, label, flags=flags)
         for group in self.groups:
             group.left = whole.left
         self._reducer.weights.settle()

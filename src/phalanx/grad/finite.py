@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
+from phalanx.comm.streams import HostCopy
 from phalanx.grad.reducer import Group
 
 SAMPLE = 1024  # gradients in which a rank looks for NaN
@@ -22,7 +23,7 @@ class DeviceFlags:
     def __init__(self, count: int, device: torch.device) -> None:
         self._flags = torch.zeros(count, dtype=torch.bool, device=device)
         self._seen = torch.zeros(count, dtype=torch.bool, pin_memory=True)
-        self._come: torch.cuda.Event | None = None  # when `_seen` is what was copied last
+        self._copy: HostCopy | None = None  # in `_seen`
 
     def raise_if(self, number: int, condition: torch.Tensor) -> None:
         """Raise a flag where the condition, a boolean on the device, holds."""
@@ -30,12 +31,11 @@ class DeviceFlags:
 
     def look(self) -> list[int]:
         """The flags that have been raised, as far as is known by now, each once; and fetch what is new."""
-        if self._come is not None and not self._come.query():
+        if self._copy is not None and not self._copy.arrived:
             return []
-        raised = [] if self._come is None else [i for i, flag in enumerate(self._seen.tolist()) if flag]
-        self._seen.copy_(self._flags, non_blocking=True)
+        raised = [] if self._copy is None else [i for i, flag in enumerate(self._copy.tolist()) if flag]
+        self._copy = HostCopy(self._flags, into=self._seen)
         self._flags.zero_()  # after the copy, in the order of the stream
-        self._come = torch.cuda.current_stream(self._flags.device).record_event()
         return raised
 
 

@@ -14,6 +14,7 @@ import torch
 
 from phalanx.comm.communicator import Communicator
 from phalanx.comm.envelope import bytes_of
+from phalanx.comm.streams import HostCopy
 from phalanx.comm.verdict import name_ranks
 from phalanx.grad.allreduce import AllReduce
 from phalanx.grad.finite import Finite
@@ -42,16 +43,11 @@ class Compared:
 
     def __init__(self, step: int, ends: torch.Tensor) -> None:
         self.step = step
-        self._ends, self._come = ends, None
-        if ends.is_cuda:
-            self._ends = torch.empty(ends.shape, dtype=ends.dtype, pin_memory=True).copy_(ends, non_blocking=True)
-            self._come = torch.cuda.current_stream(ends.device).record_event()
+        self._ends = HostCopy(ends)
 
     def equal(self) -> bool:
         """Whether all ranks had the same sum."""
-        if self._come is not None:
-            self._come.synchronize()
-        return int(self._ends.sum()) == 0
+        return sum(self._ends.tolist()) % (1 << 64) == 0  # as 64 bits, in which the device computed them
 
 
 class Health:

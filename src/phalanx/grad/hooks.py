@@ -16,9 +16,9 @@ _watchers: WeakIdKeyDictionary = WeakIdKeyDictionary()
 class Hooks:
     """Calls the methods `before(id of the parameter)` and `after(parameter)`, as long as their objects live."""
 
-    def __init__(self, before: Callable[[int], None], after: Callable[[torch.nn.Parameter], None]) -> None:
+    def __init__(self, before: Callable[[int], None] | None, after: Callable[[torch.nn.Parameter], None]) -> None:
         # a parameter outlives its optimizer, and must not keep it
-        self._before, self._after = weakref.WeakMethod(before), weakref.WeakMethod(after)
+        self._before, self._after = before and weakref.WeakMethod(before), weakref.WeakMethod(after)
         self._hooks: dict[torch.nn.Parameter, list[Any]] = {}
         self._handles: list[Any] = []
         self.alone = True  # no other optimizer hooks these parameters
@@ -36,10 +36,8 @@ class Hooks:
             if not p.is_leaf:  # differentiable optimizers have such; their gradients are set by hand
                 continue
             if p not in self._hooks:
-                self._hooks[p] = [
-                    p.register_hook(_calling_before(self._before, id(p))),
-                    p.register_post_accumulate_grad_hook(_calling_after(self._after)),
-                ]
+                before = [p.register_hook(_calling_before(self._before, id(p)))] if self._before else []
+                self._hooks[p] = [*before, p.register_post_accumulate_grad_hook(_calling_after(self._after))]
                 self._handles.extend(self._hooks[p])
                 self._supersede_others(p)
 

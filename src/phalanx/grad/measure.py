@@ -13,6 +13,7 @@ from phalanx.comm.communicator import Communicator
 from phalanx.grad.allreduce import AllReduce
 
 LATENCY_SHARE = 0.05  # of a group's time that its latency may take, when its size is chosen by measuring
+SMALL = 20 << 20  # bytes of all gradients: 5 M parameters
 SMALLEST, LARGEST = 1 << 20, 32 << 20  # bytes of a group so chosen
 # times the latency of gloo on idle cores, where cores compute: every hop waits for its turn (6 MB groups in a lab of 4 x 2 ranks
 # at 1 Gbit/s: a step of 2.37 s, groups of 25 MB: 2.04)
@@ -51,12 +52,20 @@ class Overlap:
         self.told = self.now = bool(medians[0] < medians[1])
 
 
-def overlap_of(sync: AllReduce, params: Sequence[torch.Tensor]) -> bool | None:
+def overlap_of(sync: AllReduce, params: Sequence[torch.Tensor], comm: Communicator) -> bool | None:
     """What is said about overlap; None if it has to be found out. On a GPU it always pays: the host only queues the groups.
 
-    Nor could it be found out there: the host's clock does not see what the device does.
+    Nor could it be found out there: the host's clock does not see what the device does. A few MB between ranks that share memory
+    are summed in the time in which a thread wakes up, so there it never pays.
     """
-    return True if sync.overlap is None and any(p.is_cuda for p in params) else sync.overlap
+    if sync.overlap is None and any(p.is_cuda for p in params):
+        return True
+    return False if sync.overlap is None and comm.shares_memory and is_small(params) else sync.overlap
+
+
+def is_small(params: Sequence[torch.Tensor]) -> bool:
+    """Whether all gradients together still lie in a cache when backward ends."""
+    return all(p.is_cpu for p in params) and sum(p.nbytes for p in params) <= SMALL
 
 
 def measure_bucket(comm: Communicator, device: torch.device) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 
@@ -65,6 +65,17 @@ class GroupReducer:
 
         `flags` go along in the last elements, where each ends as something else than 0 if any rank says yes.
         """
+        x, op = self._load(group, flags)
+        group.pending = self._comm.all_reduce_async(x, op, label=label)
+
+    def average(self, group: Group, label: str, *, flags: Sequence[bool] = ()) -> None:
+        """Leave and arrive at once, in this thread if ranks share memory. For a group without a wire."""
+        x, op = self._load(group, flags)
+        self._comm.all_reduce(x, op, label=label)
+        self.transfers.append(TransferTime(group.set_out, time.perf_counter(), x.nbytes))
+        self.weights.correct(x)
+
+    def _load(self, group: Group, flags: Sequence[bool]) -> tuple[torch.Tensor, Literal["sum", "mean"]]:
         group.left = group.set_out = time.perf_counter()
         x, weighted = group.travels, self.weights.by_samples
         if weighted:
@@ -72,10 +83,8 @@ class GroupReducer:
         if flags:
             x[-len(flags) :] = torch.tensor(flags, dtype=x.dtype, device=x.device)
         if group.wire is not None:
-            narrow = pack(x, group.wire, 1.0 if weighted else 1 / self._comm.size)
-            group.pending = self._comm.all_reduce_async(narrow, label=label)
-        else:
-            group.pending = self._comm.all_reduce_async(x, op="sum" if weighted else "mean", label=label)
+            return pack(x, group.wire, 1.0 if weighted else 1 / self._comm.size), "sum"
+        return x, "sum" if weighted else "mean"
 
     def arrive(self, group: Group) -> None:
         """Wait for its mean, which ends its way."""

@@ -25,7 +25,7 @@ class Trained:
         self.names: dict[torch.nn.Parameter, str] = {}
         self.now: list[torch.nn.Parameter] = []
         self.agreed = False  # the groups are those of the parameters trained now
-        self._kinds: list[Kind] = []  # when the groups were agreed on
+        self._kinds: list[tuple[Any, Kind]] = []  # when the groups were agreed on
         self._seen: dict[torch.nn.Parameter, int] = {}  # pieces in which a gradient came, in the order of the first backward
 
     def set(self, params: Sequence[torch.nn.Parameter], names: Sequence[str]) -> None:
@@ -52,7 +52,10 @@ class Trained:
     def changed(self) -> bool:
         """Whether parameters were added, frozen, or changed in type or layout since the groups were agreed on."""
         now = [p for p in self.params if p.requires_grad]
-        return not self.agreed or not _same(self.now, now) or any(kind_of(p) != kind for p, kind in zip(now, self._kinds))
+        if not self.agreed or not _same(self.now, now):
+            return True
+        # the exact kind takes long to compute, so first what is usually equal
+        return any(_looks(p) != looks and kind_of(p) != kind for p, (looks, kind) in zip(now, self._kinds))
 
     def agree(self) -> list[Group]:
         """Groups for the parameters trained now, the same on all ranks, which all call it."""
@@ -67,9 +70,13 @@ class Trained:
             bucket_bytes=self._bucket_bytes,
             delayed=self._delayed,
         )
-        self._kinds = [kind_of(p) for p in self.now]
+        self._kinds = [(_looks(p), kind_of(p)) for p in self.now]
         self.agreed = True
         return groups
+
+
+def _looks(p: torch.Tensor) -> Any:
+    return p.dtype, p.device, p.shape, p.stride()
 
 
 def _same(some: Sequence[Any], others: Sequence[Any]) -> bool:

@@ -19,9 +19,10 @@ try:
     TYPES = {getattr(torch, name): number for number, name in enumerate(_native.TYPES)}
     TYPES[torch.bool] = TYPES[torch.uint8]
     OPS = {name: number for number, name in enumerate(_native.OPS)}
+    BEGUN = _native.STATUSES.index("begun")  # the number of Status.BEGUN: compared in every call
 except ImportError as error:
     UNAVAILABLE = f"no native core ({error})"
-    TYPES, OPS = {}, {}
+    TYPES, OPS, BEGUN = {}, {}, -1
     if os.environ.get("PHALANX_NATIVE") != "0":  # if you switched it off, you know
         log.warning("phalanx: %s: ranks of one host talk through torch.distributed; pip install with a C++ compiler", UNAVAILABLE)
 
@@ -36,6 +37,7 @@ class Status(Enum):
     ABORTED = "aborted"
     INTERRUPTED = "interrupted"
     REFUSED = "refused"
+    BEGUN = "begun"
 
     @staticmethod
     def of(number: int) -> Status:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import torch
 
-from phalanx.native.core import OPS, TYPES
+from phalanx.native.core import BEGUN, OPS, TYPES
 from phalanx.native.errors import call_text
 from phalanx.native.failures import Failures
 from phalanx.native.meeting import Store, meet
@@ -98,6 +98,21 @@ class HostTeam:
         if status:
             raise self._failures.error(status, call_text("all_reduce", x, op))
         return x
+
+    def try_all_reduce_about(
+        self, x: torch.Tensor, op: Reduction, digest: int, number: int, text: Callable[[], object], seconds: float
+    ) -> bool:
+        """As `all_reduce_about`, but wait only so long for the other ranks; whether it is over.
+
+        If not, it is begun. The next call, from any thread, must be `all_reduce_about` with the same arguments, and finishes it.
+        """
+        self._failures.topic = text
+        kind, operator, scale = self._reduction(x, op, 1.0)
+        patience = int(seconds * 1e9)
+        status = self._team.all_reduce_or_begin(x.data_ptr(), x.numel(), kind, operator, scale, digest, number, patience)
+        if status and status != BEGUN:
+            raise self._failures.error(status, call_text("all_reduce", x, op))
+        return bool(status != BEGUN)
 
     def reduce_scatter(self, x: torch.Tensor, op: Reduction = "sum", *, scale: float = 1.0) -> torch.Tensor:
         """Reduce this rank's part of `x` where it is, and return it, flat; the other parts are left as they are."""

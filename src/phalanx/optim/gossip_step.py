@@ -27,6 +27,7 @@ from phalanx.grad.gossip.packet import real
 from phalanx.grad.record import StepRecord
 from phalanx.grad.reducer import TransferTime
 from phalanx.grad.replicas import check_replicas, some
+from phalanx.grad.twice import GOSSIPED, SecondAverage
 from phalanx.grad.wire import check_wire
 from phalanx.optim.unscaling import Unscaling
 from phalanx.optim.wrapped import WrappedOptimizer
@@ -57,10 +58,9 @@ class GossipOptimizer(WrappedOptimizer):
             self._home = Averager(*self.parameters(), home, AllReduce(), wire=None, bucket_bytes=bucket_bytes, delayed=False)
         self._wire, self._bucket_bytes = wire, bucket_bytes
         self._checked: list[torch.nn.Parameter] = []
-        self._mixed = False  # this step's gradients
-        self._overflowed = False
-        self._steps = 0
-        self._unused_told = False
+        self._second = SecondAverage(comm, GOSSIPED, self._trained() if home is None else ())
+        self._mixed = self._overflowed = False  # this step's gradients
+        self._steps, self._unused_told = 0, False
 
     # ---- the step ----------------------------------------------------------------------------------------------------------
 
@@ -81,10 +81,10 @@ class GossipOptimizer(WrappedOptimizer):
             self.synchronize()
             if not overflowed or self.sync.exchange == "gradients":
                 result = scaler.step_inner() if self.sync.exchange == "weights" and scaler.is_inner else self.optimizer.step()
-        self._overflowed = False
         if self._home is not None:
             self._home.next_step()
-        self._mixed = False
+        self._mixed = self._overflowed = False
+        self._second.stop()
         self._steps += 1
         if self.sync.exchange == "weights":
             parameters, state = self._replica()

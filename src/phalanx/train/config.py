@@ -10,16 +10,24 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from phalanx.data import BatchPlan, Stage
 from phalanx.optim import lr
 from phalanx.train.course import Course
+from phalanx.train.import_path import check_import_path
+from phalanx.train.loss import LossConfig, find_task
 from phalanx.train.model import ModelConfig
+from phalanx.train.own_source import is_own_source
 from phalanx.train.samples import DataConfig
 from phalanx.train.setting_text import ConfigError, parse
-from phalanx.train.settings import REQUIRED, Setting, describe, override, paths, setting
+from phalanx.train.settings import REQUIRED, Setting, describe, override, paths, setting, texts
+from phalanx.train.submission import SubmissionConfig
+from phalanx.train.task import Task
+from phalanx.train.tasks import TASKS
 from phalanx.train.update import CommConfig, OptimizerConfig, RateConfig
 
-__all__ = ["ConfigError", "RunConfig", "Setting", "describe_settings", "identity", "override", "parse", "paths", "plain"]
+__all__ = ["ConfigError", "RunConfig", "Setting", "describe_settings", "identity", "override", "parse", "paths", "plain", "texts"]
 
 STAGE = {
     "epochs": "Epochs of stage N; the first stage is 0.",
@@ -41,15 +49,26 @@ class RunConfig:
     micro_batch: int | None = setting(
         None, "Most samples in one backward pass on one rank; larger batches accumulate gradients. None for no limit."
     )
+    task: str = setting("classification", "What is learned; an import path names a `Task` of your own.", names=TASKS)
     model: ModelConfig = setting(ModelConfig(), "The network.")
     data: DataConfig = setting(DataConfig(), "The training and test data.")
     optimizer: OptimizerConfig = setting(OptimizerConfig(), "The update rule.")
     rate: RateConfig = setting(RateConfig(), "The learning rate.")
     comm: CommConfig = setting(CommConfig(), "How ranks communicate.")
+    loss: LossConfig = setting(LossConfig(), "A loss of your own.")
     label_smoothing: float = setting(0.0, "Share of the target that is spread evenly over all classes, from 0 to less than 1.")
+    init: str | None = setting(
+        None,
+        "Weights to start from: a .safetensors or torch.save file, a directory of torch.distributed.checkpoint, or a run. "
+        "None for random ones.",
+    )
     seed: int = setting(0, "Seed of the initial weights, of the order of samples and of their augmentation.")
     evaluate_every: int = setting(1, "Epochs between two evaluations; the last epoch always has one.")
-    target: float | None = setting(None, "Top-1 accuracy, from 0 to 1, at which the run ends early; none to train all epochs.")
+    target: float | None = setting(
+        None,
+        "Result at which the run ends early: top-1 accuracy, from 0 to 1, or the loss if the task is not classification. "
+        "None to train all epochs.",
+    )
     checkpoint_every: int = setting(1, "Epochs between two checkpoints.")
     checkpoint_every_steps: int | None = setting(
         None,
@@ -58,8 +77,13 @@ class RunConfig:
     keep: int = setting(3, "How many of the newest checkpoints to keep.")
     log_every: int = setting(10, "Steps between two rows of the log.")
     trace_steps: int = setting(3, "Steps of the second epoch that the report draws as a timeline; 0 for none.")
-    mllog: bool = setting(False, "Print lines of MLPerf's log on standard output.")
+    mllog: bool = setting(False, "Write MLPerf's log, on standard output and in mllog.txt beside the records.")
+    submission: SubmissionConfig = setting(SubmissionConfig(), "What MLPerf asks of a submission besides the run.")
     tensorboard: bool = setting(False, "Write TensorBoard files beside the records; this needs the package tensorboard.")
+    wandb: str | None = setting(None, "Project of Weights & Biases, or ENTITY/PROJECT, that gets the rows; none for no such log.")
+    mlflow: str | None = setting(
+        None, "Where MLflow keeps runs, such as https://HOST, sqlite:///FILE or file:DIR; none for no such log."
+    )
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch", "evaluate_every", "checkpoint_every", "keep", "log_every"):
@@ -70,10 +94,19 @@ class RunConfig:
         _at_least(0, "trace_steps", self.trace_steps)
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"seed={self.seed}: from 0 to 2**32 - 1")
-        if self.target is not None and not 0 < self.target <= 1:
+        if self.task not in TASKS:
+            try:
+                check_import_path(self.task, ", ".join(TASKS))
+            except ValueError as error:
+                raise ConfigError(f"task={self.task}: {error}") from None
+        if self.target is not None and self.task == "classification" and not 0 < self.target <= 1:
             raise ConfigError(f"target={self.target}: an accuracy, more than 0 and at most 1")
         if not 0 <= self.label_smoothing < 1:
             raise ConfigError(f"label_smoothing={self.label_smoothing}: from 0 to less than 1")
+        if self.label_smoothing and (self.loss.name is not None or self.task not in ("classification", "language")):
+            raise ConfigError(
+                f"label_smoothing={self.label_smoothing} is for the losses of classification and language: set it to 0"
+            )
         if self.stages and sum(stage.epochs for stage in self.stages) != self.epochs:
             total = sum(stage.epochs for stage in self.stages)
             raise ConfigError(f"the stages have {total} epochs, but epochs={self.epochs}: make them equal")
@@ -104,6 +137,10 @@ class RunConfig:
     def course(self) -> Course:
         """Rate, momentum and batch of every step; ValueError where they contradict each other."""
         return Course(self.plan, self.rate, self.optimizer)
+
+    def find_task(self, device: torch.device | None = None) -> Task:
+        """The task, with a loss of the user's if there is one; ConfigError if an import path leads nowhere."""
+        return find_task(self.task, self.loss, self.label_smoothing, device)
 
     @property
     def uneven(self) -> bool:
@@ -137,13 +174,15 @@ def plain(value: Any) -> Any:
         return repr(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {name: plain(item) for name, item in value.items()}
     return [plain(item) for item in value] if isinstance(value, tuple | list) else value
 
 
 # What may change between two starts of one run: how it is shown, saved and ended, and how ranks communicate.
 FREE = frozenset(
     {"name", "evaluate_every", "target", "checkpoint_every", "checkpoint_every_steps", "keep", "log_every", "trace_steps"}
-    | {"mllog", "tensorboard", "comm"}
+    | {"mllog", "submission", "tensorboard", "wandb", "mlflow", "comm"}
 )
 
 
@@ -152,6 +191,7 @@ def identity(values: dict[str, Any]) -> dict[str, Any]:
 
     The data may be in different directories.
     """
-    kept = {name: value for name, value in values.items() if name not in FREE}
+    kept = {name: value for name, value in values.items() if name not in FREE and (name, value) != ("init", None)}
     data = {name: value for name, value in kept["data"].items() if name not in ("workers", "test", "test_batch")}
-    return kept | {"data": data | {"source": data["source"].partition(":")[0]}}
+    source = data["source"]
+    return kept | {"data": data | {"source": source if is_own_source(source) else source.partition(":")[0]}}

@@ -30,7 +30,7 @@ class Moment:
     progress: float  # epochs, this step included
     batch: int
     rate: float
-    momentum: float
+    momentum: float | None  # None if the optimizer keeps its own
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class Course:
         """The rate as a function of progress, in the stage of `epoch`."""
         return self.rate.scaled(self.plan.at(epoch).batch) * self.rate.over(self.plan.epochs)
 
-    def momentum_in(self, epoch: int) -> float:
-        """The momentum in the stage of `epoch`."""
+    def momentum_in(self, epoch: int) -> float | None:
+        """The momentum in the stage of `epoch`; None if the optimizer keeps its own."""
         return self._momentum_of(self.plan.at(epoch))
 
     def at(self, epoch: int, done: float, number: int | None = None) -> Moment:
@@ -79,11 +79,15 @@ class Course:
         """Give an optimizer the values of a step of `epoch`, and return the rate."""
         correct = self.optimizer.correct_momentum
         rate = lr.apply(optimizer, self.rate_in(epoch), progress, correct_momentum=correct)
-        lr.apply(optimizer, lr.constant(1, self.momentum_in(epoch)), progress, option="momentum")
+        momentum = self.momentum_in(epoch)
+        if momentum is not None:
+            lr.apply(optimizer, lr.constant(1, momentum), progress, option="momentum")
         self.optimizer.rule.steer(optimizer, progress)
         return rate
 
-    def _momentum_of(self, stage: Stage) -> float:
+    def _momentum_of(self, stage: Stage) -> float | None:
+        if self.optimizer.is_own:
+            return None
         first = self.plan.stages[0]
         if self.optimizer.momentum_rule == "fixed" or stage.batch == first.batch:
             return self.optimizer.momentum

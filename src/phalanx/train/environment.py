@@ -17,13 +17,14 @@ from phalanx.comm.launch import LaunchError, discover
 from phalanx.comm.settings import AGENT
 from phalanx.grad.gossip import level_of
 from phalanx.schedule import Schedule, gossip, gossip_period, to_text
+from phalanx.train.task import Task
 from phalanx.train.update import CommConfig
 
 DRAWN = 64  # most ranks of a schedule that is recorded as text
 
 
-def describe_environment(comm: Communicator, config: CommConfig) -> dict[str, Any]:
-    """The environment as plain data, with the schedule as text, so that a report can draw it."""
+def describe_environment(comm: Communicator, config: CommConfig, task: Task, *, per_sample: int) -> dict[str, Any]:
+    """The environment as plain data, with the schedule as text and the words of the task, so that a report can show them."""
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": command(sys.argv),
@@ -40,6 +41,7 @@ def describe_environment(comm: Communicator, config: CommConfig) -> dict[str, An
         "ranks": comm.size,
         "hosts": comm.inter_size,
         "schedule": describe_schedule(comm, config),
+        "task": task.describe() | {"per_sample": per_sample},
     }
 
 
@@ -64,10 +66,14 @@ def command(argv: list[str]) -> list[str]:
 
 def describe_schedule(comm: Communicator, config: CommConfig) -> dict[str, Any]:
     """The schedule that carries gradients or mixes replicas: its name, what takes part, and its text if it is not too large."""
-    gossips = config.sync == "gossip"
-    schedule = first_rounds(comm, config) if gossips else comm.schedule
-    seats = level_of(comm, config.gossip) if gossips else "rank"
+    schedule = schedule_of(comm, config)
+    seats = level_of(comm, config.gossip) if config.sync == "gossip" else "rank"
     return {"name": schedule.name, "seats": seats, "text": to_text(schedule) if schedule.world <= DRAWN else None}
+
+
+def schedule_of(comm: Communicator, config: CommConfig) -> Schedule:
+    """The schedule that carries gradients or, with gossip, mixes replicas."""
+    return first_rounds(comm, config) if config.sync == "gossip" else comm.schedule
 
 
 def first_rounds(comm: Communicator, config: CommConfig) -> Schedule:

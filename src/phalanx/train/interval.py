@@ -11,32 +11,9 @@ from typing import Any
 
 import torch
 
+from phalanx.comm.streams import HostCopy
 from phalanx.train.clock import StepEvents
 from phalanx.train.stragglers import Times
-
-
-class LaterCopy:
-    """A tensor on its way to the host; a tensor of the CPU is there already."""
-
-    def __init__(self, x: torch.Tensor) -> None:
-        self._event: torch.cuda.Event | None = None
-        self._host = x
-        if x.is_cuda:
-            self._host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
-            self._host.copy_(x, non_blocking=True)
-            self._event = torch.cuda.current_stream(x.device).record_event()
-
-    @property
-    def arrived(self) -> bool:
-        """Whether reading it waits for nothing."""
-        return self._event is None or self._event.query()
-
-    def tolist(self) -> list[float]:
-        """Its values. Waits if they are still on their way."""
-        if self._event is not None and not self._event.query():
-            self._event.synchronize()
-        found: list[float] = self._host.tolist()
-        return found
 
 
 class OwnInterval:
@@ -51,7 +28,7 @@ class OwnInterval:
         self._times = Times()
         self._events: list[StepEvents] = []
         self._sums: torch.Tensor | None = None  # loss, right, samples
-        self._copy: LaterCopy | None = None
+        self._copy: HostCopy | None = None
 
     def add(self, *, loss: torch.Tensor, right: torch.Tensor, samples: int, times: Times | StepEvents, travelling: float) -> None:
         """Note a step; `loss` is a sum over its samples. This waits for nothing."""
@@ -74,7 +51,7 @@ class OwnInterval:
         """The interval is over, after `seconds` of the run."""
         self.seconds, self.elapsed = seconds, time.perf_counter() - self.since
         if self._sums is not None:
-            self._copy = LaterCopy(self._sums)
+            self._copy = HostCopy(self._sums)
 
     @property
     def arrived(self) -> bool:

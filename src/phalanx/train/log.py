@@ -21,16 +21,16 @@ from typing import Any
 import torch
 
 from phalanx.comm.communicator import Communicator
+from phalanx.train.banner import banner, data_facts, fact_lines, name_backend, run_facts
 from phalanx.train.clock import StepEvents
 from phalanx.train.config import RunConfig, plain
-from phalanx.train.environment import describe_environment
+from phalanx.train.environment import describe_environment, launcher, schedule_of
 from phalanx.train.interval import OwnInterval
-from phalanx.train.mllog import MLLog
 from phalanx.train.progress import Progress, show_progress
 from phalanx.train.report import write_report
 from phalanx.train.rows import Rows, write_json
+from phalanx.train.sinks import RunFacts, Sinks, open_sinks
 from phalanx.train.stragglers import StragglerWatch, Times
-from phalanx.train.tensorboard import TensorBoard
 
 
 class Log:
@@ -41,9 +41,10 @@ class Log:
         self._speaks = comm.rank == 0
         self._progress: Progress | None = show_progress(config) if show and self._speaks else None
         self._rows: Rows | None = None
-        self._board: TensorBoard | None = None
-        self._mllog = MLLog(config) if config.mllog and self._speaks else None
-        self.samples = (0, 0)  # to train and to test with; set when the data are open
+        self._sinks = open_sinks(config, self._warn_of_sink) if self._speaks else Sinks(self.warn)
+        self.task = config.find_task()
+        self.samples = (0, 0)  # to train and to test with; known when the data are open
+        self.units = 1  # what speed counts, per sample; known when the data are open
         self._resume = resume
         self._begun, self._before = time.perf_counter(), 0.0
         self._first: tuple[float, float] | None = None  # epoch and seconds of the first interval of this start
@@ -57,16 +58,41 @@ class Log:
         """Seconds of the run, over all its starts."""
         return self._before + time.perf_counter() - self._begun
 
+    def introduce(self) -> None:
+        """Show what will be trained, before data are opened, which may take minutes."""
+        if self._progress is None:
+            return
+        comm, config = self.comm, self.config
+        facts = run_facts(
+            config,
+            ranks=comm.size,
+            hosts=comm.inter_size,
+            backend=name_backend(
+                ranks=comm.size,
+                device="cuda" if torch.cuda.is_available() else "cpu",
+                threads=comm.size > 1 and launcher() == "alone",
+                shares_memory=comm.shares_memory,
+            ),
+            schedule=schedule_of(comm, config.comm).name,
+            out="nowhere" if self.out is None else str(self.out),
+        )
+        self._progress.say(*banner(config.name, facts, self._progress.width))
+
+    def opened(self, *, samples: tuple[int, int], units: int, parameters: int) -> None:
+        """The data are open and the network is built: show how large they are. A sample has `units` of what speed counts."""
+        self.samples, self.units = samples, units
+        if self._progress is not None:
+            self._progress.say(*fact_lines(data_facts(parameters=parameters, samples=samples), self._progress.width))
+
     def begin(self, step: int, seconds: float) -> None:
         """The first step comes next; earlier starts of this run did `step` steps in `seconds`."""
-        if self.out is not None and self._speaks:
-            self._rows = Rows(self.out / "metrics.jsonl", keep_to_step=step if self._resume else None)
-            write_json(self.out / "config.json", plain(self.config))
-            write_json(self.out / "environment.json", describe_environment(self.comm, self.config.comm))
-            if self.config.tensorboard:
-                self._board = TensorBoard(self.out / "tensorboard", step=step)
-        if self._mllog is not None:
-            self._mllog.begin(train=self.samples[0], test=self.samples[1])
+        if self._speaks:
+            environment = describe_environment(self.comm, self.config.comm, self.task, per_sample=self.units)
+            if self.out is not None:
+                self._rows = Rows(self.out / "metrics.jsonl", keep_to_step=step if self._resume else None)
+                write_json(self.out / "config.json", plain(self.config))
+                write_json(self.out / "environment.json", environment)
+            self._sinks.begin(RunFacts(self.config, self.comm.size, *self.samples, environment, self.out, step, self._resume))
         self._before, self._begun = seconds, time.perf_counter()
         self._now.since = time.perf_counter()
         self._write({"kind": "start", "step": step, "ranks": self.comm.size, "seconds": seconds})
@@ -74,8 +100,7 @@ class Log:
             self._progress.say(f"resumed after step {step}" if step else "no checkpoint yet: starting from the beginning")
 
     def begin_epoch(self, epoch: int) -> None:
-        if self._mllog is not None:
-            self._mllog.begin_epoch(epoch)
+        self._sinks.write({"kind": "epoch", "epoch": epoch})
 
     def step(
         self,
@@ -139,8 +164,8 @@ class Log:
             "kind": "interval",
             "seconds": interval.seconds,
             "loss": loss / max(samples, 1),
-            "accuracy": right / max(samples, 1),
-            "images_per_second": samples / interval.elapsed,
+            **({"accuracy": right / max(samples, 1)} if self.task.correct else {}),
+            self.task.speed: samples * self.units / interval.elapsed,
             "times": {"input": mean.input, "compute": mean.compute, "wait": mean.wait, "update": mean.update},
             "wait_share": mean.wait / mean.total if mean.total else 0.0,
             "overlapped_share": 1 - waited / travelling if travelling and self.comm.size > 1 else None,
@@ -162,24 +187,19 @@ class Log:
         return max(times.total for times in ranks)
 
     def begin_evaluation(self, epoch: int) -> None:
-        if self._mllog is not None:
-            self._mllog.begin_evaluation(epoch)
+        self._sinks.write({"kind": "evaluating", "epoch": epoch})
 
     def evaluation(self, step: int, epoch: int, found: dict[str, float]) -> None:
-        if self._mllog is not None:
-            self._mllog.evaluation(epoch, found["top1"])
         self._write({"kind": "evaluation", "step": step, "epoch": epoch, "seconds": self.seconds, **found})
         if self._progress is not None:
             self._progress.evaluation(epoch, found, self.seconds)
         self._now.since = time.perf_counter()
 
     def end(self, result: Any) -> None:
-        if self._mllog is not None:
-            self._mllog.end(result.why)
-        self._write({"kind": "end", **vars(result)})
-        self._report()
+        self._write({"kind": "end", **result.row()})
+        report = self._report()
         if self._progress is not None:
-            self._progress.end(result, self.out)
+            self._progress.end(result, self.out, report)
 
     def _left(self, epoch: float) -> float:
         """Seconds to the last epoch at the pace of this start; an earlier start may have had other ranks."""
@@ -188,28 +208,37 @@ class Log:
         before, seconds = self._first if epoch > self._first[0] else (0.0, 0.0)
         return (self.seconds - seconds) / max(epoch - before, 1e-9) * max(self.config.epochs - epoch, 0.0)
 
-    def _report(self) -> None:
-        """Write the report. A run that is done and saved does not fail if that fails."""
+    def _report(self) -> Path | None:
+        """Write the report, and return its path. A run that is done and saved does not fail if that fails."""
         if self.out is None or not self._speaks:
-            return
+            return None
+        path = self.out / "report.html"
         try:
-            write_report([self.out], self.out / "report.html")
+            write_report([self.out], path)
+            return path
         except Exception as error:  # noqa: BLE001  whatever it is, it becomes a warning
             words = f"no report ({type(error).__name__}: {error}); `phalanx report {self.out}` tries again"
             warnings.warn(words, stacklevel=2)
+        return None
 
     def warn(self, words: str) -> None:
         """Print a warning."""
         if self._progress is not None:
             self._progress.warn(words)
 
+    def _warn_of_sink(self, words: str) -> None:
+        """Print a warning, or raise it as one of Python's where nothing is shown."""
+        if self._progress is not None:
+            self._progress.warn(words)
+        else:
+            warnings.warn(words, RuntimeWarning, stacklevel=2)
+
     def _write(self, row: dict[str, Any]) -> None:
         """Write a row. A full disk does not stop training."""
+        self._sinks.write(row)
         try:
             if self._rows is not None:
                 self._rows.write(row)
-            if self._board is not None:
-                self._board.write(row)
         except OSError as error:
             if not self._told_of_disk:
                 self._told_of_disk = True
@@ -224,5 +253,4 @@ class Log:
         with contextlib.suppress(OSError):  # a full disk, which had its warning
             if self._rows is not None:
                 self._rows.close()
-            if self._board is not None:
-                self._board.close()
+        self._sinks.close()

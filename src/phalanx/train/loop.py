@@ -16,6 +16,7 @@ from torch import nn
 
 from phalanx.comm.communicator import Communicator
 from phalanx.data import Loader, Step
+from phalanx.data.collate import map_tensors
 from phalanx.nn.batchnorm import average_batchnorm_
 from phalanx.optim.gossip_step import GossipOptimizer
 from phalanx.optim.multi_node import MultiNodeOptimizer
@@ -24,13 +25,14 @@ from phalanx.train.clock import StepEvents
 from phalanx.train.config import RunConfig
 from phalanx.train.course import Course
 from phalanx.train.evaluate import create_multi_node_evaluator
+from phalanx.train.initial_weights import load_initial_weights
 from phalanx.train.log import Log
 from phalanx.train.result import Result, RunPosition
-from phalanx.train.sigterm import StopRequest
+from phalanx.train.sigterm import StopRequest, StopSignals
 from phalanx.train.stragglers import Times
+from phalanx.train.task import Task
 from phalanx.train.trace import Tracer
 
-AUXILIARY = 0.3  # weight of GoogLeNet's auxiliary heads (Szegedy et al., arXiv 1409.4842)
 HEARD_WITHIN = 1.0  # seconds until all ranks know of a SIGTERM; torchrun and Slurm kill after 30
 
 
@@ -48,15 +50,15 @@ class Trainer:
     test: Loader
     device: torch.device
     scaler: torch.amp.GradScaler
-    loss: nn.Module
+    task: Task
     log: Log
     tracer: Tracer
     position: RunPosition = field(default_factory=RunPosition)
     resume_command: str = ""  # shown to a person who stops the run
     _events: StepEvents | None = field(default=None, init=False)  # of the last step, on a GPU
 
-    def run(self, checkpoints: Checkpointer | None, *, resume: bool) -> Result:
-        """Train to the end; with `resume`, from the newest checkpoint on."""
+    def run(self, checkpoints: Checkpointer | None, *, resume: bool, signals: StopSignals | None = None) -> Result:
+        """Train to the end; with `resume`, from the newest checkpoint on. `signals` may have heard a request to stop already."""
         state = {
             "model": self.model,
             "optimizer": self.optimizer,
@@ -77,14 +79,17 @@ class Trainer:
                         raise
                     self.log.warn(not_saved(error))
 
-        if checkpoints is not None and resume:
-            checkpoints.load(**state)
+        begun = checkpoints.load(**state) if checkpoints is not None and resume else None
+        if begun is None and self.config.init is not None:
+            load_initial_weights(self.model, self.config.init)
         self.log.begin(self.position.step, self.position.seconds)
         words = "stopping after this step"
         if checkpoints is not None:
             words = "stopping: this step is finished and saved first; Ctrl-C again ends at once, without saving"
             words += f"\nto continue: {self.resume_command}" if self.resume_command else ""
-        with StopRequest(self.comm, words) as stop:
+        with StopRequest(self.comm, words, signals) as stop:
+            if not self.why_over() and stop.agreed():  # asked while data were loaded: there is nothing new to save
+                return self.finish("stopped", stop.signal)
             while not (why := self.why_over()):
                 complete = self.train_epoch(stop, save)
                 if complete and self.evaluation_is_due():
@@ -99,7 +104,7 @@ class Trainer:
 
     def why_over(self) -> str:
         """Why the run is over, or "" if it is not. The same on all ranks, because evaluations are."""
-        if self.config.target is not None and self.position.top1 >= self.config.target:
+        if self.config.target is not None and self.task.reached(self.config.target, self.position.found):
             return "target"
         return "epochs" if self.position.epoch >= self.config.epochs else ""
 
@@ -145,7 +150,8 @@ class Trainer:
             self.optimizer.weight = step.samples
         loss = torch.zeros((), device=self.device)
         right = torch.zeros((), device=self.device)
-        for number, (x, y) in enumerate(step.micro):
+        for number, batch in enumerate(step.micro):
+            x, y = self.task.unpack(batch)
             if len(y) == 0:
                 continue  # this rank has no samples; only the gradients of the others count
             accumulating = number < len(step.micro) - 1
@@ -187,15 +193,12 @@ class Trainer:
         except OSError as error:  # a full disk, on rank 0
             self.log.warn(f"no trace: {error.strerror or error}")
 
-    def backward(
-        self, x: torch.Tensor, y: torch.Tensor, *, share: float, events: StepEvents | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def backward(self, x: Any, y: Any, *, share: float, events: StepEvents | None) -> tuple[torch.Tensor, torch.Tensor | int]:
         """Add the gradient of a micro-batch, `share` of the step; return its part of the mean loss, and how many are right."""
-        x, y = x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
+        x, y = self.on_device(x), self.on_device(y)
         with self.in_precision():
             outputs = self.forward(x)
-            outputs, early = (outputs[0], outputs[1:]) if isinstance(outputs, tuple) else (outputs, ())
-            loss = self.loss(outputs, y) + sum(AUXILIARY * self.loss(head, y) for head in early)
+            loss = self.task.loss(outputs, y)
         self.tracer.mark("forward")
         begun = time.perf_counter()
         scaled = self.scaler.scale(loss * share)
@@ -208,7 +211,11 @@ class Trainer:
             self.tracer.mark("wait")
         else:
             self.tracer.mark("backward")
-        return loss.detach() * share, (outputs.detach().argmax(1) == y).sum()
+        return loss.detach() * share, self.task.correct(outputs, y) if self.task.correct else 0
+
+    def on_device(self, data: Any) -> Any:
+        """Part of a batch, with its tensors where the network is."""
+        return map_tensors(lambda x: x.to(self.device, non_blocking=True), data)
 
     def in_precision(self) -> Any:
         """The context of a forward pass."""
@@ -221,7 +228,7 @@ class Trainer:
         return self.position.epoch % self.config.evaluate_every == 0 or self.position.epoch == self.config.epochs
 
     def evaluate(self) -> None:
-        """Top-1, top-5 and loss over the whole test set, each sample on one rank."""
+        """The results over the whole test set, each sample on one rank."""
         self.log.begin_evaluation(self.position.epoch)
         apart = {}
         if isinstance(self.optimizer, GossipOptimizer):  # evaluate one model, the mean of all replicas
@@ -229,32 +236,39 @@ class Trainer:
             self.optimizer.average_()
         average_batchnorm_(self.model, self.comm)
         self.model.eval()
-        found = create_multi_node_evaluator(self.score, self.comm)()
+        found = self.task.derive(create_multi_node_evaluator(self.score, self.comm)())
         self.model.train()
-        self.position.top1, self.position.top5, self.position.loss = found["top1"], found["top5"], found["loss"]
+        self.position.found = found
         self.log.evaluation(self.position.step, self.position.epoch, found | apart)
 
     @torch.no_grad()
     def score(self) -> dict[str, tuple[float, int]]:
         """Sums and counts of this rank's part of the test set."""
-        sums, seen = torch.zeros(3, dtype=torch.float64, device=self.device), 0
+        totals: dict[str, torch.Tensor] = {}
         self.test.rewind()
-        for x, y in self.test:
+        for batch in self.test:
+            x, y = self.task.unpack(batch)
             if len(y) == 0:
                 continue
-            x, y = x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
+            x, y = self.on_device(x), self.on_device(y)
             with self.in_precision():
                 outputs = self.forward(x)
-            best = outputs.topk(min(5, outputs.shape[1]), dim=1).indices == y[:, None]
-            losses = nn.functional.cross_entropy(outputs.float(), y, reduction="sum")
-            sums += torch.stack([best[:, 0].sum(), best.sum(), losses]).double()
-            seen += len(y)
-        return {name: (value, seen) for name, value in zip(("top1", "top5", "loss"), sums.tolist())}  # one wait for a GPU
+            for name, pair in self.task.measure(outputs, y).items():
+                own = torch.stack([self.as_number(value) for value in pair])
+                totals[name] = own + totals[name] if name in totals else own
+        read = torch.stack(list(totals.values())).tolist() if totals else []  # one wait for a GPU
+        return {name: (total, count) for name, (total, count) in zip(totals, read)}
+
+    def as_number(self, value: torch.Tensor | float) -> torch.Tensor:
+        """A sum or a count, exact, where the network is."""
+        if isinstance(value, torch.Tensor):
+            return value.detach().double()
+        return torch.full((), value, dtype=torch.float64, device=self.device)
 
     def finish(self, why: str, signal: int = 0) -> Result:
         """Log the result and return it."""
         at = self.position
-        result = Result(at.epoch, at.step, at.top1, at.top5, at.loss, self.log.seconds, why, signal)
+        result = Result(at.epoch, at.step, at.found, self.log.seconds, why, signal)
         self.log.end(result)
         return result
 

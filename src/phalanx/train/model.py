@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
 
 from phalanx.comm.communicator import Communicator
+from phalanx.data.collate import map_tensors
 from phalanx.nn.batchnorm import convert_batchnorm, use_last_batch_
 from phalanx.nn.init import init_parameters_, seed_everything
 from phalanx.nn.models.initial import initialize_
+from phalanx.train.argument_text import check_arguments
 from phalanx.train.components import names_with, pick, settings_of
-from phalanx.train.networks import NETWORKS, NetworkConfig
+from phalanx.train.import_path import blamed_on, check_import_path
+from phalanx.train.networks import NETWORKS, NetworkConfig, SampleFacts
+from phalanx.train.own_network import OwnNetwork
+from phalanx.train.setting_text import ConfigError
 from phalanx.train.settings import setting
 
 _building = threading.Lock()  # ranks that are threads of one process share its generators
 
 Precision = Literal["float32", "bfloat16", "float16"]
-Network = Literal["small_cnn", "mlp", "strided_cnn", "resnet_cifar", "resnet9", "resnet18", "resnet50", "googlenet"]
+
+
+def seed_rank(seed: int) -> None:
+    """Seed the generators of this rank for what it draws while it trains, when no other rank of this process builds a network."""
+    with _building:
+        seed_everything(seed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,11 +81,16 @@ NORMS = BatchNormConfig()
 class ModelConfig:
     """The network, its initial weights, and how it computes."""
 
-    name: Network = setting("small_cnn", "The network.")
-    depth: int | None = setting(None, "Layers of resnet_cifar: 20, 32, 44, 56 and 110 are the paper's.")
+    HEAD: ClassVar[str] = "name"
+
+    name: str = setting("small_cnn", "The network. Also torchvision:NAME and timm:NAME, if you have these.", names=NETWORKS)
+    args: dict[str, Any] = setting({}, "Argument NAME of a network of your own, which an import path names.")
+    depth: int | None = setting(None, "Layers of resnet_cifar (20, 32, 44, 56 and 110 are the paper's) and gpt.")
     width: int | None = setting(
-        None, "Channels of small_cnn, strided_cnn and resnet9, or units of mlp; none for the network's default."
+        None, "Channels of small_cnn, strided_cnn and resnet9, or units of mlp and gpt; none for the network's default."
     )
+    heads: int | None = setting(None, "Heads of attention of gpt; none for 4.")
+    dropout: float | None = setting(None, "Share of numbers that gpt sets to zero in training; none for 0.")
     zero_gamma: bool = setting(False, "Start the residual blocks of resnet_cifar, resnet18 and resnet50 as identities.")
     auxiliary_heads: bool = setting(False, "Train googlenet with its two auxiliary classifiers.")
     batchnorm: BatchNormConfig = setting(NORMS, "Batch norms.")
@@ -90,15 +105,26 @@ class ModelConfig:
     )
 
     def __post_init__(self) -> None:
+        check_arguments(self.args, "args")
+        if self.name not in NETWORKS:
+            check_import_path(self.name, ", ".join(NETWORKS))
+        elif self.args:
+            named = ", ".join(self.args)
+            raise ValueError(f"args ({named}) are for a network of your own; {self.name} has settings, such as model.width")
         if self.depth is None and self.name == "resnet_cifar":
             raise ValueError("resnet_cifar has a depth: 20, 32, 44, 56 and 110 are the paper's")
-        for option in ("depth", "width", "zero_gamma", "auxiliary_heads"):
+        for option in ("depth", "width", "zero_gamma", "auxiliary_heads", "heads", "dropout"):
             value, owners = getattr(self, option), names_with(NETWORKS, option)
             if value is not None and value is not False and self.name not in owners:
                 have = "has one" if len(owners) == 1 else "have one"
-                raise ValueError(f"{option}={value}: only {', '.join(owners)} {have}, {self.name} has not")
-        if self.width is not None and self.width < 1:
-            raise ValueError(f"width={self.width}: at least 1")
+                use = f": use model.args.{option}" if self.name not in NETWORKS else ""
+                raise ValueError(f"{option}={value}: only {', '.join(owners)} {have}, {self.name} has not{use}")
+        for option in ("width", "heads"):
+            value = getattr(self, option)
+            if value is not None and value < 1:
+                raise ValueError(f"{option}={value}: at least 1")
+        if self.dropout is not None and not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout={self.dropout}: from 0 to less than 1")
         if self.batchnorm != NORMS and not self.network.has_batchnorm:
             raise ValueError(f"{self.batchnorm}: {self.name} has no batch norms")
 
@@ -126,27 +152,48 @@ class ModelConfig:
     @property
     def network(self) -> NetworkConfig:
         """The network with its own options."""
-        return pick(NETWORKS, self)
+        return pick(NETWORKS, self) if self.name in NETWORKS else OwnNetwork(self.name, self.args)
 
-    def build(self, *, in_channels: int, classes: int, seed: int) -> nn.Module:
+    @property
+    def is_own(self) -> bool:
+        """Whether the network is the user's, and may do anything."""
+        return self.name not in NETWORKS
+
+    def build(self, facts: SampleFacts, *, seed: int) -> nn.Module:
         """The network; equal seeds give equal weights on all ranks, without a broadcast."""
         with _building:
             seed_everything(seed)
-            model = self.network.build(in_channels, classes)
+            model = self.network.build(facts)
             if self.initialise == "name":
                 zero = {name for name, m in model.named_modules() if isinstance(m, nn.BatchNorm2d) and not m.weight.any()}
                 own_rule = None if self.network.torch_weights else initialize_
-                init_parameters_(model, seed, initialize=own_rule, zero_gamma=zero.__contains__)
+                try:
+                    init_parameters_(model, seed, initialize=own_rule, zero_gamma=zero.__contains__)
+                except ValueError as error:
+                    raise ConfigError(f"model.initialise=name: {error}") from None
         return model.to(memory_format=torch.channels_last) if self.channels_last else model  # type: ignore[call-overload]
 
-    def check(self, shape: tuple[int, int, int], classes: int) -> None:
-        """Raise ValueError unless the network takes images of `shape`; this computes nothing."""
-        with torch.device("meta"), torch.no_grad():
-            try:
-                self.network.build(shape[0], classes).eval()(torch.empty(1, *shape))
-            except (ValueError, RuntimeError) as error:
-                size = " x ".join(map(str, shape))
-                raise ValueError(f"model.name={self.name} does not take images of {size}: {error}") from None
+    def outputs_for(self, facts: SampleFacts, x: Any) -> Any:
+        """What the network makes of a batch like `x`, without its numbers; ConfigError if it does not take such a batch.
+
+        This computes nothing, unless a network of the user's needs real numbers to be built.
+        """
+        told = f"model.name={self.name} does not take {facts}"
+        try:
+            return self._try_out(facts, x, "meta")
+        except (ValueError, RuntimeError) as error:
+            if not self.is_own:
+                raise ConfigError(f"{told}: {error}") from None
+        except (Exception, SystemExit):
+            if not self.is_own:  # only a user's network may do anything
+                raise
+        with blamed_on(told):
+            return self._try_out(facts, x, "cpu")
+
+    def _try_out(self, facts: SampleFacts, x: Any, device: str) -> Any:
+        with _building, torch.random.fork_rng(devices=[]), torch.device(device), torch.no_grad():
+            example = map_tensors(lambda x: torch.zeros(x.shape, dtype=x.dtype), x)
+            return self.network.build(facts).eval()(example)
 
     @property
     def autocast(self) -> torch.dtype | None:

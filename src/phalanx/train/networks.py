@@ -1,4 +1,4 @@
-"""The networks that a run can train, each with its own options."""
+"""The networks that a run can train, each with its own options. One of your own is in own_network.py."""
 
 from __future__ import annotations
 
@@ -11,15 +11,40 @@ from torch import nn
 from phalanx.nn import models
 
 
+@dataclass(frozen=True)
+class SampleFacts:
+    """What a network has to know about the data: the shape of a sample, and the number of classes, if there are some."""
+
+    shape: tuple[int, ...]
+    classes: int | None
+
+    def __str__(self) -> str:
+        if len(self.shape) == 3:
+            return f"images of {' x '.join(map(str, self.shape))}"
+        return f"samples of {' x '.join(map(str, self.shape)) or 'one number'}"
+
+    def image(self) -> tuple[int, int]:
+        """Channels and classes, for a network that takes images; ValueError if these are none."""
+        if len(self.shape) != 3 or self.classes is None:
+            raise ValueError("it takes images with labels")
+        return self.shape[0], self.classes
+
+    def text(self) -> tuple[int, int]:
+        """The length of a sample and the size of the vocabulary, for a network that takes text; ValueError if there is none."""
+        if len(self.shape) != 1 or self.classes is None:
+            raise ValueError("it takes text, such as data.source=handbook")
+        return self.shape[0], self.classes
+
+
 class NetworkConfig(ABC):
-    """A network for images."""
+    """A network."""
 
     has_batchnorm: ClassVar[bool] = True
     torch_weights: ClassVar[bool] = False  # whether torch's own rules draw its initial weights, instead of nn/models/initial.py
 
     @abstractmethod
-    def build(self, in_channels: int, classes: int) -> nn.Module:
-        """The network, with weights drawn from torch's generator."""
+    def build(self, facts: SampleFacts) -> nn.Module:
+        """The network, with weights drawn from torch's generator; ValueError if it does not take such data."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +55,8 @@ class SmallCnnConfig(NetworkConfig):
     torch_weights = True
     width: int = 32
 
-    def build(self, in_channels: int, classes: int) -> nn.Module:
+    def build(self, facts: SampleFacts) -> nn.Module:
+        in_channels, classes = facts.image()
         return models.small_cnn(classes, in_channels=in_channels, width=self.width)
 
 
@@ -41,7 +67,8 @@ class MlpConfig(NetworkConfig):
     torch_weights = True
     width: int = 256
 
-    def build(self, in_channels: int, classes: int) -> nn.Module:
+    def build(self, facts: SampleFacts) -> nn.Module:
+        in_channels, classes = facts.image()
         return models.mlp(classes, in_channels=in_channels, width=self.width)
 
 
@@ -51,7 +78,8 @@ class StridedCnnConfig(NetworkConfig):
 
     width: int = 16
 
-    def build(self, in_channels: int, classes: int) -> nn.Module:
+    def build(self, facts: SampleFacts) -> nn.Module:
+        in_channels, classes = facts.image()
         return models.strided_cnn(classes, in_channels=in_channels, width=self.width)
 
 
@@ -62,7 +90,8 @@ class ResNetCifarConfig(NetworkConfig):
     depth: int
     zero_gamma: bool = False
 
-    def build(self, in_channels: int, classes: int) -> nn.Module:
+    def build(self, facts: SampleFacts) -> nn.Module:
+        in_channels, classes = facts.image()
         return models.resnet_cifar(self.depth, classes, in_channels=in_channels, zero_gamma=self.zero_gamma)
 
 
@@ -72,7 +101,8 @@ class ResNet9Config(NetworkConfig):
 
     width: int = 64
 
-    def build(self, in_channels: int, classes: int) -> nn.Module:
+    def build(self, facts: SampleFacts) -> nn.Module:
+        in_channels, classes = facts.image()
         return models.resnet9(classes, in_channels=in_channels, width=self.width)
 
 
@@ -82,7 +112,8 @@ class ResNet18Config(NetworkConfig):
 
     zero_gamma: bool = False
 
-    def build(self, in_channels: int, classes: int) -> nn.Module:
+    def build(self, facts: SampleFacts) -> nn.Module:
+        in_channels, classes = facts.image()
         return models.resnet18(classes, in_channels=in_channels, zero_gamma=self.zero_gamma)
 
 
@@ -92,7 +123,8 @@ class ResNet50Config(NetworkConfig):
 
     zero_gamma: bool = False
 
-    def build(self, in_channels: int, classes: int) -> nn.Module:
+    def build(self, facts: SampleFacts) -> nn.Module:
+        in_channels, classes = facts.image()
         return models.resnet50(classes, in_channels=in_channels, zero_gamma=self.zero_gamma)
 
 
@@ -102,8 +134,25 @@ class GoogLeNetConfig(NetworkConfig):
 
     auxiliary_heads: bool = False
 
-    def build(self, in_channels: int, classes: int) -> nn.Module:
+    def build(self, facts: SampleFacts) -> nn.Module:
+        in_channels, classes = facts.image()
         return models.googlenet(classes, in_channels=in_channels, auxiliary_heads=self.auxiliary_heads)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GptConfig(NetworkConfig):
+    """A small GPT, for text. Its context is the length of a sample."""
+
+    has_batchnorm = False
+    torch_weights = True
+    depth: int = 4
+    width: int = 128
+    heads: int = 4
+    dropout: float = 0.0
+
+    def build(self, facts: SampleFacts) -> nn.Module:
+        context, vocabulary = facts.text()
+        return models.gpt(vocabulary, context=context, depth=self.depth, width=self.width, heads=self.heads, dropout=self.dropout)
 
 
 NETWORKS: dict[str, type[NetworkConfig]] = {
@@ -115,4 +164,5 @@ NETWORKS: dict[str, type[NetworkConfig]] = {
     "resnet18": ResNet18Config,
     "resnet50": ResNet50Config,
     "googlenet": GoogLeNetConfig,
+    "gpt": GptConfig,
 }

@@ -1,4 +1,7 @@
-"""The update rules that a run can have, each with its own options. The learning rate comes from the run, step by step."""
+"""The update rules that Phalanx has settings for. The learning rate comes from the run, step by step.
+
+Those of torch.optim, and your own, are in own_optimizer.py.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,9 @@ class RuleConfig(ABC):
     @abstractmethod
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
         """The optimizer of all parameters that are trained, by name, so that messages can name them."""
+
+    def check(self) -> None:  # noqa: B027  most rules are checked when they are made
+        """Raise ConfigError for options that make no sense."""
 
     def steer(self, optimizer: torch.optim.Optimizer, progress: float) -> None:  # noqa: B027  most rules have nothing to set
         """Set what changes with the epochs, other than rate and momentum."""

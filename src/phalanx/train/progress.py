@@ -1,6 +1,6 @@
 """What you see of a run: on a terminal a line that is redrawn in place, in a file one line per evaluation.
 
-epoch 12.3/30 ━━━━━━────────  loss 0.0213  accuracy 99.2%  2,335 images/s (1,168 per rank)  left 5.1 s  rate 0.0467  ...
+epoch 12.3/30 ━━━━━━────────  left  5.1 s  loss  0.0213  accuracy  99.2%  images/s    2,335  rate  0.0467  ...
 """
 
 from __future__ import annotations
@@ -10,16 +10,24 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TextIO
 
 from phalanx.schedule.printable import printable
+from phalanx.train.columns import cells, choose, fields, head
 from phalanx.train.config import RunConfig
 from phalanx.train.duration import duration
+from phalanx.train.task import SPEED, Task
 
 REDRAW = 0.2  # seconds between two drawings, enough for the eye
 BAR = 16  # characters
+BAR_FROM = 64  # columns of a terminal that has room for the bar
+UNLIMITED = 1000  # columns of a file
 DIM, BOLD, YELLOW, PLAIN = "\x1b[2m", "\x1b[1m", "\x1b[33m", "\x1b[0m"
+
+LESS_IMPORTANT = ("rate", "wait_share", "batch", "step")  # of the live line, behind what the task measures and the speed
+NOT_SHOWN = ("kind", "epoch", "seconds", "groups", "overlapped_share")
 
 
 def show_progress(config: RunConfig, stream: TextIO | None = None) -> Progress:
@@ -39,41 +47,50 @@ class Progress:
         self.config, self.stream, self.live, self.colour = config, getattr(stream, "own", stream), live, colour
         self._drawn, self._shown = 0.0, False
         self._row: dict[str, Any] = {}
+        self._left: float | None = None
+        self._head = ""  # the titles that stand above the last evaluation
+
+    @property
+    def width(self) -> int:
+        """Characters of a line; the last column of a terminal would wrap."""
+        return shutil.get_terminal_size().columns - 1 if self.live else UNLIMITED
 
     def interval(self, row: dict[str, Any], ranks: int, left: float) -> None:
         """The means of an interval, and an estimate of the seconds left."""
-        self._row = row
+        self._row, self._left = row, left
         if self.live and time.perf_counter() - self._drawn > REDRAW:
-            width = shutil.get_terminal_size().columns - 1  # the last column would wrap
-            self._draw(self._coloured(line(row, ranks, self.config.epochs, left, width)))
+            self._draw(self._coloured(line(row, ranks, self.config.epochs, left, self.width)))
 
     def evaluation(self, epoch: int, found: dict[str, float], seconds: float) -> None:
-        row = self._row
-        train = f"  train loss {row['loss']:.4f}  {row['images_per_second']:,.0f} images/s" if row else ""
-        digits = len(str(self.config.epochs))
-        spread = f"  spread {found['spread']:.1e}" if "spread" in found else ""  # of the replicas, before they were averaged
-        self.say(
-            f"epoch {epoch:{digits}d}/{self.config.epochs}{train}  test loss {found['loss']:.4f}  top-1 {found['top1']:.2%}"
-            f"  top-5 {found['top5']:.2%}{spread}  {duration(seconds)}"
-        )
+        values = evaluation_values(epoch, self.config.epochs, found, self._row, seconds, self._left)
+        keys = choose(values, self.width)
+        titles = head(keys, values)
+        if titles != self._head:
+            self._head = titles
+            self.say(titles)
+        self.say(cells(keys, values))
 
     def warn(self, words: str) -> None:
         """A line that stays, in yellow."""
         self._keep(f"{YELLOW}{printable(words)}{PLAIN}" if self.colour else printable(words))
 
-    def say(self, words: str) -> None:
-        """A line that stays."""
-        self._keep(printable(words))
+    def say(self, *lines: str) -> None:
+        """Lines that stay."""
+        for words in lines:
+            self._keep(printable(words))
 
     def _keep(self, words: str) -> None:
         self._erase()
         self._put(f"{words}\n")
 
-    def end(self, result: Any, out: Path | None) -> None:
-        words = {"epochs": "done", "target": "target reached", "stopped": "stopped on request; --resume continues"}[result.why]
-        accuracy = f"test accuracy {result.top1:.4f} " if result.top1 == result.top1 else ""
-        text = f"{words}: {accuracy}after {result.epochs} epochs, {result.steps} steps, {duration(result.seconds)}"
-        self._keep((f"{BOLD}{text}{PLAIN}" if self.colour else text) + (printable(f"; {out}") if out else ""))
+    def end(self, result: Any, out: Path | None, report: Path | None = None) -> None:
+        """How the run ended and, last, where its report is."""
+        text = ending(result, self.config.find_task())
+        self._keep(f"{BOLD}{text}{PLAIN}" if self.colour else text)
+        if report is not None:
+            self.say(f"report: {report}")
+        elif out is not None:
+            self.say(f"records: {out}")
 
     def close(self) -> None:
         self._erase()
@@ -109,23 +126,42 @@ class Progress:
 def line(row: dict[str, Any], ranks: int, epochs: int, left: float, width: int) -> str:
     """The state of a run, the most important first; fields that do not fit into `width` characters are left out."""
     full = min(BAR, int(BAR * row["epoch"] / epochs))
-    fields = [
-        f"epoch {row['epoch']:.1f}/{epochs} {'━' * full}{'─' * (BAR - full)}",
-        f"loss {row['loss']:.4f}",
-        f"accuracy {row['accuracy']:.1%}",
-        f"{row['images_per_second']:,.0f} images/s",
-        f"left {duration(left)}",
-        f"rate {row['rate']:.3g}",
-        f"waiting {row['wait_share']:.0%}",
-        f"batch {row['batch']}",
-        f"step {row['step']}",
-        f"{row['images_per_second'] / ranks:,.0f} images/s per rank",
-    ]
-    if ranks == 1:
-        fields = [field for field in fields if not field.startswith("waiting") and not field.endswith("per rank")]
-    text = fields[0][:width]
-    for field in fields[1:]:
-        if len(text) + 2 + len(field) > width:
-            break
-        text += f"  {field}"
-    return text
+    bar = f" {'━' * full}{'─' * (BAR - full)}" if width >= BAR_FROM else ""
+    begin = f"epoch {row['epoch']:{len(str(epochs)) + 2}.1f}/{epochs}{bar}"[:width]
+    values = {"left": left, **row}
+    rest = fields(["left", *live_keys(row, ranks)], values, width - len(begin) - 2)
+    return f"{begin}  {rest}" if rest else begin
+
+
+def live_keys(row: dict[str, Any], ranks: int) -> list[str]:
+    """The keys of a row in the order of their importance: what the task measures, the speed, and the rest."""
+    measured, speeds = [], []
+    for key in numbers(row):
+        if key.endswith(SPEED):
+            speeds.append(key)
+        elif key not in LESS_IMPORTANT:
+            measured.append(key)
+    return [*measured, *speeds, *(key for key in LESS_IMPORTANT if key in row and not (key == "wait_share" and ranks == 1))]
+
+
+def numbers(row: dict[str, Any]) -> Iterable[str]:
+    """The keys that hold a number to show."""
+    return (key for key, value in row.items() if key not in NOT_SHOWN and isinstance(value, int | float))
+
+
+def evaluation_values(
+    epoch: int, epochs: int, found: dict[str, float], row: dict[str, Any], seconds: float, left: float | None
+) -> dict[str, Any]:
+    """What an evaluation shows, the most important first: what it `found`, the last interval `row` if any, and the time."""
+    values: dict[str, Any] = {"epoch": f"{epoch}/{epochs}".rjust(2 * len(str(epochs)) + 1)}
+    values |= {"test loss" if key == "loss" else key: value for key, value in found.items()}
+    values["train loss"] = row.get("loss")
+    values |= {key: row[key] for key in numbers(row) if key.endswith(SPEED)}
+    return values | {"time": seconds, "left": 0.0 if epoch >= epochs else left}
+
+
+def ending(result: Any, task: Task) -> str:
+    """How a run ended, in a sentence."""
+    words = {"epochs": "done", "target": "target reached", "stopped": "stopped on request; --resume continues"}[result.why]
+    after = f"after {result.epochs} epochs, {result.steps} steps, {duration(result.seconds)}"
+    return f"{words}: {' '.join(filter(None, [task.verdict(result.found), after]))}"

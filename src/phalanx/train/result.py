@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
+
+UNKNOWN = float("nan")
 
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended: its last evaluation, its seconds, and why it ended: "epochs", "target" or "stopped"."""
+    """How a run ended: the results of its last evaluation, its seconds, and why: "epochs", "target" or "stopped"."""
 
     epochs: int
     steps: int
-    top1: float
-    top5: float
-    loss: float
+    found: Mapping[str, float]  # by the keys of the task's metrics; empty before the first evaluation
     seconds: float
     why: str
     signal: int = 0  # the signal that stopped it
+
+    @property
+    def loss(self) -> float:
+        return self.found.get("loss", UNKNOWN)
+
+    @property
+    def top1(self) -> float:
+        """Top-1 accuracy; NaN if the task has none."""
+        return self.found.get("top1", UNKNOWN)
+
+    @property
+    def top5(self) -> float:
+        return self.found.get("top5", UNKNOWN)
+
+    def row(self) -> dict[str, Any]:
+        """As plain data, for records."""
+        own = {name: value for name, value in vars(self).items() if name != "found"}
+        return dict(self.found) | own
 
 
 @dataclass
@@ -27,9 +46,7 @@ class RunPosition:
     step: int = 0
     epoch: int = 0  # complete ones, evaluated where evaluation is due
     seconds: float = 0.0
-    top1: float = float("nan")
-    top5: float = float("nan")
-    loss: float = float("nan")
+    found: dict[str, float] = field(default_factory=dict)  # by the last evaluation
 
     def state_dict(self) -> dict[str, Any]:
         return dict(vars(self))

@@ -1,24 +1,34 @@
-"""The data of a run: where to find them, and how to prepare images for training and for testing."""
+"""The data of a run: where to find them, and how to prepare images for training and for testing.
+
+What is no image, such as text, reaches the network as it is.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
+import torch
 from torch import Tensor
+from torch.utils.data import default_collate
 
 import phalanx.data
 from phalanx.comm.communicator import Communicator
 from phalanx.data import BatchPlan, CentreCrop, Chain, Flip, Loader, Normalise, PadCrop, RandomResizedCrop
 from phalanx.data.draws import Draws
 from phalanx.data.position import Last
+from phalanx.data.scatter import item_of
 from phalanx.data.source import Encoded
+from phalanx.data.sources.text import Text
 from phalanx.data.transforms import Transform
+from phalanx.train.argument_text import check_arguments
+from phalanx.train.own_source import is_own_source, open_own_source
 from phalanx.train.settings import setting
 
 Image = TypeVar("Image", bytes, Tensor)
+FOR_IMAGES = ("pad", "flip", "crop", "plain_from")  # settings without effect on anything else
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +47,16 @@ class Until(Generic[Image]):
 class DataConfig:
     """The data, and how images are cut and mirrored for training and left alone for testing."""
 
-    source: str = setting("digits", "Data to train with, as `phalanx.data.open` takes it, such as cifar10:DIR.")
+    HEAD: ClassVar[str] = "source"
+
+    source: str = setting(
+        "digits", "Data to train with, as `phalanx.data.open` takes it, such as cifar10:DIR; or an import path of your own."
+    )
+    args: dict[str, Any] = setting({}, "Argument NAME of a source of your own, which an import path names.")
     test: str | None = setting(None, "Data to test with; none for the test set of `data.source`.")
-    mean: tuple[float, ...] = setting((0.5,), "Mean of each channel, from 0 to 1, that normalisation subtracts.")
-    std: tuple[float, ...] = setting((0.5,), "Standard deviation of each channel, by which normalisation divides.")
+    context: int = setting(64, "Characters of a sample of text.")
+    mean: tuple[float, ...] = setting((0.5,), "Images: mean of each channel, from 0 to 1, that normalisation subtracts.")
+    std: tuple[float, ...] = setting((0.5,), "Images: standard deviation of each channel, by which normalisation divides.")
     pad: int = setting(0, "Pixels of padding around images in memory; a random crop brings them back to their size.")
     flip: bool = setting(False, "Mirror half of the training images.")
     crop: int | None = setting(None, "Height and width to which images from files are cut; none for 224.")
@@ -58,7 +74,18 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         Normalise(self.mean, self.std)  # raises for values that fit no image
-        for name, least in (("pad", 0), ("crop", 1), ("resize", 1), ("test_batch", 1), ("workers", 0), ("plain_from", 0)):
+        check_arguments(self.args, "args")
+        if self.args and not is_own_source(self.source):
+            raise ValueError(f"args ({', '.join(self.args)}) are for a source of your own, not for {self.source}")
+        for name, least in (
+            ("context", 1),
+            ("pad", 0),
+            ("crop", 1),
+            ("resize", 1),
+            ("test_batch", 1),
+            ("workers", 0),
+            ("plain_from", 0),
+        ):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"{name}={value}: at least {least}")
@@ -69,7 +96,11 @@ class DataConfig:
 
     def open(self, split: Literal["train", "test"]) -> Any:
         """The source of a split."""
-        return phalanx.data.open(self.source if split == "train" or self.test is None else self.test, split=split)
+        spec = self.source if split == "train" or self.test is None else self.test
+        if is_own_source(spec):
+            return open_own_source(spec, self.args, split)
+        found = phalanx.data.open(spec, split=split)
+        return replace(found, context=self.context) if isinstance(found, Text) else found
 
     def loaders(
         self,
@@ -83,11 +114,17 @@ class DataConfig:
         channels_last: bool,
     ) -> tuple[Loader, Loader]:
         """For training, shuffled and augmented; for testing, each sample once."""
+        options: dict[str, Any] = {"seed": seed, "workers": self.workers, "on_bad": self.on_bad}
+        test_batch = math.ceil(self.test_batch / comm.size) * comm.size
+        if not holds_images(train):
+            return (
+                Loader(train, comm, batch=plan, micro_batch=micro_batch, last=self.last, **options),
+                Loader(test, comm, batch=test_batch, shuffle=False, **options),
+            )
         normalise = Normalise(self.mean, self.std, channels_last=channels_last)
         encoded = isinstance(train, Encoded)
         cut: list[Transform] = [Until(self.plain_from, PadCrop(self.pad), PadCrop(0))] if self.pad else []
         mirror: list[Transform] = [Flip()] if self.flip and not encoded else []
-        options: dict[str, Any] = {"seed": seed, "workers": self.workers, "on_bad": self.on_bad}
         crop = self.crop or 224
         return (
             Loader(
@@ -109,7 +146,7 @@ class DataConfig:
             Loader(
                 test,
                 comm,
-                batch=math.ceil(self.test_batch / comm.size) * comm.size,
+                batch=test_batch,
                 shuffle=False,
                 transform=normalise,
                 decode=CentreCrop(crop, max(crop, self.resize)) if isinstance(test, Encoded) else None,
@@ -117,9 +154,27 @@ class DataConfig:
             ),
         )
 
-    def shape(self, train: Any) -> tuple[int, int, int]:
-        """Channels, height and width of what the network gets."""
+    def example(self, train: Any) -> Any:
+        """A batch of one sample, as the loader gives it; the pixels of images are zeros."""
         if isinstance(train, Encoded):
-            return 3, self.crop or 224, self.crop or 224
-        image = train[0][0]
-        return int(image.shape[0]), int(image.shape[1]), int(image.shape[2])
+            return torch.zeros(1, 3, self.crop or 224, self.crop or 224), torch.zeros(1, dtype=torch.long)
+        batch = default_collate([item_of(train, 0)])
+        return (torch.zeros(batch[0].shape), *batch[1:]) if holds_images(train) else batch
+
+    def check(self, channels: int | None) -> None:
+        """Raise ValueError for settings that do not suit the data; `channels` is None for what is no image."""
+        if channels is None:
+            for f in fields(self):
+                if f.name in FOR_IMAGES and (value := getattr(self, f.name)) != f.default:
+                    raise ValueError(f"data.{f.name}={value} is for images, and data.source={self.source} has none of uint8")
+        elif len(self.mean) != channels:
+            raise ValueError(f"data.mean={self.mean}: give one for each channel; data.source={self.source} has {channels}")
+
+
+def holds_images(source: Any) -> bool:
+    """Whether samples are images, encoded or of uint8, which the settings prepare."""
+    if isinstance(source, Encoded):
+        return True
+    sample = item_of(source, 0)
+    x = sample[0] if isinstance(sample, tuple | list) and sample else sample
+    return isinstance(x, Tensor) and x.dtype == torch.uint8 and x.dim() == 3

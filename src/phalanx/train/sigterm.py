@@ -10,6 +10,7 @@ with StopRequest(comm) as stop:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -20,47 +21,46 @@ from typing import Any
 import torch
 
 from phalanx.comm.communicator import Communicator
+from phalanx.comm.settings import AGENT
 from phalanx.comm.verdict import CommunicationError
 
 HEARD = (signal.SIGTERM, signal.SIGINT)
-SAME = 1.0  # seconds: a launcher repeats the signal that the terminal sent to all ranks; that is not a second Ctrl-C
+SAME = 1.0  # seconds: torchrun repeats the signal that the terminal sent to all ranks; that is not a second Ctrl-C
 IN_SIGHT = 2  # standard error, without Python's buffers, which the signal may have interrupted
 
 
-class StopRequest:
-    """Inside its `with`, SIGTERM and SIGINT set a flag instead of ending the process; a second SIGINT ends it at once.
+class StopSignals:
+    """Inside its `with`, SIGTERM and SIGINT are noted in `heard` instead of ending the process; a second SIGINT ends it at once.
 
-    Rank 0 prints `words` at the first signal. A rank that is a thread receives no signals.
+    Prints `words` at the first signal, if the process `speaks`. A thread receives no signals, so there nothing is noted.
     """
 
-    def __init__(self, comm: Communicator, words: str = "") -> None:
-        self._comm, self._words = comm, words
-        self.signal = 0  # the one that all ranks agreed on
-        self._heard = 0
+    def __init__(self, words: str = "", *, speaks: bool = True) -> None:
+        self.words, self.heard = words, 0
+        self._speaks = speaks
         self._interrupted = 0.0
+        # a launcher of others may repeat the signal; ours sends it once, and a rank that is alone has none
+        self._same = SAME if "RANK" in os.environ and AGENT not in os.environ else 0.0
         self._before: dict[int, Any] = {}
-
-    def agreed(self) -> bool:
-        """Whether any rank was asked to stop: the same answer on all ranks, which call it together."""
-        self.signal = int(self._comm.all_reduce(torch.tensor([self._heard], dtype=torch.int32), "max").item())
-        return self.signal != 0
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if number == signal.SIGINT:
-            if self._interrupted and now - self._interrupted > SAME:
+            if self._interrupted and now - self._interrupted > self._same:
                 self._say("ended at once, without saving")
                 os._exit(128 + number)
             self._interrupted = self._interrupted or now
-        if not self._heard:
-            self._heard = number
-            self._say(self._words)
+        if not self.heard:
+            self.heard = number
+            self._say(self.words)
 
     def _say(self, words: str) -> None:
-        if self._comm.rank == 0 and words:
-            os.write(IN_SIGHT, f"{words}\n".encode())
+        if self._speaks and words:
+            before = "\n" if os.isatty(IN_SIGHT) else ""  # a terminal has a progress line and ^C where the cursor is
+            with contextlib.suppress(OSError):  # closed, or full
+                os.write(IN_SIGHT, f"{before}{words}\n".encode())
 
-    def __enter__(self) -> StopRequest:
+    def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():  # only the main thread may set handlers
             self._before = {number: signal.signal(number, self._hear) for number in HEARD}
         return self
@@ -70,3 +70,31 @@ class StopRequest:
             # after a failure launchers send SIGTERM to the ranks that are left: ignore it while a checkpoint is finished
             if number != signal.SIGTERM or not isinstance(error, CommunicationError):
                 signal.signal(number, handler)
+
+
+class StopRequest:
+    """Whether any rank was asked to stop. Rank 0 prints `words` at the first signal.
+
+    Listens inside its `with`, or to `signals` that another `with` listens to, which may have heard something already.
+    """
+
+    def __init__(self, comm: Communicator, words: str = "", signals: StopSignals | None = None) -> None:
+        self._comm = comm
+        self._own = signals is None
+        self._signals = signals or StopSignals(words, speaks=comm.rank == 0)
+        self._signals.words = words
+        self.signal = 0  # the one that all ranks agreed on
+
+    def agreed(self) -> bool:
+        """Whether any rank was asked to stop: the same answer on all ranks, which call it together."""
+        self.signal = int(self._comm.all_reduce(torch.tensor([self._signals.heard], dtype=torch.int32), "max").item())
+        return self.signal != 0
+
+    def __enter__(self) -> StopRequest:
+        if self._own:
+            self._signals.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+        if self._own:
+            self._signals.__exit__(kind, error, where)

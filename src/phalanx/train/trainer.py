@@ -14,8 +14,7 @@ import torch
 from torch import nn
 
 from phalanx.comm.communicator import Communicator
-from phalanx.nn.init import seed_everything
-from phalanx.nn.loss import LabelSmoothingLoss
+from phalanx.data.scatter import length_of
 from phalanx.optim.gossip_step import GossipOptimizer
 from phalanx.train.check import check, open_sources
 from phalanx.train.checkpoint import Checkpointer
@@ -24,7 +23,9 @@ from phalanx.train.communicator import check_communicator, create_communicator_f
 from phalanx.train.config import RunConfig, identity, plain
 from phalanx.train.log import Log
 from phalanx.train.loop import Trainer, not_saved
+from phalanx.train.model import seed_rank
 from phalanx.train.result import Result
+from phalanx.train.sigterm import StopSignals
 from phalanx.train.trace import Tracer
 
 __all__ = ["Result", "Trainer", "assemble", "train"]
@@ -38,6 +39,7 @@ def train(
     resume: bool = False,
     show: bool = True,
     resume_command: str = "",
+    signals: StopSignals | None = None,
 ) -> Result:
     """Train as `config` describes, on the ranks of a communicator. All ranks call it.
 
@@ -48,6 +50,7 @@ def train(
         resume: Continue from the newest checkpoint in `out`.
         show: Print progress on rank 0.
         resume_command: The command that continues the run, printed when the run is asked to stop.
+        signals: Requests to stop that the caller listens for. Without it, `train` listens from its first step on.
 
     Returns:
         How the run ended; the same on all ranks.
@@ -62,12 +65,13 @@ def train(
         if out is not None:
             stack.enter_context(one_job(out, comm))
         log = stack.enter_context(Log(config, comm, out, resume=resume, show=show))
+        log.introduce()
         trainer = assemble(config, comm, log)
         trainer.resume_command = resume_command
         stack.enter_context(trainer.loader)
         stack.enter_context(trainer.test)
         if out is None:
-            return trainer.run(None, resume=False)
+            return trainer.run(None, resume=False, signals=signals)
         checkpoints = Checkpointer(
             out / "checkpoints",
             comm,
@@ -75,7 +79,7 @@ def train(
             config=identity(plain(config)),
             failed=lambda error: log.warn(not_saved(error)),
         )
-        return trainer.run(stack.enter_context(checkpoints), resume=resume)
+        return trainer.run(stack.enter_context(checkpoints), resume=resume, signals=signals)
 
 
 def assemble(config: RunConfig, comm: Communicator, log: Log) -> Trainer:
@@ -83,8 +87,8 @@ def assemble(config: RunConfig, comm: Communicator, log: Log) -> Trainer:
     check_communicator(config.comm, comm)
     device = device_of_this_rank()
     source, held_out = open_sources(config)
-    check(config, comm.size, source, held_out)
-    log.samples = len(source), len(held_out)
+    facts = check(config, comm.size, source, held_out)
+    task = config.find_task(device)
     loader, test = config.data.loaders(
         source,
         held_out,
@@ -94,11 +98,14 @@ def assemble(config: RunConfig, comm: Communicator, log: Log) -> Trainer:
         seed=config.seed,
         channels_last=config.model.channels_last,
     )
-    channels, classes = config.data.shape(source)[0], len(source.classes)
-    model = config.model.build(in_channels=channels, classes=classes, seed=config.seed).to(device)
+    model = config.model.build(facts, seed=config.seed).to(device)
     model = config.model.batchnorm.install(model, comm)
-    if any(isinstance(module, nn.Dropout) for module in model.modules()):  # otherwise equal generators make smaller checkpoints
-        seed_everything((config.seed + 1 + comm.rank) % 2**32)  # ranks drop different neurons
+    units = task.units(task.unpack(config.data.example(source))[1])
+    samples = length_of(source), length_of(held_out)
+    log.opened(samples=samples, units=units, parameters=sum(p.numel() for p in model.parameters()))
+    drops = any(isinstance(module, nn.Dropout) and module.p for module in model.modules())
+    if drops or config.model.is_own:  # otherwise equal generators make smaller checkpoints
+        seed_rank((config.seed + 1 + comm.rank) % 2**32)  # ranks drop different neurons
     optimizer = config.comm.wrap(config.optimizer.build(model), comm, weighted=config.uneven)
     if isinstance(optimizer, GossipOptimizer):
         optimizer.follow(model)
@@ -113,7 +120,7 @@ def assemble(config: RunConfig, comm: Communicator, log: Log) -> Trainer:
         test=test,
         device=device,
         scaler=torch.amp.GradScaler(device.type, enabled=config.model.precision == "float16"),
-        loss=LabelSmoothingLoss(config.label_smoothing).to(device),
+        task=task,
         log=log,
         tracer=Tracer(config, comm, log.out),
     )

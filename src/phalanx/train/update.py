@@ -6,8 +6,8 @@ What changes from step to step, by the rules that are named here, is put togethe
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -20,8 +20,10 @@ from phalanx.optim import lr
 from phalanx.optim.create import create_multi_node_optimizer
 from phalanx.optim.gossip_step import GossipOptimizer
 from phalanx.optim.multi_node import MultiNodeOptimizer
+from phalanx.train.argument_text import check_arguments
 from phalanx.train.components import pick, settings_of
 from phalanx.train.optimizers import RULES, LarsConfig, MomentumRule, RmspropWarmupConfig, RuleConfig, SgdConfig
+from phalanx.train.own_optimizer import OwnRule, check_name
 from phalanx.train.settings import setting
 
 GOSSIP = {
@@ -40,18 +42,28 @@ Decay = Literal["constant", "linear", "polynomial", "cosine", "step", "natan"]
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """The settings of all update rules of optimizers.py; `name` chooses the rule, and the others apply where it has them."""
+    """The settings of all update rules of optimizers.py; `name` chooses the rule, and the others apply where it has them.
 
-    name: Literal["sgd", "lars", "rmsprop_warmup"] = setting("sgd", "The update rule.")
-    momentum: float = setting(SgdConfig.momentum, "Share of the velocity that each step keeps.")
+    A rule of own_optimizer.py has `args`, `weight_decay` and `decay_all`.
+    """
+
+    HEAD: ClassVar[str] = "name"
+
+    name: str = setting(
+        "sgd", "The update rule; also any other optimizer of torch.optim, in lower case.", names=(*RULES, "adamw", "adam")
+    )
+    args: dict[str, Any] = setting({}, "Argument NAME of an optimizer of torch.optim or of your own, such as betas=[0.9, 0.95].")
+    momentum: float = setting(SgdConfig.momentum, "sgd, lars, rmsprop_warmup: share of the velocity that each step keeps.")
     momentum_rule: MomentumRule = setting(
         SgdConfig.momentum_rule, "Keep the momentum when the batch changes, or choose it so that the noise of SGD stays the same."
     )
     nesterov: bool = setting(SgdConfig.nesterov, "Nesterov's momentum; for sgd and lars.")
-    weight_decay: float = setting(
-        SgdConfig.weight_decay, "Weight decay; biases and batch norms have none unless `decay_all` is set."
+    weight_decay: float | None = setting(
+        None, f"Weight decay; none for the rule's default: {SgdConfig.weight_decay:g}, or that of the class in torch.optim."
     )
-    decay_all: bool = setting(SgdConfig.decay_all, "Decay biases and batch norms, too; not for lars.")
+    decay_all: bool | None = setting(
+        None, "Decay biases and batch norms, too; not for lars. None: sgd and rmsprop_warmup do not, others do as torch does."
+    )
     trust_coefficient: float = setting(LarsConfig.trust_coefficient, "LARS: factor of the ratio of weight norm to gradient norm.")
     eps: float = setting(LarsConfig.eps, "LARS: what is added to the denominator of that ratio.")
     lr_in_momentum: bool = setting(LarsConfig.lr_in_momentum, "LARS: let the velocity contain the learning rate.")
@@ -67,8 +79,12 @@ class OptimizerConfig:
     )
 
     def __post_init__(self) -> None:
+        check_name(self.name)
+        check_arguments(self.args, "args")
+        if self.args and not self.is_own:
+            raise ValueError(f"args ({', '.join(self.args)}): {self.name} has settings, such as optimizer.momentum")
         for name in ("momentum", "weight_decay", "trust_coefficient", "eps", "rmsprop_rate", "ramp_center"):
-            if getattr(self, name) < 0:
+            if (getattr(self, name) or 0) < 0:
                 raise ValueError(f"{name}={getattr(self, name)}: 0 or more")
         if self.momentum >= 1:
             raise ValueError(f"momentum={self.momentum}: less than 1, or old gradients never fade")
@@ -80,17 +96,29 @@ class OptimizerConfig:
             raise ValueError("nesterov=True: rmsprop_warmup has no such variant")
         if self.name == "lars" and self.decay_all:
             raise ValueError("decay_all=True: LARS decays no biases and batch norms")
+        if self.momentum_rule != "fixed" and self.is_own:
+            raise ValueError(f"momentum_rule={self.momentum_rule} is for {', '.join(RULES)}, not for {self.name}")
         if self.correct_momentum and not (self.name == "lars" and self.lr_in_momentum):
             raise ValueError("correct_momentum=True is for velocities that contain the rate: name=lars with lr_in_momentum=True")
 
     @classmethod
     def of(cls, rule: RuleConfig) -> OptimizerConfig:
         """The settings of an update rule, as a recipe writes it: `OptimizerConfig.of(LarsConfig(momentum=0.95))`."""
-        return cls(**settings_of(RULES, rule))
+        usual = {f.name: f.default for f in fields(rule)} if type(rule) in RULES.values() else {}  # type: ignore[arg-type]
+        optional = {f.name for f in fields(cls) if f.default is None}
+        found = settings_of(RULES, rule)
+        return cls(**{name: value for name, value in found.items() if name not in optional or value != usual[name]})
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the rule is one of torch.optim or of the user's."""
+        return self.name not in RULES
 
     @property
     def rule(self) -> RuleConfig:
         """The update rule with its own settings."""
+        if self.is_own:
+            return OwnRule(self.name, self.args, self.weight_decay, decay_all=self.decay_all is not False)
         return pick(RULES, self)
 
     def build(self, model: nn.Module) -> torch.optim.Optimizer:

@@ -2,8 +2,8 @@
 
 A pickle is a program; the unpickler runs it, with any function that the file names. Here pickletools finds the borders of the
 opcodes and executes nothing, and we interpret those that build plain values: lists, tuples, dicts, bytes, text and whole numbers.
-The few callables that CIFAR's files name are in a table, and each entry is one of our own functions. We refuse everything else
-and name the place. Work and memory are linear in the length of the file.
+What a file may name is in a `Vocabulary`: for CIFAR a few callables, each of them one of our own functions. We refuse everything
+else and name the place. Work and memory are linear in the length of the file.
 
 An `Unpickler` with an allow-list in `find_class` would be shorter, but it bounds neither. With 200 bytes a file can use a pair of
 pairs of pairs, 40 levels deep, as a key, whose hash takes 2**40 steps. And a memo index of 60 million, in 4 bytes, makes CPython
@@ -44,15 +44,26 @@ class ByteType:
     """numpy's dtype of unsigned bytes, the only one there is here."""
 
 
+@dataclass(frozen=True)
+class Vocabulary:
+    """What a pickle may name, and what becomes of it. Each function raises, or takes time that its arguments bound."""
+
+    known: Callable[[str], Any]  # what stands for a callable in the pickle
+    call: Callable[[Any, tuple[Any, ...], Budget], Any]  # the result of a call with these arguments
+    build: Callable[[Any, Any], None]  # sets the state of what a call made
+    keys: tuple[type, ...]  # of dicts; their hash must not depend on what they hold
+
+
 MARK = object()
 MAX_DIMS = 32  # of an array: NumPy 1 has no more
 
 
-def load_plain(data: bytes) -> Any:
-    """The value of a pickle; `Array`s in it have their `value`."""
+def load_plain(data: bytes, words: Vocabulary | None = None) -> Any:
+    """The value of a pickle; with CIFAR's vocabulary, `Array`s in it have their `value`."""
+    words = words or ARRAYS
     stack: list[Any] = []
     memo: dict[int, Any] = {}
-    room = _Budget(len(data))
+    room = Budget(len(data))
     position = 0
     try:
         for opcode, argument, place in pickletools.genops(data):
@@ -60,7 +71,7 @@ def load_plain(data: bytes) -> Any:
             if opcode.name == "STOP":
                 (value,) = stack
                 return value
-            _step(opcode.name, argument, stack, memo, room)
+            _step(opcode.name, argument, stack, memo, room, words)
     except PickleRefused as error:
         raise PickleRefused(f"{error} (byte {position})") from None
     # Warning: pickletools warns of escapes in texts of protocol 0, which are refused anyway; a program may make warnings errors
@@ -69,7 +80,7 @@ def load_plain(data: bytes) -> Any:
     raise PickleRefused("a damaged pickle: it has no end")
 
 
-class _Budget:
+class Budget:
     """How many bytes calls may still make: a call takes 5 bytes of the pickle, and a text from the memo may be long."""
 
     def __init__(self, left: int) -> None:
@@ -81,7 +92,7 @@ class _Budget:
             raise PickleRefused("it makes more bytes than it has")
 
 
-def _step(name: str, argument: Any, stack: list[Any], memo: dict[int, Any], room: _Budget) -> None:
+def _step(name: str, argument: Any, stack: list[Any], memo: dict[int, Any], room: Budget, words: Vocabulary) -> None:
     if name in ("PROTO", "FRAME"):
         return
     if name in CONSTANTS:
@@ -111,24 +122,22 @@ def _step(name: str, argument: Any, stack: list[Any], memo: dict[int, Any], room
         _of(list, stack[-1]).extend(values)
     elif name == "SETITEM":
         value, key = stack.pop(), stack.pop()
-        _of(dict, stack[-1])[_of((bytes, str), key)] = value
+        _of(dict, stack[-1])[_of(words.keys, key)] = value
     elif name == "SETITEMS":
         values = _above_mark(stack)
         for key, value in zip(values[::2], values[1::2]):
-            _of(dict, stack[-1])[_of((bytes, str), key)] = value
+            _of(dict, stack[-1])[_of(words.keys, key)] = value
     elif name == "GLOBAL":
-        stack.append(_known(argument.replace(" ", ".", 1)))
+        stack.append(words.known(argument.replace(" ", ".", 1)))
     elif name == "STACK_GLOBAL":
         last, module = _of(str, stack.pop()), _of(str, stack.pop())
-        stack.append(_known(f"{module}.{last}"))
-    elif name == "REDUCE":
+        stack.append(words.known(f"{module}.{last}"))
+    elif name in ("REDUCE", "NEWOBJ"):
         arguments, function = _of(tuple, stack.pop()), stack.pop()
-        if arguments and isinstance(arguments[0], str):
-            room.take(len(arguments[0]))
-        stack.append(CALLABLES[_of(Named, function).name](*arguments))
+        stack.append(words.call(function, arguments, room))
     elif name == "BUILD":
         state = stack.pop()
-        _set_state(stack[-1], _of(tuple, state))
+        words.build(stack[-1], state)
     else:
         raise PickleRefused(f"opcode {name} is not one that builds plain values")
 
@@ -170,6 +179,12 @@ def _known(name: str) -> Any:
     return Named(name)
 
 
+def _call(function: Any, arguments: tuple[Any, ...], room: Budget) -> Any:
+    if arguments and isinstance(arguments[0], str):
+        room.take(len(arguments[0]))
+    return CALLABLES[_of(Named, function).name](*arguments)
+
+
 def _empty_array(*_: Any) -> Array:
     return Array()
 
@@ -201,10 +216,10 @@ CALLABLES: dict[str, Callable[..., Any]] = {
 }
 
 
-def _set_state(owner: Any, state: tuple[Any, ...]) -> None:
+def _set_state(owner: Any, state: Any) -> None:
     if isinstance(owner, ByteType):  # byte order and fields, which a byte does not have
         return
-    _version, shape, kind, fortran, data = state
+    _version, shape, kind, fortran, data = _of(tuple, state)
     _of(Array, owner).value = _shaped(data, kind, shape, fortran)
 
 
@@ -221,3 +236,6 @@ def _shaped(data: Any, kind: Any, shape: Any, fortran: bool) -> np.ndarray:
 def _shown(value: Any) -> str:
     """A text in a message. Of anything else only its type: a pair of pairs of pairs would print without end."""
     return repr(value[:40]) if isinstance(value, (str, bytes)) else f"a {type(value).__name__}"
+
+
+ARRAYS = Vocabulary(_known, _call, _set_state, (bytes, str))

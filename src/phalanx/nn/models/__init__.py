@@ -1,6 +1,7 @@
 """Networks that the field measures with, with the counts and shapes that were published."""
 
 from phalanx.nn.models.googlenet import GoogLeNet, googlenet
+from phalanx.nn.models.gpt import Gpt, gpt
 from phalanx.nn.models.mlp import Mlp, mlp
 from phalanx.nn.models.resnet import ResNet, resnet18, resnet50
 from phalanx.nn.models.resnet9 import ResNet9, resnet9
@@ -11,12 +12,14 @@ from phalanx.nn.models.strided_cnn import StridedCnn, strided_cnn
 __all__ = [
     "CifarResNet",
     "GoogLeNet",
+    "Gpt",
     "Mlp",
     "ResNet",
     "ResNet9",
     "SmallCnn",
     "StridedCnn",
     "googlenet",
+    "gpt",
     "mlp",
     "resnet9",
     "resnet18",

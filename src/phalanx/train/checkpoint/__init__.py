@@ -18,6 +18,7 @@ On disk:
 
 The way through the files: checkpointer.py is what you call. To save, entries.py takes the state, tree.py encodes it, replicas.py
 decides which rank writes what, and write.py writes it in the background. To load, read.py reads and checks, and load.py fills.
+dcp.py reads and writes the directories of `torch.distributed.checkpoint`.
 """
 
 from phalanx.train.checkpoint.checkpointer import Checkpointer

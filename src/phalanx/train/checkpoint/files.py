@@ -28,12 +28,12 @@ LARGEST_JSON = 1 << 30  # bytes; Phalanx writes no larger ones, and would need t
 # ---- writing -------------------------------------------------------------------------------------------------------------------
 
 
-def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> Sum:
+def write_tensors(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None) -> Sum:
     """Write a safetensors file, and return what is in it. The umask decides who may read it, as for all other files."""
     with open(path, "wb") as file:
         mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
     try:
-        save_file(tensors, path)
+        save_file(tensors, path, metadata)
     except SafetensorError as error:
         raise OSError(f"{path.name}: {error}") from None
     with open(path, "rb+") as file:

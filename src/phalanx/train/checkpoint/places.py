@@ -52,6 +52,21 @@ def find_places(directory: Path) -> list[CheckpointPlace]:
     return sorted((place for name in names if (place := CheckpointPlace.parse(name))), reverse=True)
 
 
+def find_checkpoints(path: Path) -> tuple[Path, list[CheckpointPlace]]:
+    """For a run, its directory of checkpoints, or one checkpoint: that directory, and the checkpoints to try, newest first."""
+    place = CheckpointPlace.parse(path.absolute().name)
+    if place is not None and path.is_dir():
+        return path.absolute().parent, [place]
+    directory = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+    try:
+        places = find_places(directory)
+    except OSError as error:
+        raise CheckpointError(error.strerror or str(error)) from None
+    if not places:
+        raise CheckpointError("there is no checkpoint")
+    return directory, places
+
+
 def make_probe(directory: Path) -> str:
     """Make an empty file for other ranks to look for, and `directory` if there is none; return the name of the file."""
     directory.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
     write_report([Path("runs/digits")], Path("runs/digits/report.html"))
 
 run        a run as a value, from its directory       figures, tables   what the page shows of it
+words      what its task calls its results
 plots      lines, areas and bars as SVG               pictures, timeline   schedules and a few steps as SVG
 prediction what a plan predicted, beside what was measured
 page       the HTML around them, with page.css and page.js inside

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from phalanx.schedule import ScheduleError, from_text
 from phalanx.schedule.markup import NOTHING, tag
@@ -11,17 +11,27 @@ from phalanx.train.report.pictures import draw_schedule, name_calls
 from phalanx.train.report.plots import Number, Series, plot_bars, plot_lines, plot_stack, spans_decades
 from phalanx.train.report.run import Run, typical, value_of
 from phalanx.train.report.timeline import PHASES, draw_timeline, name_travels
+from phalanx.train.report.words import LOSS, Shown, all_metrics, words_of
 
 PARTS = {"compute": 0, "input": 1, "wait": 3, "update": 2}  # of a step, and their colours
 
 
 def lines(
-    runs: Sequence[Run], kind: str, y: str, x: str, *, name: str = "", colour: int = 0, style: str = "solid", per: float = 1.0
+    runs: Sequence[Run],
+    kind: str,
+    y: str | Callable[[Run], str],
+    x: str,
+    *,
+    name: str = "",
+    colour: int = 0,
+    style: str = "solid",
+    per: float = 1.0,
 ) -> list[Series]:
     """One series per run, from its rows of a kind that have an `x`; with several runs, each has its own colour."""
     made = []
     for i, run in enumerate(runs):
-        rows = [(place / per, value_of(row, y)) for row in run.of(kind) if (place := value_of(row, x)) is not None]
+        path = y if isinstance(y, str) else y(run)
+        rows = [(place / per, value_of(row, path)) for row in run.of(kind) if (place := value_of(row, x)) is not None]
         if any(value is not None for _, value in rows):
             label = " ".join(filter(None, [run.name, name])) if len(runs) > 1 else name
             own = i if len(runs) > 1 else colour
@@ -47,7 +57,7 @@ def _resumed(runs: Sequence[Run], x: str, per: float = 1.0) -> list[tuple[float,
 
 
 def learning(runs: Sequence[Run]) -> Iterator[Figure]:
-    """Loss and accuracy over epochs and over time, learning rate and batch size over steps, and the spread of gossip."""
+    """Loss and results over epochs and over time, learning rate and batch size over steps, and the spread of gossip."""
     unit, per = _time_axis(runs)
     many = len(runs) > 1
     for x, axis, size in (("epoch", "epochs", 1.0), ("seconds", unit, per)):
@@ -57,13 +67,7 @@ def learning(runs: Sequence[Run]) -> Iterator[Figure]:
         drawn = plot_lines(loss, title=f"loss over {axis}", x=axis, log=log, events=_resumed(runs, x, size))
         note = " · ".join(["bold: test, faint: training"] * many + ["log scale"] * log)
         yield Figure(f"Loss over {axis}", drawn, _legend(loss, runs), note)
-        right = lines(runs, "interval", "accuracy", x, name="training", colour=0, style="faint", per=size)
-        right += lines(runs, "evaluation", "top1", x, name="test top-1", colour=1, per=size)
-        right += lines(runs, "evaluation", "top5", x, name="test top-5", colour=2, style="dashed", per=size)
-        resumed = _resumed(runs, x, size)
-        drawn = plot_lines(right, title=f"accuracy over {axis}", x=axis, unit="percent", most=1.0, events=resumed)
-        strokes = "bold: test top-1, dotted: top-5, faint: training" if many else ""
-        yield Figure(f"Accuracy over {axis}", drawn, _legend(right, runs), strokes)
+        yield from results(runs, x, axis, size)
     rate = lines(runs, "interval", "rate", "step", name="" if many else "learning rate")
     drawn = plot_lines(rate, title="learning rate over steps", x="steps", zero=True, events=_resumed(runs, "step"))
     yield Figure("Learning rate", drawn, _legend(rate, runs))
@@ -77,11 +81,37 @@ def learning(runs: Sequence[Run]) -> Iterator[Figure]:
         yield Figure("Spread of the replicas", drawn, _legend(spread, runs), note)
 
 
+def results(runs: Sequence[Run], x: str, axis: str, size: float) -> Iterator[Figure]:
+    """The results of evaluations over epochs or time: shares in one figure with the accuracy of training, others one by one."""
+    many, resumed, metrics = len(runs) > 1, _resumed(runs, x, size), all_metrics(runs)
+    shares = [metric for metric in metrics if metric.percent]
+    if shares:
+        right = lines(runs, "interval", "accuracy", x, name="training", colour=0, style="faint", per=size)
+        for i, metric in enumerate(shares):
+            style = "dashed" if i else "solid"
+            right += lines(runs, "evaluation", metric.key, x, name=f"test {metric.words}", colour=1 + i, style=style, per=size)
+        drawn = plot_lines(right, title=f"accuracy over {axis}", x=axis, unit="percent", most=1.0, events=resumed)
+        first, *others = [metric.words for metric in shares]
+        strokes = ", ".join([f"bold: test {first}", *(f"dotted: {words}" for words in others), "faint: training"]) if many else ""
+        yield Figure(f"Accuracy over {axis}", drawn, _legend(right, runs), strokes)
+    for metric in metrics:
+        if not metric.percent and metric != LOSS:
+            yield _result(runs, metric, x, axis, size)
+
+
+def _result(runs: Sequence[Run], metric: Shown, x: str, axis: str, size: float) -> Figure:
+    found = lines(runs, "evaluation", metric.key, x, name=f"test {metric.words}", colour=1, per=size)
+    log = spans_decades(found)
+    drawn = plot_lines(found, title=f"{metric.words} over {axis}", x=axis, log=log, events=_resumed(runs, x, size))
+    return Figure(f"{metric.title} over {axis}", drawn, _legend(found, runs), "log scale" if log else "")
+
+
 def speed(runs: Sequence[Run]) -> Iterator[Figure]:
     """Throughput, and where a step's time goes: over the epochs of one run, in the mean of several."""
-    made = lines(runs, "interval", "images_per_second", "epoch", name="" if len(runs) > 1 else "images/s")
+    units = " or ".join(dict.fromkeys(words_of(run).unit for run in runs))
+    made = lines(runs, "interval", lambda run: words_of(run).speed, "epoch", name="" if len(runs) > 1 else f"{units}/s")
     drawn = plot_lines(made, title="throughput over epochs", x="epochs", zero=True, events=_resumed(runs, "epoch"))
-    yield Figure("Throughput", drawn, _legend(made, runs), "images per second, all ranks")
+    yield Figure("Throughput", drawn, _legend(made, runs), f"{units} per second, all ranks")
     if len(runs) == 1:
         rows = [row for row in runs[0].of("interval") if value_of(row, "epoch") is not None]
         places = tuple(value_of(row, "epoch") or 0.0 for row in rows)

@@ -8,6 +8,7 @@ from typing import Any
 from phalanx.train.report.page import Table
 from phalanx.train.report.plots import Number
 from phalanx.train.report.run import Run, typical, value_of
+from phalanx.train.report.words import words_of
 
 COMPUTING = ("computing samples", "computing, whatever the batch")
 WAITING = ("waiting for the slowest host", "communication that nothing hides", "input")
@@ -28,8 +29,9 @@ def _schedule(plan: dict[str, Any]) -> str:
 
 
 def _rows(run: Run, plan: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    speed, batch = typical(run, "images_per_second"), typical(run, "batch")
-    step = batch / speed if speed and batch else None
+    words = words_of(run)
+    speed, batch = typical(run, words.speed), typical(run, "batch")
+    step = batch * words.per_sample / speed if speed and batch else None
     told_terms = plan.get("terms_s")
     terms = {name: value_of(told_terms, name) for name in told_terms} if isinstance(told_terms, dict) else {}
     error = value_of(plan, "error")
@@ -39,7 +41,8 @@ def _rows(run: Run, plan: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     waiting = [typical(run, f"times.{part}") for part in ("input", "wait")]
     yield _row("  waiting for input, others and the network, ms", _sum(terms, WAITING), _total(waiting), 1e3)
     yield _row("  update, ms", terms.get("optimizer"), typical(run, "times.update"), 1e3)
-    yield _row("images per second", value_of(plan, "samples_per_s"), speed, 1.0)
+    predicted = value_of(plan, "samples_per_s")
+    yield _row(f"{words.unit} per second", predicted * words.per_sample if predicted is not None else None, speed, 1.0)
 
 
 def _sum(terms: dict[str, Number], names: Sequence[str]) -> Number:

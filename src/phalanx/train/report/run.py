@@ -10,6 +10,7 @@ from typing import Any
 
 from phalanx.schedule.plain_json import loads
 from phalanx.train.report.plots import Number, is_number
+from phalanx.train.report.words import Shown
 from phalanx.train.rows import read_rows
 
 WHY = {"epochs": "complete", "target": "target reached", "stopped": "stopped on request"}
@@ -116,9 +117,10 @@ def _read(path: Path) -> dict[str, Any]:
     return found
 
 
-def best(run: Run, key: str) -> Number:
-    """The greatest value of an evaluation."""
-    return max((value for row in run.of("evaluation") if (value := value_of(row, key)) is not None), default=None)
+def best(run: Run, metric: Shown) -> Number:
+    """The best value of an evaluation."""
+    choose = min if metric.lower_is_better else max
+    return choose((value for row in run.of("evaluation") if (value := value_of(row, metric.key)) is not None), default=None)
 
 
 def last(run: Run, kind: str, key: str) -> Number:

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from phalanx.train.duration import duration
-from phalanx.train.report.axis import number, percent
+from phalanx.train.report.axis import number
 from phalanx.train.report.page import Table
 from phalanx.train.report.plots import Number
 from phalanx.train.report.run import Run, best, last, typical, value_of
+from phalanx.train.report.words import all_metrics, words_of
 
 
 def subtitle(run: Run) -> str:
@@ -32,18 +33,20 @@ def _whole(value: float) -> str:
 def facts(run: Run) -> list[tuple[str, str, str]]:
     """The head of the page: name, value, and a few words below it."""
     ranks, hosts = value_of(run.environment, "ranks"), value_of(run.environment, "hosts")
-    speed, epochs = typical(run, "images_per_second"), last(run, "interval", "epoch")
-    top1, top5 = last(run, "evaluation", "top1"), last(run, "evaluation", "top5")
+    words = words_of(run)
+    speed, epochs = typical(run, words.speed), last(run, "interval", "epoch")
+    value, most = last(run, "evaluation", words.goal.key), best(run, words.goal)
     steps = last(run, "interval", "step")
     times = len(run.resumed)
     resumed = f" · resumed{f' {times} times' if times > 1 else ''}" if times else ""
-    most = best(run, "top1")
-    better = f" · best {percent(most)}" if most is not None and most != top1 else ""
+    others = [m for m in words.metrics[1:] if m.key != "loss"]
+    below = [f"{metric.words} {_told(last(run, 'evaluation', metric.key), metric.text)}" for metric in others]
+    below += [f"best {words.goal.text(most)}"] if most is not None and most != value else []
     return [
-        ("Test accuracy", _told(top1, percent), f"top-5 {_told(top5, percent)}{better}"),
+        (words.goal_title, _told(value, words.goal.text), " · ".join(below)),
         ("Time", _told(run.seconds, duration), f"{_told(epochs, number)} epochs · {_told(steps, _whole)} steps{resumed}"),
         (
-            "Images per second",
+            f"{words.unit[:1].upper()}{words.unit[1:]} per second",
             _told(speed, _whole),
             f"{_told(speed / ranks if speed and ranks else None, _whole)} per rank · median",
         ),
@@ -58,22 +61,28 @@ def facts(run: Run) -> list[tuple[str, str, str]]:
 
 def comparison(runs: Sequence[Run]) -> Table:
     """The results, one line per run."""
-    columns = ("", "Top-1", "Best", "Top-5", "Test loss", "Time", "Images/s", "Waiting", "Epochs", "Ranks", "Ended")
+    metrics, all_words = all_metrics(runs), [words_of(run) for run in runs]
+    units = list(dict.fromkeys(words.unit for words in all_words))
+    goals = {words.goal for words in all_words}
+    shown = [column for metric in metrics for column in ((metric, False), (metric, True)) if not column[1] or metric in goals]
+    named = ["Best" if is_best else metric.title for metric, is_best in shown]
+    rate = f"{units[0][:1].upper()}{units[0][1:]}/s" if len(units) == 1 else "Per second"
+    columns = ("", *named, "Time", rate, "Waiting", "Epochs", "Ranks", "Ended")
     rows = [
         (
             run.name,
-            _told(last(run, "evaluation", "top1"), percent),
-            _told(best(run, "top1"), percent),
-            _told(last(run, "evaluation", "top5"), percent),
-            _told(last(run, "evaluation", "loss"), number),
+            *(
+                _told(best(run, metric) if is_best else last(run, "evaluation", metric.key), metric.text)
+                for metric, is_best in shown
+            ),
             _told(run.seconds, duration),
-            _told(typical(run, "images_per_second"), _whole),
+            _told(typical(run, words.speed), _whole) + ("" if len(units) == 1 else f" {words.unit}"),
             _told(typical(run, "wait_share"), lambda v: f"{v:.0%}"),
             _told(last(run, "interval", "epoch"), number),
             str(run.environment.get("ranks", "–")),
             run.why,
         )
-        for run in runs
+        for run, words in zip(runs, all_words)
     ]
     return Table("", columns, rows, keyed=True)
 

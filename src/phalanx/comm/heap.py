@@ -1,7 +1,8 @@
 """Freed gradients stay in the heap: the C library must not give their pages back to the kernel in every backward.
 
-A gradient that has been copied into its arena is freed at once, and the next one is as large. glibc returns such memory to the
-kernel and gets it back, zeroed, page by page: 50 of 370 ms of a ResNet-50 step on a rank that shares its core with three others.
+A gradient is freed by `zero_grad`, or as soon as it has been copied into its arena, and the next one is as large. glibc returns
+such memory to the kernel and gets it back, zeroed, page by page: 50 of 370 ms of a ResNet-50 step on a rank that shares its core
+with three others, 34 of 183 ms in a network with the embeddings of BERT-tiny.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.usefixtures("warm_python")
 
 PROGRAM = """
 import ctypes, resource, sys
-from phalanx.grad.heap import keep_freed_memory
+from phalanx.comm.heap import keep_freed_memory
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
