@@ -50,6 +50,7 @@ class Seat:
     contributors: tuple[int, ...] = ()
     loader: object = None
     joins: list[int] = field(default_factory=list)  # newcomers that are let in between two steps
+    sent: dict | None = None
 
     @property
     def rank(self) -> int:
@@ -63,7 +64,8 @@ class Seat:
     def membership(self) -> Membership:
         return Membership(1, tuple(self.world))
 
-    def between_steps(self, caller: object) -> None:
+    def between_steps(self, caller: Loader) -> None:
+        self.sent = caller.state_dict() if self.joins else None  # what a newcomer gets, at this very moment
         self.world, self.joins = self.world + self.joins, []
 
 
@@ -117,7 +119,7 @@ def run(n: int, batch: int, ranks: int, epochs: int, seed: int, policy: str) -> 
                         loader._follow(loader._under_way)
                 seats[number] = sit(number, some.world)
                 seats[number][0].exchanges = exchanges
-                seats[number][1].load_state_dict(source.state_dict())
+                seats[number][1].load_state_dict(some.sent)
                 walks[number] = iter(seats[number][1])
             else:
                 for seat, _ in seats.values():

@@ -51,22 +51,23 @@ class FollowedWorld:
         if self.leads:
             self._taken.append((wanted, self._sharers))
 
-    def follow(self, position: Position, epoch: int | None) -> tuple[Position, bool]:
-        """Between two steps: samples of the dead come again, newcomers come in, all share what is left.
+    def has_changed(self, *, let_in: bool) -> bool:
+        """Between two steps: newcomers come in, and all share what is left. Whether this rank has another share now.
 
-        Returns where the run stands, and whether this rank has another share now. `epoch` is the one under way; at its end the
-        others may evaluate before they let newcomers in.
+        `let_in` is False at the end of an epoch, when the others may evaluate first.
         """
-        position = self.supply.reach(self._settled(position, self.supply.route.n))
-        if epoch is None or position.epoch == epoch:
+        if let_in:
             self._comm.between_steps(self._owner)
         before = self.supply.route
         self._sharers = self._comm.membership.ranks
         self.supply.route = replace(before, rank=self._comm.rank, ranks=self._comm.size, world=self.settings)
-        return position, self.supply.route != before
+        return self.supply.route != before
+
+    def settle(self, position: Position) -> Position:
+        """Where the run stands after an exchange: what members took who were not in it is owed."""
+        return self.supply.reach(self._settled(position, self.supply.route.n))
 
     def _settled(self, position: Position, n: int) -> Position:
-        """Where the run stands after an exchange: what members took who were not in it is owed."""
         if not self.leads or self._comm.exchanges == self._exchanges:
             return position  # gradients are still being accumulated
         self._exchanges, taken, self._taken = self._comm.exchanges, self._taken, []

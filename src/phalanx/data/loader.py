@@ -302,8 +302,8 @@ class Loader:
     def _follow(self, epoch: int | None = None) -> None:
         """Between two steps of an elastic job; `epoch` is the one under way."""
         if self._world is not None:
-            self._position, moved = self._world.follow(self._position, epoch)
-            if moved:
+            self._position = self._world.settle(self._position)  # before newcomers come, who get it
+            if self._world.has_changed(let_in=epoch is None or self._position.epoch == epoch):
                 self._forget_queue()
 
     @property
