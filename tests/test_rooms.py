@@ -38,6 +38,7 @@ ROOMS = {
         "lars": ("phalanx.native",),
         "create": ("phalanx.grad", "phalanx.comm"),
         "multi_node": ("phalanx.grad", "phalanx.comm"),
+        "shared_state": ("phalanx.grad", "phalanx.comm"),
         "averaged_step": ("phalanx.grad", "phalanx.comm"),
         "fused": ("phalanx.grad", "phalanx.comm"),
         "one_pass": ("phalanx.grad", "phalanx.comm", "phalanx.native"),

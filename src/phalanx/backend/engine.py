@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from phalanx.backend.meeting import Table, gather, roll_call
-from phalanx.backend.transport import GlooTransport
 from phalanx.comm.choose import choose
 from phalanx.comm.envelope import bytes_of
 from phalanx.comm.failure import CommunicationError
@@ -24,6 +23,7 @@ from phalanx.comm.operations import Operations, digest_of, tag_of
 from phalanx.comm.runner import Runner
 from phalanx.comm.transports import Transport, TransportError
 from phalanx.comm.transports.shared import SharedTransport
+from phalanx.comm.transports.torch.gloo import GlooTransport
 from phalanx.comm.verdict import name_ranks
 from phalanx.native.core import TYPES
 from phalanx.native.errors import Disagreement, RankLate, Refused, SharedMemoryError

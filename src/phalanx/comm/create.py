@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from phalanx.comm.ending import end_unaware, guard
 from phalanx.comm.failure import CommunicationError, Watch
 from phalanx.comm.hosts import Hosts, host_key
 from phalanx.comm.issuer import Issuer
-from phalanx.comm.launch import discover
+from phalanx.comm.launch import MEETING, LaunchError, discover
 from phalanx.comm.members import Members
 from phalanx.comm.planned import warn_if_unplanned
 from phalanx.comm.settings import check_timeout, forced_form
@@ -30,7 +31,15 @@ T = TypeVar("T")
 _made = itertools.count()  # the same on all ranks, which make their communicators in one order
 
 
-def create_communicator(algorithm: Schedule | None = None, *, backend: str | None = None, timeout: float = 60.0) -> Communicator:
+def create_communicator(
+    algorithm: Schedule | None = None,
+    *,
+    backend: str | None = None,
+    timeout: float = 60.0,
+    elastic: bool = False,
+    min_ranks: int = 1,
+    max_ranks: int | None = None,
+) -> Communicator:
     """Make the communicator of all ranks of this job.
 
     Under torchrun, mpirun and srun it finds the other ranks by itself. After your own `init_process_group` it uses that group.
@@ -40,6 +49,9 @@ def create_communicator(algorithm: Schedule | None = None, *, backend: str | Non
         algorithm: The schedule of all-reduces, such as `phalanx.torus(2, 4)`. The default is the best for the hosts found.
         backend: torch's: "gloo", "nccl" or "cpu:gloo,cuda:nccl". The default is what the machine has.
         timeout: Seconds that bound every wait.
+        elastic: Outlive dead ranks, and let new ones join. Start the ranks with `phalanx run`.
+        min_ranks: With `elastic`: pause between two steps while there are fewer.
+        max_ranks: With `elastic`: let no more than this many join.
 
     Returns:
         The communicator. Use it as a context manager, or call `close()`.
@@ -56,6 +68,11 @@ def create_communicator(algorithm: Schedule | None = None, *, backend: str | Non
     """
     _check(algorithm, timeout)
     forced_form()  # before anything is sent: a wrong setting should not leave the other ranks waiting
+    _check_elastic(elastic, min_ranks, max_ranks, backend)
+    if elastic:
+        from phalanx.comm.elastic.create import create_elastic_communicator
+
+        return create_elastic_communicator(algorithm, timeout=timeout, min_ranks=min_ranks, max_ranks=max_ranks)
     from phalanx.comm.rendezvous import watch_stores
     from phalanx.comm.transports.torch import adopt, already_initialized, join
 
@@ -71,6 +88,8 @@ def create_communicator(algorithm: Schedule | None = None, *, backend: str | Non
         launch = discover()
         _check_world(algorithm, launch.world)
         if launch.world == 1:
+            if MEETING in os.environ:
+                raise LaunchError("`phalanx run` started this rank: pass elastic=True, or each of its ranks would train alone")
             return _alone(algorithm, timeout)
         transport = join(launch, backend, timeout)
     rank, size = transport.rank, transport.size
@@ -167,6 +186,18 @@ def _check(algorithm: Schedule | None, timeout: float) -> None:
     if algorithm is not None and not isinstance(algorithm, Schedule):
         raise TypeError(f"algorithm must be a Schedule such as phalanx.torus(2, 4), or None; got {type(algorithm).__name__}")
     check_timeout(timeout)
+
+
+def _check_elastic(elastic: bool, least: int, most: int | None, backend: str | None) -> None:
+    for name, value in (("min_ranks", least), ("max_ranks", most)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ValueError(f"{name}={value!r}: a number of ranks, at least 1")
+    if most is not None and most < least:
+        raise ValueError(f"min_ranks={least} is more than max_ranks={most}")
+    if not elastic and (least != 1 or most is not None):
+        raise ValueError("min_ranks and max_ranks are for elastic=True")
+    if elastic and backend not in (None, "gloo"):
+        raise ValueError(f"backend={backend!r}: with elastic=True ranks of several hosts talk over gloo; leave backend out")
 
 
 def _check_world(algorithm: Schedule | None, world: int) -> None:

@@ -142,5 +142,6 @@ class Issuer:
     def _cut_off(self) -> None:
         """Get the thread out of the transport: if Python finds it there at exit, the process ends with SIGABRT."""
         if self._cut is not None and (self._thread is not None or self.device.used):
+            self._queue.put(None)  # a thread that has nothing to do ends at once: nothing can start any more
             self._cut()
             self._join(1.0)

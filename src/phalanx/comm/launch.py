@@ -26,6 +26,7 @@ MOST_RANKS = 1 << 20  # more is a typing error
 DEFAULT_PORT = 29400  # for a MASTER_ADDR without a MASTER_PORT
 LISTENER = "PHALANX_LISTENER"  # set by start.py for rank 0
 SECRET = "PHALANX_SECRET"  # signs what ranks write to the store (signed.py)
+MEETING, MEMBER = "PHALANX_ELASTIC", "PHALANX_MEMBER"  # set by `phalanx run` for its ranks
 SHORTEST_SECRET = 16  # characters
 LAUNCHERS = frozenset(
     {"mpirun", "mpiexec", "mpiexec.hydra", "hydra_pmi_proxy", "orterun", "orted", "prterun", "prted", "prte", "prun"}

@@ -136,7 +136,7 @@ def _open_store(launch: Launch, deadline: float, until_met: contextlib.ExitStack
     if launch.rank == 0 and not launch.agent_store:
         listener = _listen(host, launch)
         here = listener.getsockname()[0]  # `host`, if it is a name, may resolve to an address that the socket does not listen on
-        return _serve(listener, host if here in ("::", "0.0.0.0") else here, launch.world, _left(deadline))
+        return serve(listener, host if here in ("::", "0.0.0.0") else here, launch.world, _left(deadline))
     probe(host, launch.port, deadline)
     return dist.TCPStore(host, launch.port, launch.world, False, _left(deadline), wait_for_workers=False)
 
@@ -153,8 +153,8 @@ def _left(deadline: float) -> datetime.timedelta:
     return datetime.timedelta(seconds=max(0.1, deadline - time.monotonic()))
 
 
-def _serve(listener: socket.socket, host: str, world: int, limit: datetime.timedelta) -> dist.Store:
-    """A store on a socket that listens already."""
+def serve(listener: socket.socket, host: str, world: int, limit: datetime.timedelta) -> dist.Store:
+    """A store on a socket that listens already. `listener` is closed here."""
     # the libuv of torch 2.6 refuses such a socket and prints to stderr; 2.7 to 2.12 are untested
     options: list[dict[str, Any]] = [*([{}] if torch.__version__ >= "2.7" else []), {"use_libuv": False}]
     with listener:
@@ -196,7 +196,7 @@ def _store_by_note(launch: Launch, deadline: float, until_met: contextlib.ExitSt
         # not the wildcard address that TCPStore would take, because no other host needs this store
         listener = listen("127.0.0.1", 0, max(128, launch.world))
         port = listener.getsockname()[1]
-        store = _serve(listener, "127.0.0.1", launch.world, _left(deadline))
+        store = serve(listener, "127.0.0.1", launch.world, _left(deadline))
         note.leave(str(port))
         until_met.callback(note.remove)
         return store
@@ -272,5 +272,5 @@ def _answers(address: str, port: int, deadline: float) -> bool:
 
 def _protocol_is_known() -> bool:
     """Whether this version of torch still speaks the protocol that `_answers` assumes. Ask before you blame another program."""
-    own: Any = _serve(listen("127.0.0.1", 0, 1), "127.0.0.1", 1, datetime.timedelta(seconds=5))
+    own: Any = serve(listen("127.0.0.1", 0, 1), "127.0.0.1", 1, datetime.timedelta(seconds=5))
     return _answers("127.0.0.1", own.port, time.monotonic() + 5)

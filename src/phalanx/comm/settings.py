@@ -2,7 +2,8 @@
 
 PHALANX_FORM        moves or collectives: schedules over torch.distributed as it is, without shared memory
 PHALANX_SCHEDULES   a file of `phalanx plan --schedules`
-PHALANX_AGENT       the process that started this rank: set by `phalanx train` and `phalanx bench`
+PHALANX_AGENT       the process that started this rank: set by `phalanx train`, `phalanx run` and `phalanx bench`
+PHALANX_ELASTIC     where the ranks of `phalanx run` meet, and PHALANX_MEMBER, which of them this is: set by `phalanx run`
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ def start_ranks(count: int, arguments: Sequence[str], *, held: bool = False, too
     """
     heard: list[int] = []
     ranks = None
-    with _handling(heard):
+    with handling(heard):
         try:
             ranks = Ranks(count, arguments, held=held)
             code = _wait(ranks, heard)
@@ -198,7 +198,7 @@ def _bytes_written(pid: int) -> int:
 
 
 @contextlib.contextmanager
-def _handling(heard: list[int]) -> Iterator[None]:
+def handling(heard: list[int]) -> Iterator[None]:
     """Note signals in `heard` instead of ending. Ctrl-Z is one of them: the ranks have to stop before this process does."""
 
     def hear(number: int, frame: FrameType | None) -> None:

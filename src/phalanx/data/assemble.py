@@ -20,6 +20,7 @@ from phalanx.data.draws import Draws
 from phalanx.data.generators import borrowed, seed_all
 from phalanx.data.image import BadSample
 from phalanx.data.order import Indices, epoch_order
+from phalanx.data.owed import listed, stands_for
 from phalanx.data.route import MicroBatch
 from phalanx.data.scatter import is_columns, item_of, length_of
 from phalanx.data.source import Encoded, Takes
@@ -138,7 +139,7 @@ class Maker:
 
     def _indices(self, wanted: MicroBatch, places: range) -> Indices:
         n = length_of(self.source)
-        wrapped = np.arange(places.start, places.stop, dtype=np.int64) % max(n, 1)
+        wrapped = listed(stands_for(places, wanted.owed_at, wanted.owed)) % max(n, 1)
         return epoch_order(wanted.seed, wanted.epoch, n)[wrapped] if self.shuffle else wrapped
 
     def _read(

@@ -9,6 +9,7 @@ from typing import Any
 
 from phalanx.data.assemble import Maker
 from phalanx.data.batch import BatchPlan
+from phalanx.data.followed_world import FollowedWorld
 from phalanx.data.generators import seed_of_worker
 from phalanx.data.position import Last
 from phalanx.data.route import Route
@@ -36,14 +37,21 @@ class Build:
     depth: int  # micro-batches under way, of all workers
     pin: bool
     worker_init_fn: Callable[[int], object] | None
+    world: FollowedWorld | None = None  # of an elastic communicator
 
     def numbered(self) -> Supply:
         """The supply of samples with numbers."""
-        route = Route(length_of(self.maker.source), self.plan, self.last, self.comm.size, self.comm.rank, self.micro_batch)
-        return Numbered(route, self.maker.shuffle, self.depth, self._one_pool)
+        comm, follows = self.comm, self.world.settings if self.world is not None else None
+        route = Route(length_of(self.maker.source), self.plan, self.last, comm.size, comm.rank, self.micro_batch, follows)
+        made = Numbered(route, self.maker.shuffle, self.depth, self._one_pool)
+        if self.world is not None:
+            self.world.supply = made
+        return made
 
     def streamed(self, sharded: bool) -> Supply:
         """The supply of a stream."""
+        if self.world is not None:
+            raise ValueError("a stream has no numbered samples, which an elastic communicator shares out anew when ranks leave")
         for stage in self.plan.stages:  # now, and not when its first epoch begins
             stage.split(self.comm.size, self.micro_batch)
         plan = StreamPlan(self.plan, self.last, sharded, self.micro_batch, length_if_any(self.dataset))

@@ -22,9 +22,10 @@ from phalanx.data.assemble import Decode, Made, Maker, OnBad
 from phalanx.data.batch import BatchPlan
 from phalanx.data.build import Build
 from phalanx.data.collate import Collate
+from phalanx.data.followed_world import FollowedWorld
 from phalanx.data.left_out import LeftOut
 from phalanx.data.position import Last, Position, check_last, whole_number
-from phalanx.data.route import MicroBatch
+from phalanx.data.route import BatchPolicy, MicroBatch
 from phalanx.data.scatter import Ranked
 from phalanx.data.step import Step
 from phalanx.data.supply import Queue
@@ -60,6 +61,8 @@ class Loader:
         multiprocessing_context: How processes start: `"fork"`, `"forkserver"`, `"spawn"` or a context of multiprocessing. None
             forks, so that your script needs no `if __name__ == "__main__":`.
         sharded: The `IterableDataset` shards itself, by `phalanx.data.stream_share()`. Otherwise the loader shares out its items.
+        on_change: When ranks of an elastic communicator leave or join: `"keep_batch"` shares the same batch among those who are
+            there; `"keep_share"` keeps each rank's share, so that the batch, and the learning rate with it, shrinks and grows.
 
     Raises:
         ValueError: If an option makes no sense, or the batch does not divide over the ranks.
@@ -93,6 +96,7 @@ class Loader:
         worker_init_fn: Callable[[int], object] | None = None,
         multiprocessing_context: str | BaseContext | None = None,
         sharded: bool = False,
+        on_change: BatchPolicy = "keep_batch",
         **_unknown: NoReturn,
     ) -> None:
         comm = check.checked_comm(comm)
@@ -124,6 +128,7 @@ class Loader:
             depth=max(1, self._workers * whole_number("prefetch", prefetch, 1)),
             pin=check.checked_pin(pin_memory),
             worker_init_fn=worker_init_fn,
+            world=FollowedWorld.of(comm, self, on_change),
         )
         if stream:
             check.checked_stream(
@@ -134,6 +139,7 @@ class Loader:
             check.checked_numbered(source, sharded)
             self._supply = build.numbered()
         self._dataset, self._plan, self._micro_batch, self._ranks = source, build.plan, micro_batch, comm.size
+        self._world = build.world
         self._position = Position(build.seed)
         self._queue: Queue | None = None
         self._turn = 0  # which iteration is the present one
@@ -209,11 +215,12 @@ class Loader:
     def state_dict(self) -> dict[str, Any]:
         """The position as plain data, with the settings that the order depends on."""
         at = self._position
-        return {"seed": at.seed, "epoch": at.epoch, "samples": at.samples, **self._supply.identity()}
+        state = {"seed": at.seed, "epoch": at.epoch, "samples": at.samples, **self._supply.identity()}
+        return state if self._world is None else state | self._world.state(at)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume at a saved position, on any number of ranks. The seed of the state replaces the loader's."""
-        mine = self.state_dict()
+        mine = {"seed": 0, "epoch": 0, "samples": 0, **self._supply.identity()}
         if missing := [name for name in mine if name not in state]:
             raise ValueError(f"this is not the state of a Loader: it has no {', '.join(missing)}")
         for name in self._supply.identity():
@@ -221,7 +228,10 @@ class Loader:
                 raise ValueError(
                     f"the state has {name}={state[name]!r}, this loader has {name}={mine[name]!r}: their orders differ"
                 )
-        self.seek(Position(state["seed"], state["epoch"], state["samples"]))
+        owed = tuple((int(first), int(last)) for first, last in state.get("owed", ()))
+        self.seek(Position(state["seed"], state["epoch"], state["samples"], owed))
+        if self._world is not None:
+            self._world.load(state)
 
     @property
     def skipped(self) -> tuple[tuple[str, str], ...]:
@@ -255,6 +265,7 @@ class Loader:
         return self._position.epoch if self._under_way is None else self._under_way
 
     def _to_the_end_of_the_epoch(self) -> Iterator[tuple[MicroBatch, Made]]:
+        self._follow()
         queue = self._queue_from(self._position)
         self._turn += 1
         turn, begin, epoch = self._turn, self._position, self._position.epoch
@@ -275,13 +286,30 @@ class Loader:
                 wanted, made = found
                 if wanted.ends_step:
                     self._position = wanted.after
+                    if self._world is not None:
+                        self._world.took(wanted)
                 self._left_out.note(epoch, made.skipped, stacklevel=3)
                 yield wanted, made
                 if self._turn != turn:
                     raise RuntimeError("this iteration is over: the loader was closed, moved, or is iterated over elsewhere")
+                if self._world is not None and wanted.ends_step and self._world.leads:
+                    self._follow(epoch)
+                    queue = self._queue_from(self._position)
         finally:
             if self._turn == turn:
                 self._under_way = None
+
+    def _follow(self, epoch: int | None = None) -> None:
+        """Between two steps of an elastic job; `epoch` is the one under way."""
+        if self._world is not None:
+            self._position = self._world.settle(self._position)  # before newcomers come, who get it
+            if self._world.has_changed(let_in=epoch is None or self._position.epoch == epoch):
+                self._forget_queue()
+
+    @property
+    def world(self) -> FollowedWorld | None:
+        """How this loader follows an elastic communicator; None for any other."""
+        return self._world
 
     def _queue_from(self, position: Position) -> Queue:
         if self._closed:

@@ -15,6 +15,8 @@ import operator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from phalanx.data.owed import Ranges, after
+
 Last = Literal["drop", "pad", "keep"]
 """What becomes of the places that fill no whole batch.
 
@@ -34,21 +36,23 @@ class Position:
         seed: The seed of the run.
         epoch: The epoch, from 0.
         samples: The samples of this epoch that all ranks together have consumed.
+        owed: Places of this epoch that ranks took and did not live to train: they come next. See owed.py.
 
     Raises:
         ValueError: If a value is negative.
 
     Example:
         >>> phalanx.data.Position(seed=0, epoch=2, samples=512)
-        Position(seed=0, epoch=2, samples=512)
+        Position(seed=0, epoch=2, samples=512, owed=())
     """
 
     seed: int
     epoch: int = 0
     samples: int = 0
+    owed: Ranges = ()
 
     def __post_init__(self) -> None:
-        for name in self.__slots__:
+        for name in ("seed", "epoch", "samples"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{self}: {name} must be 0 or more")
 
@@ -92,7 +96,7 @@ class Steps:
         """Where the run stands after step s, if it began at `position`; after the last step, at the next epoch."""
         if s == len(self) - 1:
             return Position(position.seed, position.epoch + 1)
-        return Position(position.seed, position.epoch, self[s].stop)
+        return Position(position.seed, position.epoch, self[s].stop, after(position.owed, self[s].stop - self.start))
 
 
 def share(places: range, parts: int, part: int) -> range:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from phalanx.data.batch import BatchPlan
+from phalanx.data.owed import Ranges, stands_for
 from phalanx.data.position import Last, Position, Steps, check_last, micro_batches
 
 
@@ -21,11 +23,38 @@ class MicroBatch:
     of: int
     places: range  # those of this micro-batch
     after: Position  # where the run stands when the step is done
+    owed: Ranges = ()  # what the places from `owed_at` on stand for
+    owed_at: int = 0
+
+    @property
+    def order(self) -> Ranges:
+        """Its places in the order of the epoch."""
+        return stands_for(self.places, self.owed_at, self.owed)
 
     @property
     def ends_step(self) -> bool:
         """Whether it is the last of its step."""
         return self.number == self.of - 1
+
+
+BatchPolicy = Literal["keep_batch", "keep_share"]
+"""What becomes of the batch when ranks leave or join.
+
+keep_batch   it stays, and the ranks that are there share it
+keep_share   the share of each rank stays, and the batch shrinks or grows
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """How batches follow the number of ranks. `first` is the number of ranks that the batch plan was made for."""
+
+    policy: BatchPolicy = "keep_batch"
+    first: int = 1
+
+    def batch(self, planned: int, ranks: int) -> int:
+        """The samples of a step on `ranks` ranks."""
+        return planned if self.policy == "keep_batch" else max(1, planned * ranks // self.first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +67,7 @@ class Route:
     ranks: int = 1
     rank: int = 0
     micro_batch: int | None = None
+    world: World | None = None  # of an elastic job, whose number of ranks changes
 
     def __post_init__(self) -> None:
         check_last(self.last)
@@ -46,7 +76,8 @@ class Route:
         if self.n < 1:
             raise ValueError("there are no samples")
         for stage in self.plan.stages:  # now, and not when its first epoch begins
-            stage.split(self.ranks, self.micro_batch)
+            if self.world is None:
+                stage.split(self.ranks, self.micro_batch)
             if self.last == "drop" and stage.batch > self.n:
                 raise ValueError(
                     f"a batch of {stage.batch} of {self.n} samples: last='drop' would leave out all of them; "
@@ -55,7 +86,12 @@ class Route:
 
     def steps(self, position: Position) -> Steps:
         """The steps from `position` to the end of its epoch."""
-        return Steps(self.n, self.plan.at(position.epoch).batch, self.last, position.samples)
+        return Steps(self.n, self.batch(position.epoch), self.last, position.samples)
+
+    def batch(self, epoch: int) -> int:
+        """The samples of one step of `epoch`, over all ranks."""
+        batch = self.plan.at(epoch).batch
+        return batch if self.world is None else self.world.batch(batch, self.ranks)
 
     def micro_count(self, position: Position) -> int:
         """How many micro-batches a rank has from `position` to the end of its epoch."""
@@ -79,9 +115,14 @@ class Route:
                 index, after = steps[s].start // steps.batch, steps.position_after(s, position)
                 parts = self._cut(steps[s], position.epoch)
                 for number, places in enumerate(parts):
-                    yield MicroBatch(position.seed, position.epoch, index, steps[s], number, len(parts), places, after)
+                    at = (position.seed, position.epoch, index, steps[s], number, len(parts), places, after)
+                    yield MicroBatch(*at, position.owed, position.samples)
             position = Position(position.seed, position.epoch + 1)
 
     def _cut(self, step: range, epoch: int) -> tuple[range, ...]:
-        largest = self.plan.at(epoch).split(self.ranks, self.micro_batch).micro_batch
+        stage = self.plan.at(epoch)
+        if self.world is None:
+            largest = stage.split(self.ranks, self.micro_batch).micro_batch
+        else:  # any number of ranks divides the batch, one sample more or less
+            largest = self.micro_batch or -(-self.batch(epoch) // (self.ranks * (stage.micro_steps or 1)))
         return micro_batches(step, self.ranks, self.rank, largest)

@@ -55,25 +55,25 @@ class Numbered:
     """Samples with numbers: a route through them, and a pool that makes what lies on it. `start` starts the pool."""
 
     def __init__(self, route: Route, shuffle: bool, depth: int, start: Callable[[], Pool]) -> None:
-        self._route, self._shuffle, self._depth, self._start = route, shuffle, depth, start
+        self.route, self._shuffle, self._depth, self._start = route, shuffle, depth, start
         self._pool: Pool | None = None  # started by the first iteration
 
     def micro_count(self, epoch: int) -> int:
-        return self._route.micro_count(Position(0, epoch))
+        return self.route.micro_count(Position(0, epoch))
 
     def step_count(self, epoch: int) -> int:
-        return len(self._route.steps(Position(0, epoch)))
+        return len(self.route.steps(Position(0, epoch)))
 
     def reach(self, position: Position) -> Position:
-        return self._route.reach(position)
+        return self.route.reach(position)
 
     def identity(self) -> dict[str, Any]:
-        return {"n": self._route.n, "shuffle": self._shuffle}
+        return {"n": self.route.n, "shuffle": self._shuffle}
 
     def queue(self, position: Position) -> Queue:
         if self._pool is None:
             self._pool = self._start()
-        return Prefetch(self._route.walk(position), self._pool, self._depth, position)
+        return Prefetch(self.route.walk(position), self._pool, self._depth, position)
 
     def close(self) -> None:
         if self._pool is not None:

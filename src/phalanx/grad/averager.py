@@ -47,6 +47,8 @@ class Averager:
     `in_backward` is False if the fused step sums the gradients: then nothing happens before `step`, as with double buffering.
     """
 
+    _reducer_kind = GroupReducer
+
     def __init__(
         self,
         params: Sequence[torch.nn.Parameter],
@@ -65,17 +67,16 @@ class Averager:
         self.in_backward = in_backward and not delayed
         self._sparse = sparse  # gradients are sparse, and stay so
         self._trained = Trained(comm, sync, wire=wire, bucket_bytes=bucket_bytes, delayed=delayed)
-        self._reducer = GroupReducer(comm, weighted=sync.weighted)
+        self._reducer = self._reducer_kind(comm, weighted=sync.weighted)
         self._untouched = Untouched(comm.rank)
         self._overlap = Overlap(False if delayed or sync.fused else overlap_of(sync, params, comm))
         at_the_end = self._overlap.told is False and not delayed and comm.shares_memory and is_small(params)
         self._exchange = Exchange(comm, self._reducer, self._untouched, at_the_end=at_the_end)
         self._previous = Previous(self._reducer)
         self.unfinished = Unfinished(self._exchange, self._previous, self._trained, self._reducer.weights, delayed=delayed)
-        self._health = Health(comm, sync)
+        self._health, self._second = Health(comm, sync), SecondAverage(comm, AVERAGED)
         self._hooks = Hooks(None if at_the_end else self._exchange.before, self._after)
         self._end = EndOfBackward(self._end_backward)
-        self._second = SecondAverage(comm, AVERAGED)
         self._refused: ReplicaError | None = None  # found at the end of a backward
         self._paused = self._busy = False  # busy: a gradient has come since the last exchange
         self.steps = self._exchanges = 0  # steps so far, and exchanges since the last one
@@ -150,18 +151,21 @@ class Averager:
         if self._sparse:
             average_sparse(self._trained.now, self._comm)
         else:
-            if self._trained.changed:
-                self._learn(at_step=at_step)
-            self._health.warn_of_unused(self._trained.names)
-            if self.delayed:
-                self._previous.swap(self._exchange.groups, self._trained.names, self._label)
-                self._exchange.finite.look_at_devices()
-            else:
-                self._said = self._exchange.complete(self._label, at_step=at_step, at_once=not self._overlap.now)
+            self._make_means(at_step=at_step)
             for arena in self._exchange.arenas:
                 arena.give_all()
             self._health.warn_of_overflow(self._trained.names, overflowed(self._exchange.groups), self._wire)
         self._finish(begun, early)
+
+    def _make_means(self, *, at_step: bool) -> None:
+        if self._trained.changed:
+            self._learn(at_step=at_step)
+        self._health.warn_of_unused(self._trained.names)
+        if self.delayed:
+            self._previous.swap(self._exchange.groups, self._trained.names, self._label)
+            self._exchange.finite.look_at_devices()
+        else:
+            self._said = self._exchange.complete(self._label, at_step=at_step, at_once=not self._overlap.now)
 
     @property
     def _label(self) -> str:

@@ -58,6 +58,15 @@ class Health:
         self._warned: set[str] = set()
         self._compared: Compared | None = None  # on a GPU: the comparison whose result is on its way to the host
 
+    @property
+    def warned(self) -> list[str]:
+        """What was warned of, or looked at. All ranks of an elastic job have the same."""
+        return sorted(self._warned)
+
+    @warned.setter
+    def warned(self, what: Sequence[str]) -> None:
+        self._warned = set(what)
+
     def _first(self, what: str) -> bool:
         """Whether this was not warned of, or looked at, before."""
         first = what not in self._warned

@@ -54,6 +54,10 @@ class Weights:
         if self._total is not None:
             self._usual, self._total = _positive(self._total[0]), None
 
+    def forget(self, usual: float | None) -> None:
+        """The step broke, and is done again: with the sum of weights that it began with."""
+        self._total, self.usual = None, usual
+
     @property
     def usual(self) -> float | None:
         """The sum of weights by which those of the next step are divided first: part of how its mean is rounded."""

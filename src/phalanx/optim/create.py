@@ -102,6 +102,8 @@ def create_multi_node_optimizer(
         raise TypeError(f"bucket_bytes={bucket_bytes!r}: an int, or None to measure")
     if bucket_bytes is not None and bucket_bytes < 1:
         raise ValueError(f"bucket_bytes={bucket_bytes}: at least 1, or None to measure")
+    if comm.elastic:
+        _check_elastic(optimizer, sync, double_buffering)
     if isinstance(sync, Gossip):
         from phalanx.optim.gossip_step import GossipOptimizer  # a fifth of our import time, and few scripts gossip
 
@@ -109,3 +111,15 @@ def create_multi_node_optimizer(
     if bucket_bytes is not None and sync is not None and sync.growing is not None:
         raise ValueError(f"bucket_bytes={bucket_bytes} and growing={sync.growing}: groups follow one of them")
     return MultiNodeOptimizer(optimizer, comm, sync or AllReduce(), double_buffering, wire, bucket_bytes)
+
+
+def _check_elastic(optimizer: torch.optim.Optimizer, sync: AllReduce | Gossip | None, double_buffering: bool) -> None:
+    """What an exchange that is done again after a death does not allow."""
+    if isinstance(sync, Gossip):
+        raise ValueError("sync=Gossip outlives dead ranks by itself: create its communicator without elastic=True")
+    if sync is not None and sync.fused:
+        raise ValueError("AllReduce(fused=True) writes sums over the gradients, which elastic=True keeps to sum them again")
+    if double_buffering:
+        raise ValueError("double_buffering=True has gradients of two steps under way, and elastic=True keeps those of one")
+    if wants_sparse(optimizer):
+        raise ValueError("sparse gradients do not go with elastic=True, which keeps dense ones")

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from phalanx.comm.communicator import Communicator
+from phalanx.comm.elastic.membership import Membership
 from phalanx.grad.allreduce import AllReduce
 from phalanx.grad.averager import Averager
 from phalanx.grad.gossip.packet import average_together
@@ -46,17 +47,25 @@ class MultiNodeOptimizer(WrappedOptimizer):
         super().__init__(optimizer)
         self.comm, self.sync = comm, sync
         self._options = double_buffering, wire, bucket_bytes
-        self._averager = Averager(
+        self._averager = self._make_averager()
+        self._step = AveragedStep(optimizer, comm, sync, self._averager)
+
+    def _make_averager(self) -> Averager:
+        delayed, wire, bucket_bytes = self._options
+        if self.comm.elastic:
+            from phalanx.optim.shared_state import elastic_averager  # few scripts are elastic
+
+            return elastic_averager(*self.parameters(), self.comm, self.sync, wire=wire, bucket_bytes=bucket_bytes)
+        return Averager(
             *self.parameters(),
-            comm,
-            sync,
+            self.comm,
+            self.sync,
             wire=wire,
             bucket_bytes=bucket_bytes,
-            delayed=double_buffering,
-            in_backward=not sync.fused or comm.size == 1 or bool(why_not(optimizer, comm)),
-            sparse=wants_sparse(optimizer),
+            delayed=delayed,
+            in_backward=not self.sync.fused or self.comm.size == 1 or bool(why_not(self.optimizer, self.comm)),
+            sparse=wants_sparse(self.optimizer),
         )
-        self._step = AveragedStep(optimizer, comm, sync, self._averager)
 
     # ---- the step ----------------------------------------------------------------------------------------------------------
 
@@ -69,7 +78,14 @@ class MultiNodeOptimizer(WrappedOptimizer):
             raise RuntimeError(
                 "a GradScaler unscales by the scale of now, double_buffering gives gradients of the step before: use one of them"
             )
-        return self._step.take(closure)
+        if not self.comm.elastic:
+            return self._step.take(closure)
+        from phalanx.optim.shared_state import rate_of_now
+
+        with rate_of_now(self.optimizer, self._averager):
+            result = self._step.take(closure)
+        self.comm.after_step()
+        return result
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -111,6 +127,29 @@ class MultiNodeOptimizer(WrappedOptimizer):
         if not 0 <= samples < math.inf:
             raise ValueError(f"opt.weight={samples}: a number of samples, 0 or more")
         self._averager.weight = samples
+
+    # ---- ranks that die and join ---------------------------------------------------------------------------------------------
+
+    @property
+    def membership(self) -> Membership:
+        """Who takes part: `epoch`, the members in rank order as `ranks`, and the `history` of changes."""
+        return self.comm.membership
+
+    def share(self, **objects: Any) -> None:
+        """Name what a rank that joins later gets from the others, beside parameters and optimizer state. All ranks call it.
+
+        With `create_communicator(elastic=True)` only. On a rank that joins a running job it returns when this rank has the state
+        of the others, and takes part from the next step.
+
+        Args:
+            objects: Anything with `state_dict()` and `load_state_dict()`, such as `model=model, loader=loader`. With a
+                `phalanx.data.Loader` the world changes when your loop asks for the next batch, otherwise at the end of `step()`.
+        """
+        if not self.comm.elastic:
+            raise ValueError("share() is for ranks that join: create the communicator with elastic=True")
+        from phalanx.optim.shared_state import share
+
+        share(self, self._averager, objects)
 
     # ---- as gossip has them, so that a script differs in one argument ------------------------------------------------------
 

@@ -1,0 +1,1 @@
+"""A world that outlives its ranks: begin with docs/elastic.md, then agreement.py."""

@@ -1,0 +1,114 @@
+"""How a member gets from one world to the next: who comes, where everybody stands, what that means, and new connections."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from phalanx.comm.elastic.agreement import Conclusion, Proposal, Report, StateLostError, Verdict, conclude
+from phalanx.comm.elastic.board import LOOK, Board, Ready
+from phalanx.comm.elastic.guard import Guard, end_behind
+from phalanx.comm.elastic.world import Superseded, World, form
+from phalanx.comm.failure import CommunicationError
+from phalanx.comm.hosts import host_key
+from phalanx.native.errors import SharedMemoryError
+from phalanx.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """A new world, and what it means for this member."""
+
+    world: World
+    conclusion: Conclusion
+    newcomers: tuple[int, ...]  # ranks that need the state
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.conclusion.verdicts[self.world.rank]
+
+
+class Passage:
+    """The way of one member through the epochs."""
+
+    def __init__(
+        self,
+        board: Board,
+        member: int,
+        ready: Ready,
+        algorithm: Schedule | None,
+        timeout: float,
+        *,
+        is_new: bool | None = None,
+    ) -> None:
+        """`is_new`: the job was under way before this process came; None finds out."""
+        self.member, self.timeout, self.ready = member, timeout, ready
+        self.board, self._algorithm = board, algorithm
+        self.committed = 0
+        self.waits = False
+        self.tried = 0  # the newest epoch that this member has tried to enter
+        board.announce(member)
+        self.is_new = board.newest(0) is not None if is_new is None else is_new
+        self.guard = Guard(board.another(), member, lambda: (self.committed, self.waits))
+        self._host = host_key()
+
+    def be_ready(self) -> None:
+        """From now on this member can be let in."""
+        self.board.be_ready(self.member, self.ready)
+
+    def cross(self, before: World | None, *, holds: bool = False, between: bool = False) -> Crossing:
+        """Enter the newest world, whatever happens on the way; `before` is the one that this member leaves."""
+        epoch = max(self.tried, before.epoch if before is not None else 0)
+        if before is not None:
+            before.close()  # the others, who may wait for this rank there, notice it
+            if self.guard.newer_than(epoch) is None:
+                self.board.complain(before.epoch)  # if nobody has died, the connections were at fault
+        while True:
+            proposal = self._next(epoch)
+            epoch = self.tried = proposal.epoch
+            if self.member not in proposal.members:
+                continue  # still at the door, or fenced: the guard ends this process
+            try:
+                return self._enter(proposal, holds=holds, between=between)
+            except Superseded:
+                continue
+            except (SharedMemoryError, RuntimeError, OSError) as error:
+                if isinstance(error, StateLostError | CommunicationError):
+                    raise
+                self.board.complain(epoch)
+
+    def stand(self, world: World) -> None:
+        """This member is connected, and has the state."""
+        self.board.stand(world.epoch, self.member)
+
+    def leave(self, *, finished: bool) -> None:
+        self.guard.close()
+        if finished:
+            self.board.finish(self.member)
+
+    def _next(self, epoch: int) -> Proposal:
+        try:
+            return self.guard.wait_for(epoch)
+        except ConnectionError as error:
+            raise CommunicationError(f"the elastic job of member {self.member} is over: {error}", operation="elastic") from None
+
+    def _enter(self, proposal: Proposal, *, holds: bool, between: bool) -> Crossing:
+        if self.member in proposal.joined and not self.is_new:
+            end_behind(self.member, proposal.epoch, "became a member at the moment of a death, and the others did not see it")
+        committed = None if self.is_new else self.committed
+        self.board.report(proposal.epoch, self.member, Report(committed, holds, between, self._host))
+        superseded: Callable[[], bool] = lambda: self.guard.newer_than(proposal.epoch) is not None or bool(self.guard.lost)  # noqa: E731
+        while (reports := self.board.reports(proposal)) is None:
+            if superseded():
+                raise Superseded
+            time.sleep(LOOK)
+        conclusion = conclude(reports)
+        if conclusion.too_early:
+            self.board.complain(proposal.epoch)
+            raise Superseded
+        world = form(
+            self.board, proposal, self.member, reports, timeout=self.timeout, algorithm=self._algorithm, superseded=superseded
+        )
+        newcomers = tuple(rank for rank, verdict in enumerate(conclusion.verdicts) if verdict is Verdict.HEAL)
+        return Crossing(world, conclusion, newcomers)

@@ -1,0 +1,125 @@
+"""One epoch of an elastic job: its members, connected. It never changes; the next epoch has a world of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch.distributed as dist
+
+from phalanx.comm.addresses import interface_towards, is_loopback
+from phalanx.comm.connection import Connection
+from phalanx.comm.elastic.agreement import Proposal, Report
+from phalanx.comm.elastic.board import PREFIX, Board
+from phalanx.comm.issuer import Issuer
+from phalanx.comm.members import Members
+from phalanx.comm.store import FOR_EVER
+from phalanx.comm.transports.local import LocalTransport, LocalWorld
+from phalanx.comm.transports.torch.gloo import GlooTransport, make_gloo
+from phalanx.native.team import HostTeam
+from phalanx.schedule import Schedule
+
+T = TypeVar("T")
+
+LOOK = 0.01  # seconds between two looks at whether the world is needed no more, while it is made
+
+
+class Superseded(Exception):  # noqa: N818  not an error: there is a newer epoch
+    """The coordinator wants another world than the one that is being made."""
+
+
+class World:
+    """The connected members of one epoch. `member` is this process."""
+
+    def __init__(self, proposal: Proposal, member: int, connection: Connection, teams: Sequence[HostTeam]) -> None:
+        self.proposal, self.connection, self._teams = proposal, connection, teams
+        self.epoch, self.members = proposal.epoch, proposal.members
+        self.rank = proposal.members.index(member)
+        self._aborted = False
+
+    @property
+    def broken(self) -> bool:
+        """Whether a communication has failed."""
+        return self._aborted or self.connection.issuer.breakdown.error is not None
+
+    def abort(self) -> None:
+        """From any thread: what waits in this world fails soon, and whatever is called later fails at once."""
+        if not self._aborted:
+            self._aborted = True
+            for team in self._teams:
+                team.abort()
+            below = getattr(self.connection.transport, "below", self.connection.transport)
+            if isinstance(below, GlooTransport):
+                below.close()
+
+    def close(self) -> None:
+        """Give everything back. What this rank had under way is lost."""
+        self.abort()
+        with contextlib.suppress(RuntimeError):
+            self.connection.close()
+
+
+def form(
+    board: Board,
+    proposal: Proposal,
+    member: int,
+    reports: Sequence[Report],
+    *,
+    timeout: float,
+    algorithm: Schedule | None,
+    superseded: Callable[[], bool],
+) -> World:
+    """Connect the members of a proposal, who have all reported. Raises Superseded if the coordinator wants another world."""
+    rank, size = proposal.members.index(member), len(proposal.members)
+    keys = tuple(report.host for report in reports)
+    members = Members(f"epoch {proposal.epoch}", tuple(range(size)), rank, keys)
+    if algorithm is not None and algorithm.world != size:
+        algorithm = None  # a schedule is for one size; another one is chosen, and verified, for the others
+    teams: list[HostTeam] = []
+
+    def share(name: str, place: int, width: int) -> HostTeam | None:
+        team = HostTeam.join(own.under("memory"), place, width, timeout=timeout, name=name)
+        if team is not None:
+            teams.append(team)
+        return team
+
+    def connect() -> Connection:
+        if size == 1:
+            return Connection(members, LocalTransport(LocalWorld(1), 0), Issuer(timeout, None), None, algorithm)
+        meeting = dist.PrefixStore(f"{PREFIX}/{own.point.token}/gloo/{proposal.epoch}", own.base)
+        gloo = make_gloo(meeting, rank, size, interface=_interface(own.point.host), timeout=timeout)
+        transport = GlooTransport(gloo, FOR_EVER.total_seconds())
+        issuer = Issuer(timeout, None, transport.cut)
+        transport.got_on = issuer.activity.got_on
+        return Connection(members, transport, issuer, None, algorithm, share=share)
+
+    own = board.another() if size > 1 else board  # a thread that is given up keeps its client busy for a while
+    return World(proposal, member, _unless(superseded, connect), teams)
+
+
+def _interface(host: str) -> str | None:
+    return interface_towards("127.0.0.1" if is_loopback(host) else host, 9)
+
+
+def _unless(superseded: Callable[[], bool], work: Callable[[], T]) -> T:
+    """The result of `work`, which may wait for members that have died. Such a wait is left alone: it ends with its timeout."""
+    result: list[T] = []
+    error: list[BaseException] = []
+    done = threading.Event()
+
+    def run() -> None:
+        try:
+            result.append(work())
+        except BaseException as caught:  # noqa: BLE001  raised in the calling thread
+            error.append(caught)
+        done.set()
+
+    threading.Thread(target=run, name="phalanx-meeting", daemon=True).start()
+    while not done.wait(LOOK):
+        if superseded():
+            raise Superseded
+    if error:
+        raise error[0]
+    return result[0]

@@ -1,0 +1,121 @@
+"""The averager of an elastic job: an exchange counts for all survivors of a death, or they do it again among themselves.
+
+Every rank keeps its own gradients until the exchange is committed (`kept.py`). So nothing is computed twice, and your loop sees
+nothing: `backward()` returns a little later, with the mean over those who are left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+
+from phalanx.comm.communicator import Communicator
+from phalanx.comm.elastic.communicator import ElasticCommunicator
+from phalanx.comm.failure import CommunicationError
+from phalanx.grad.allreduce import AllReduce
+from phalanx.grad.averager import Averager
+from phalanx.grad.kept import Kept
+from phalanx.grad.measure import Overlap
+from phalanx.grad.reducer import Group, GroupReducer
+
+
+class KeepingReducer(GroupReducer):
+    """Notes every gradient before it leaves."""
+
+    def __init__(self, comm: Communicator, *, weighted: bool) -> None:
+        super().__init__(comm, weighted=weighted)
+        self.kept = Kept()
+
+    def _load(self, group: Group, flags: Sequence[bool]) -> tuple[torch.Tensor, Literal["sum", "mean"]]:
+        self.kept.leaves(group.params, group.arena)
+        return super()._load(group, flags)
+
+
+class ElasticAverager(Averager):
+    """As Averager, on ranks that may die and join."""
+
+    _reducer_kind = KeepingReducer
+
+    def __init__(
+        self,
+        params: Sequence[torch.nn.Parameter],
+        names: Sequence[str],
+        comm: ElasticCommunicator,
+        sync: AllReduce,
+        *,
+        wire: torch.dtype | None,
+        bucket_bytes: int | None,
+    ) -> None:
+        self.comm = comm
+        self.loader: Any = None  # which shares the samples out, if it is ours
+        self._learned_in = -1  # the epoch whose ranks have agreed on the groups
+        self._begun_with: float | None = None  # the sum of weights before this exchange
+        super().__init__(params, names, comm, sync, wire=wire, bucket_bytes=bucket_bytes, delayed=False)
+        assert isinstance(self._reducer, KeepingReducer)
+        self._kept = self._reducer.kept
+        # told and not measured: a newcomer has measured nothing
+        self._overlap = Overlap(bool(sync.overlap))
+
+    def _weigh(self) -> None:
+        """If the number of ranks does not divide the batch, the gradients count by samples: the mean stays exact."""
+        if self.loader is not None and not self._sync.weighted and not self._exchange.begun:
+            world, weights = self.loader.world, self._reducer.weights
+            weights.by_samples = world.uneven
+            weights.mine = float(world.samples) if world.uneven else 1.0
+
+    @property
+    def batch_share(self) -> float:
+        """The batch of now, in terms of the planned one: the learning rate follows it."""
+        return 1.0 if self.loader is None else float(self.loader.world.batch_share)
+
+    def _after(self, p: torch.nn.Parameter) -> None:
+        if not self._busy:
+            self._weigh()
+        group = self._exchange.group_of(id(p))
+        if group is not None and not self._paused:
+            self._kept.came(p, group.arena)
+        self._overlap.now = bool(self._overlap.told) and not self.comm.unsettled  # otherwise all leave at the end, elsewhere
+        try:
+            super()._after(p)
+        except CommunicationError:  # the world broke just now
+            if not self.comm.unsettled:
+                raise
+        if not self._paused:
+            self._kept.settled(p)
+
+    def _make_means(self, *, at_step: bool) -> None:
+        self._weigh()
+        self._overlap.now = bool(self._overlap.told)
+        if not self._exchange.begun:
+            self._begun_with = self._reducer.weights.usual
+        warned = self._health.warned
+
+        def exchange() -> None:
+            if self._learned_in != self.comm.membership.epoch:
+                self._start_again(warned)
+            super(ElasticAverager, self)._make_means(at_step=at_step)
+            self._learned_in = self.comm.membership.epoch
+
+        self.comm.round(exchange, counts=True)
+        self._kept.clear()
+
+    def _start_again(self, warned: list[str]) -> None:
+        """Forget the groups of a world that is over; gradients that have left are this rank's own again."""
+        self._kept.restore()
+        self._exchange.finish()
+        self._exchange.start_with([])
+        self._trained.agreed = False
+        self._reducer.weights.forget(self._begun_with)
+        self._health.warned = warned
+
+    # ---- what a newcomer gets ------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """What ranks that take part in the next exchange have in common."""
+        return {"steps": self.steps, "usual": self._reducer.weights.usual, "warned": self._health.warned}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.steps, self._health.warned = state["steps"], state["warned"]
+        self._reducer.weights.forget(state["usual"])

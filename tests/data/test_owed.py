@@ -1,0 +1,135 @@
+"""Samples of ranks that die come again: exactly once per epoch, whoever dies and joins when. No process, no communication."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from phalanx.comm.elastic.membership import Membership
+from phalanx.data import Loader
+from phalanx.data.owed import after, count, listed, stands_for, until, within
+
+OWED = ((4, 6), (11, 12), (20, 25))
+
+
+def test_the_parts_of_what_is_owed_make_the_whole():
+    for taken in range(count(OWED) + 2):
+        both = [*listed(until(OWED, taken)), *listed(after(OWED, taken))]
+        assert both == list(listed(OWED))
+
+
+def test_places_stand_for_what_is_owed_and_then_for_themselves():
+    everything = [*range(10, 12), *listed(OWED), *range(20, 30)]
+    for begin in range(10, 30):
+        for end in range(begin, 30):
+            found = listed(stands_for(range(begin, end), 12, OWED)).tolist()
+            assert found == everything[begin - 10 : end - 10], (begin, end)
+
+
+def test_nothing_is_owed():
+    assert stands_for(range(3, 7), 3, ()) == ((3, 7),)
+    assert stands_for(range(0), 0, OWED) == ()
+
+
+def test_padding_is_folded():
+    assert within(((8, 13), (25, 26)), 10) == ((8, 10), (0, 3), (5, 6))
+
+
+@dataclass
+class Seat:
+    """What a loader sees of an elastic communicator: one rank's view of a world that the test changes."""
+
+    member: int
+    world: list[int]
+    elastic: bool = True
+    exchanges: int = 0
+    contributors: tuple[int, ...] = ()
+    loader: object = None
+    joins: list[int] = field(default_factory=list)  # newcomers that are let in between two steps
+    sent: dict | None = None
+
+    @property
+    def rank(self) -> int:
+        return self.world.index(self.member)
+
+    @property
+    def size(self) -> int:
+        return len(self.world)
+
+    @property
+    def membership(self) -> Membership:
+        return Membership(1, tuple(self.world))
+
+    def between_steps(self, caller: Loader) -> None:
+        self.sent = caller.state_dict() if self.joins else None  # what a newcomer gets, at this very moment
+        self.world, self.joins = self.world + self.joins, []
+
+
+def run(n: int, batch: int, ranks: int, epochs: int, seed: int, policy: str) -> Counter:
+    """Train with random deaths and newcomers; how often each sample was in a step that counted."""
+    generator = random.Random(seed)
+    used: Counter = Counter()
+    data = (torch.arange(n), torch.arange(n))
+
+    def sit(member: int, world: list[int]) -> tuple[Seat, Loader]:
+        seat = Seat(member, list(world))
+        loader = Loader(data, seat, batch=batch, last="keep", workers=0, on_change=policy)
+        seat.loader = loader
+        return seat, loader
+
+    seats = {member: sit(member, range(ranks)) for member in range(ranks)}
+    walks = {member: iter(loader) for member, (_, loader) in seats.items()}
+    number, exchanges = ranks, 0
+    while True:
+        took = {}
+        for member, (_, loader) in seats.items():
+            batch_of = next(walks[member], None)
+            if batch_of is None:
+                walks[member] = iter(loader)
+                batch_of = next(walks[member]) if loader.position.epoch < epochs else None
+            took[member] = batch_of
+        if all(batch_of is None for batch_of in took.values()):
+            break
+        assert None not in took.values(), "all ranks are in the same epoch"
+        here = sorted(seats)
+        lost = [m for m in here if generator.random() < 0.15][: len(here) - 1]
+        counted = [m for m in here if m not in lost or generator.random() < 0.3]  # some die after their gradients have left
+        exchanges += 1
+        for member in counted:
+            used.update(took[member][1].tolist())
+        for member in lost:
+            del seats[member], walks[member]
+        new = generator.random() < 0.2
+        for seat, _ in seats.values():
+            seat.exchanges, seat.contributors = exchanges, tuple(counted)
+            seat.world = [m for m in seat.world if m in seats]
+            seat.joins = [number] if new else []
+        if new:
+            # the others let it in when they ask for their next batch; it gets their state then
+            some, source = next(iter(seats.values()))
+            source._follow(source._under_way)
+            let_in = not some.joins
+            if let_in:
+                for _, loader in seats.values():
+                    if loader is not source:
+                        loader._follow(loader._under_way)
+                seats[number] = sit(number, some.world)
+                seats[number][0].exchanges = exchanges
+                seats[number][1].load_state_dict(some.sent)
+                walks[number] = iter(seats[number][1])
+            else:
+                for seat, _ in seats.values():
+                    seat.joins = []
+            number += 1
+    return used
+
+
+@pytest.mark.parametrize("policy", ["keep_batch", "keep_share"])
+@pytest.mark.parametrize(("n", "batch", "ranks"), [(40, 8, 4), (41, 12, 4), (23, 6, 3), (10, 2, 2), (17, 17, 1)])
+def test_every_sample_is_used_exactly_once_per_epoch(n, batch, ranks, policy):
+    for seed in range(12):
+        assert run(n, batch, ranks, 3, seed, policy) == dict.fromkeys(range(n), 3), seed
