@@ -15,7 +15,6 @@ import torch
 from phalanx.comm import messages
 from phalanx.comm.broadcast import Broadcast
 from phalanx.comm.connection import Connection
-from phalanx.comm.elastic.membership import Membership
 from phalanx.comm.memory import Memory
 from phalanx.comm.objects import ObjectVerbs
 from phalanx.comm.pending import Pending
@@ -91,16 +90,6 @@ class Communicator(ObjectVerbs, RoomVerbs):
     def schedule(self) -> Schedule:
         """The schedule of an all-reduce of more than a few KiB."""
         return self._reductions.schedule
-
-    elastic = False  # whether ranks may die and join: comm/elastic
-
-    @property
-    def membership(self) -> Membership:
-        """Who is here: the number of the epoch, and the members in rank order. It changes with `elastic=True` alone."""
-        return Membership(1, self._members.ranks)
-
-    def after_step(self) -> None:
-        """An optimizer has made a step. For elastic communicators."""
 
     # ---- reductions --------------------------------------------------------------------------------------------------------
 

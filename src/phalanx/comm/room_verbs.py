@@ -1,7 +1,7 @@
 """Verbs of a communicator for the other rooms of Phalanx: buffers, exchanges between neighbours, a side channel.
 
-`buffer`, `exchange_async` and `shares_memory` are in the reference. The others are for Phalanx itself, and may change without
-notice; `docs/generate/api.py` lists them.
+`buffer`, `exchange_async`, `membership` and `shares_memory` are in the reference. The others are for Phalanx itself, and may
+change without notice; `docs/generate/api.py` lists them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 
 from phalanx.comm import messages
 from phalanx.comm.connection import Connection
+from phalanx.comm.elastic.membership import Membership
 from phalanx.comm.hotline import Answer, Hotline
 from phalanx.comm.memory import Memory
 from phalanx.comm.pending import Pending
@@ -32,6 +33,16 @@ class RoomVerbs:
     @property
     def schedule(self) -> Schedule:
         raise NotImplementedError
+
+    elastic = False  # whether ranks may die and join: comm/elastic
+
+    @property
+    def membership(self) -> Membership:
+        """Who is here: the number of the epoch, and the members in rank order. It changes with `elastic=True` alone."""
+        return Membership(1, self._connection.members.ranks)
+
+    def after_step(self) -> None:
+        """An optimizer has made a step. For elastic communicators."""
 
     @property
     def patience(self) -> float:

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from phalanx.data import loader_options as check
-from phalanx.data.assemble import Decode, Made, Maker, OnBad
+from phalanx.data.assemble import Decode, Made, OnBad
 from phalanx.data.batch import BatchPlan
 from phalanx.data.build import Build
 from phalanx.data.collate import Collate
@@ -26,6 +26,7 @@ from phalanx.data.followed_world import FollowedWorld
 from phalanx.data.left_out import LeftOut
 from phalanx.data.position import Last, Position, check_last, whole_number
 from phalanx.data.route import BatchPolicy, MicroBatch
+from phalanx.data.saved_position import from_state, to_state
 from phalanx.data.scatter import Ranked
 from phalanx.data.step import Step
 from phalanx.data.supply import Queue
@@ -105,15 +106,9 @@ class Loader:
         shuffles = (not stream) if shuffle is None else shuffle
         last = last if last is not None else "drop" if shuffles else "keep"
         check_last(last)
-        maker = Maker(
-            check.checked_source(source, decode, comm),
-            shuffles,
-            decode,
-            transform,
-            check.one_of("on_bad", on_bad, OnBad),
-            collate_fn=check.checked_collate(collate_fn),
+        maker = check.checked_maker(
+            source, comm, shuffle=shuffles, decode=decode, transform=transform, on_bad=on_bad, collate_fn=collate_fn, kind=kind
         )
-        check.checked_kind(kind, maker)
         self._workers = default_workers(maker, comm, kind, stream) if workers is None else whole_number("workers", workers)
         build = Build(
             dataset=source,
@@ -130,16 +125,10 @@ class Loader:
             worker_init_fn=worker_init_fn,
             world=FollowedWorld.of(comm, self, on_change),
         )
-        if stream:
-            check.checked_stream(
-                source, shuffle=shuffle, last=last, on_bad=on_bad, workers=self._workers, sharded=sharded, comm=comm
-            )
-            self._supply = build.streamed(sharded)
-        else:
-            check.checked_numbered(source, sharded)
-            self._supply = build.numbered()
+        check.checked_kind_of_source(build, stream=stream, shuffle=shuffle, on_bad=on_bad, sharded=sharded)
+        self._supply = build.streamed(sharded) if stream else build.numbered()
         self._dataset, self._plan, self._micro_batch, self._ranks = source, build.plan, micro_batch, comm.size
-        self._world = build.world
+        self.world = build.world  # how this loader follows an elastic communicator; None for any other
         self._position = Position(build.seed)
         self._queue: Queue | None = None
         self._turn = 0  # which iteration is the present one
@@ -214,24 +203,14 @@ class Loader:
 
     def state_dict(self) -> dict[str, Any]:
         """The position as plain data, with the settings that the order depends on."""
-        at = self._position
-        state = {"seed": at.seed, "epoch": at.epoch, "samples": at.samples, **self._supply.identity()}
-        return state if self._world is None else state | self._world.state(at)
+        state = to_state(self._position, self._supply.identity())
+        return state if self.world is None else state | self.world.state(self._position)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume at a saved position, on any number of ranks. The seed of the state replaces the loader's."""
-        mine = {"seed": 0, "epoch": 0, "samples": 0, **self._supply.identity()}
-        if missing := [name for name in mine if name not in state]:
-            raise ValueError(f"this is not the state of a Loader: it has no {', '.join(missing)}")
-        for name in self._supply.identity():
-            if state[name] != mine[name]:
-                raise ValueError(
-                    f"the state has {name}={state[name]!r}, this loader has {name}={mine[name]!r}: their orders differ"
-                )
-        owed = tuple((int(first), int(last)) for first, last in state.get("owed", ()))
-        self.seek(Position(state["seed"], state["epoch"], state["samples"], owed))
-        if self._world is not None:
-            self._world.load(state)
+        self.seek(from_state(state, self._supply.identity()))
+        if self.world is not None:
+            self.world.load(state)
 
     @property
     def skipped(self) -> tuple[tuple[str, str], ...]:
@@ -286,13 +265,13 @@ class Loader:
                 wanted, made = found
                 if wanted.ends_step:
                     self._position = wanted.after
-                    if self._world is not None:
-                        self._world.took(wanted)
+                    if self.world is not None:
+                        self.world.took(wanted)
                 self._left_out.note(epoch, made.skipped, stacklevel=3)
                 yield wanted, made
                 if self._turn != turn:
                     raise RuntimeError("this iteration is over: the loader was closed, moved, or is iterated over elsewhere")
-                if self._world is not None and wanted.ends_step and self._world.leads:
+                if self.world is not None and wanted.ends_step and self.world.leads:
                     self._follow(epoch)
                     queue = self._queue_from(self._position)
         finally:
@@ -301,15 +280,10 @@ class Loader:
 
     def _follow(self, epoch: int | None = None) -> None:
         """Between two steps of an elastic job; `epoch` is the one under way."""
-        if self._world is not None:
-            self._position = self._world.settle(self._position)  # before newcomers come, who get it
-            if self._world.has_changed(let_in=epoch is None or self._position.epoch == epoch):
+        if self.world is not None:
+            self._position = self.world.settle(self._position)  # before newcomers come, who get it
+            if self.world.has_changed(let_in=epoch is None or self._position.epoch == epoch):
                 self._forget_queue()
-
-    @property
-    def world(self) -> FollowedWorld | None:
-        """How this loader follows an elastic communicator; None for any other."""
-        return self._world
 
     def _queue_from(self, position: Position) -> Queue:
         if self._closed:

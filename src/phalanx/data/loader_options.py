@@ -10,9 +10,10 @@ from typing import Any, get_args
 import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
-from phalanx.data.assemble import Decode, Maker
+from phalanx.data.assemble import Decode, Maker, OnBad
 from phalanx.data.batch import BatchPlan, Stage
-from phalanx.data.position import Last, whole_number
+from phalanx.data.build import Build
+from phalanx.data.position import whole_number
 from phalanx.data.scatter import Ranked, Shard
 from phalanx.data.source import Encoded
 from phalanx.data.workers import Kind
@@ -85,13 +86,14 @@ def checked_source(source: Any, decode: Decode | None, comm: Ranked) -> Any:
     return source.tensors if type(source) is TensorDataset else source
 
 
-def checked_stream(source: Any, *, shuffle: bool | None, last: Last, on_bad: str, workers: int, sharded: bool, comm: Any) -> None:
+def checked_stream(build: Build, *, shuffle: bool | None, on_bad: str, sharded: bool) -> None:
     """What a stream cannot do."""
+    source, comm, workers = build.dataset, build.comm, build.workers
     if hasattr(source, "__next__"):
         raise TypeError(f"{type(source).__name__} is used up after one epoch: pass an object whose __iter__ begins again")
     if shuffle:
         raise ValueError("shuffle=True: an IterableDataset has an order of its own; shuffle in its __iter__")
-    if last == "pad":
+    if build.last == "pad":
         raise ValueError("last='pad': a stream does not begin again to fill a batch; use last='drop' or 'keep'")
     if on_bad == "skip":
         raise ValueError("on_bad='skip': a stream does not continue after an exception; leave bad items out in your __iter__")
@@ -104,10 +106,24 @@ def checked_stream(source: Any, *, shuffle: bool | None, last: Last, on_bad: str
         raise TypeError("sharded=True: the ranks agree on the end of an epoch, so comm must be a communicator")
 
 
-def checked_numbered(source: Any, sharded: bool) -> None:
-    """What samples with numbers do not need."""
-    if sharded:
-        raise ValueError(f"sharded=True is for an IterableDataset; the loader shares out the samples of {type(source).__name__}")
+def checked_maker(
+    source: Any, comm: Ranked, *, shuffle: bool, decode: Decode | None, transform: Any, on_bad: Any, collate_fn: Any, kind: Kind
+) -> Maker:
+    """What makes the micro-batches."""
+    found = checked_source(source, decode, comm)
+    on_bad = one_of("on_bad", on_bad, OnBad)
+    maker = Maker(found, shuffle, decode, transform, on_bad, collate_fn=checked_collate(collate_fn))
+    checked_kind(kind, maker)
+    return maker
+
+
+def checked_kind_of_source(build: Build, *, stream: bool, shuffle: bool | None, on_bad: str, sharded: bool) -> None:
+    """What a stream cannot do, and what samples with numbers do not need."""
+    if stream:
+        checked_stream(build, shuffle=shuffle, on_bad=on_bad, sharded=sharded)
+    elif sharded:
+        name = type(build.dataset).__name__
+        raise ValueError(f"sharded=True is for an IterableDataset; the loader shares out the samples of {name}")
 
 
 def checked_kind(kind: Kind, maker: Maker) -> Kind:

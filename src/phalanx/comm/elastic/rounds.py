@@ -1,0 +1,299 @@
+"""Rounds of an elastic job, in a world that may change between two of them. The verbs (communicator.py) are rounds.
+
+The survivors of a death all have the result of a round, or all do it again among themselves (agreement.py). A round
+leaves the world in which it was done in place until the next one begins. So `rank` and `size` are the same, seen from the
+program, on all ranks that are alike: they change at the same line of your script on every rank.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from phalanx.comm.communicator import Communicator
+from phalanx.comm.elastic.agreement import Proposal, Report, Verdict
+from phalanx.comm.elastic.membership import Change, Membership
+from phalanx.comm.elastic.passage import Crossing, Passage
+from phalanx.comm.elastic.state import receive_state, send_state
+from phalanx.comm.elastic.world import World, form
+from phalanx.comm.failure import CommunicationError
+
+T = TypeVar("T")
+
+State = Callable[[], dict[str, Any]]
+WAIT = 0.02  # seconds between two looks while there are too few ranks
+
+
+class Rounds(Communicator):
+    """A communicator whose connections are replaced when ranks die and join."""
+
+    def __init__(self, passage: Passage) -> None:
+        self._passage = passage
+        self._history: tuple[Change, ...] = ()
+        self._next: World | None = None  # where the next round takes place, if that is not where the last one did
+        self._entering: World | None = None  # the world that newcomers are about to join
+        self._wanted = 0  # the newest epoch that a rank knew of at the last commit: the same on all ranks
+        self._inside = False  # a round is under way
+        self._holds = False  # this rank has its result
+        self.loader: object = None  # which asks for the next step, and so knows when one is over
+        self._state: tuple[State, Callable[[dict[str, Any]], None]] | None = None
+        self._closed = False
+        self.store: Any = None  # the one of the job, if this process is alone and holds it
+        self.exchanges = 0  # of gradients, so far
+        self.contributors: tuple[int, ...] = ()  # the members whose gradients are in the last one
+        if passage.is_new:
+            self._world = _alone(passage)
+        else:
+            passage.be_ready()
+            crossing = passage.cross(None)
+            self._world = crossing.world
+            passage.stand(crossing.world)
+            self._note(crossing, time.monotonic(), redone=False)
+        super().__init__(self._world.connection)
+        passage.guard.over = self._hear
+        self._hear_now()
+        atexit.register(self._leave)
+
+    # ---- who is here -----------------------------------------------------------------------------------------------------------
+
+    elastic = True
+
+    @property
+    def membership(self) -> Membership:
+        """Who is here now: epoch, members in rank order, and the changes so far."""
+        return Membership(self._world.epoch, self._world.members, self._history)
+
+    @property
+    def member(self) -> int:
+        """The number of this process, which it keeps as long as it lives."""
+        return self._passage.member
+
+    @property
+    def is_new(self) -> bool:
+        """Whether this process came to a job that was under way, and has not got its state yet."""
+        return self._passage.is_new
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether the connections of now are no longer those of the next round."""
+        return self._next is not None or self._world.broken
+
+    def _hear(self, proposal: Proposal) -> None:
+        """In the guard's thread: the coordinator wants another world."""
+        for world in (self._world, self._next, self._entering):
+            if world is not None and world.epoch and proposal.epoch >= world.epoch and proposal.ends(world.members):
+                world.abort()
+
+    def _hear_now(self) -> None:
+        if (newest := self._passage.guard.newest) is not None:
+            self._hear(newest)
+
+    def _adopt(self, world: World) -> None:
+        old, self._world, self._next = self._world, world, None
+        if old is not world:
+            old.close()
+            super().__init__(world.connection)
+
+    # ---- rounds ----------------------------------------------------------------------------------------------------------------
+
+    def round(
+        self, work: Callable[[], T], again: Callable[[], None] = lambda: None, *, repeats: bool = True, counts: bool = False
+    ) -> T:
+        """The result of `work`, which all ranks do together: all survivors have it, or all do it again.
+
+        `again` is called before every repetition. Work that does not make sense among fewer ranks does not repeat: then all ranks
+        get a CommunicationError. `counts`: it is the exchange of a step, whose samples count as used.
+        """
+        if self._inside or self.is_new:
+            return work()
+        if self._closed:
+            raise RuntimeError("this communicator is closed")
+        if self._next is not None:
+            self._adopt(self._next)
+        if self._world.broken or self._passage.guard.lost:
+            self._cross(holds=False)
+        while True:
+            self._holds = False
+            self._inside = self._passage.waits = True
+            try:
+                result = work()
+                self._commit()
+                done_in = self._world.members
+            except CommunicationError as error:
+                if not self._world.broken:
+                    raise  # ranks disagree, say: nothing is broken
+                done_in = self._world.members
+                if self._cross(holds=self._holds) is not Verdict.COMMIT:
+                    if not repeats:
+                        raise CommunicationError(
+                            f"{error}; the world has {self.size} ranks now, and this operation is not repeated among them",
+                            operation=error.operation,
+                            missing=error.missing,
+                        ) from None
+                    again()
+                    continue
+            finally:
+                self._inside = self._passage.waits = False
+            if counts:
+                self.contributors, self.exchanges = done_in, self.exchanges + 1
+            return result
+
+    def _commit(self, inner: Communicator | None = None) -> None:
+        """Leave only when all ranks have the result. The ranks tell each other which world they know to be wanted."""
+        newest = self._passage.guard.newest
+        seen = torch.tensor([newest.epoch if newest is not None else 0], dtype=torch.int64)
+        reduce = super().all_reduce if inner is None else inner.all_reduce
+        self._holds = True
+        reduce(seen, "max", label="commit")
+        self._wanted = int(seen)
+        self._passage.committed += 1
+        self._holds = False
+
+    def _cross(self, *, holds: bool) -> Verdict:
+        """In a round, or at its begin: go on in the newest world."""
+        begun = time.monotonic()
+        crossing = self._passage.cross(self._next or self._world, holds=holds)
+        self._passage.committed = crossing.conclusion.committed
+        if crossing.verdict is Verdict.COMMIT:
+            self._next = crossing.world  # rank and size change when the next round begins, as on ranks that are ahead
+        else:
+            self._adopt(crossing.world)
+        self._hear_now()
+        self._passage.stand(crossing.world)
+        self._note(crossing, begun, redone=crossing.verdict is Verdict.REDO)
+        return crossing.verdict
+
+    def _note(self, crossing: Crossing, begun: float, *, redone: bool) -> None:
+        proposal = crossing.world.proposal
+        self._history += (
+            Change(
+                proposal.epoch,
+                proposal.joined,
+                proposal.left,
+                len(proposal.members),
+                crossing.conclusion.committed,
+                redone,
+                time.monotonic() - begun,
+            ),
+        )
+
+    # ---- between two steps -----------------------------------------------------------------------------------------------------
+
+    def share(self, state: State, load: Callable[[dict[str, Any]], None]) -> None:
+        """What a newcomer gets from the others: `state()` on a rank that has it, `load(state)` on the newcomer.
+
+        On a newcomer this waits until it is one of the ranks, and has loaded their state.
+        """
+        self._state = state, load
+        if self.is_new:
+            self._passage.be_ready()
+            self._enter_as_newcomer()
+
+    def _enter_as_newcomer(self) -> None:
+        while self.is_new:
+            begun = time.monotonic()
+            crossing = self._passage.cross(None)
+            with contextlib.suppress(CommunicationError):  # somebody died: the coordinator will send for this process again
+                self._heal(crossing)
+                self._passage.is_new = False
+                self._admit(crossing, begun)
+                self._wanted = 0  # who else waits comes in after the next step, as the others see it
+
+    def _heal(self, crossing: Crossing) -> None:
+        """Newcomers get the state. Then all commit to the new world: all are in it, or none is."""
+        inner, source = Communicator(crossing.world.connection), crossing.conclusion.source
+        self._entering, self._holds = crossing.world, False
+        self._hear_now()
+        if self._state is None:
+            raise RuntimeError("a process wants to join, but this rank has nothing to share: call opt.share(...) on all ranks")
+        state, load = self._state
+        self._passage.committed = crossing.conclusion.committed
+        if crossing.verdict is Verdict.HEAL:
+            load(receive_state(inner, source, self.member))
+        elif crossing.world.rank == source:
+            for rank in crossing.newcomers:
+                send_state(inner, rank, state())
+        self._commit(inner)
+
+    def _admit(self, crossing: Crossing, begun: float) -> None:
+        self._adopt(crossing.world)
+        self._entering = None
+        self._passage.stand(crossing.world)
+        self._note(crossing, begun, redone=False)
+
+    def between_steps(self, caller: object = None) -> None:
+        """Let in who waits. All ranks call it between two steps; a Loader that is part of the shared state does it for you."""
+        if self.is_new or (caller is not None and caller is not self.loader):
+            return
+        if self._wanted > max(self._world.epoch, self._next.epoch if self._next else 0):
+            self._grow()
+        while self.size < self._passage.ready.least and self._next is None:  # the same on all ranks
+            if self._passage.guard.newer_than(self._world.epoch) is not None or self._passage.guard.lost:
+                self._grow()
+            time.sleep(WAIT)
+
+    def after_step(self) -> None:
+        """Without a loader that knows when the next step begins, the end of a step is where newcomers come in."""
+        if self.loader is None:
+            self.between_steps()
+
+    def _grow(self) -> None:
+        """Enter a world with newcomers, or one with fewer members if somebody died meanwhile."""
+        begun = time.monotonic()
+        self._passage.waits = True
+        try:
+            crossing = self._passage.cross(self._next or self._world, between=True)
+            while crossing.newcomers:
+                entered = crossing
+                try:
+                    self._heal(entered)
+                except CommunicationError:
+                    # the commit is what broke, or what came before it: as in every round, all are in the new world or none is
+                    holds = self._holds
+                    crossing = self._passage.cross(entered.world, holds=holds, between=True)
+                    self._passage.committed = crossing.conclusion.committed
+                    if crossing.verdict is Verdict.COMMIT:
+                        self._adopt(entered.world)
+                else:
+                    self._admit(entered, begun)
+                    return
+            self._next, self._entering = crossing.world, None
+            self._hear_now()
+            self._passage.stand(crossing.world)
+            self._note(crossing, begun, redone=False)
+        finally:
+            self._passage.waits = False
+
+    # ---- the end ---------------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """This rank has finished: the others continue without it. Idempotent."""
+        self._leave(finished=True)
+
+    def _leave(self, *, finished: bool | None = None) -> None:
+        if self._closed or self._connection.issuer.owner.forked:
+            return
+        self._closed = True
+        atexit.unregister(self._leave)
+        self._passage.guard.over = lambda proposal: None
+        if finished is None:  # at the end of the program, which may be an uncaught exception
+            finished = getattr(sys, "last_value", None) is None
+        with contextlib.suppress(RuntimeError):  # the supervisor may be gone
+            self._passage.leave(finished=finished)
+        for world in (self._world, self._next):
+            if world is not None:
+                world.close()
+
+
+def _alone(passage: Passage) -> World:
+    """A newcomer's world until it is let in: it sets its script up as if it were alone."""
+    proposal = Proposal(0, (passage.member,))
+    return form(
+        passage.board, proposal, passage.member, [Report(None)], timeout=passage.timeout, algorithm=None, superseded=lambda: False
+    )
