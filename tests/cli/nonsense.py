@@ -100,6 +100,7 @@ LINES = {
     "bench gossip": ["bench", "gossip", "--ranks", "1000"],
     "bench train": ["bench", "train", "--ranks", "1000"],
     "selftest": ["selftest", "--ranks", "1000"],
+    "run": ["run", "--ranks", "2", "nowhere.py"],  # refused when all else was looked at
     "show": ["show", "ring:3"],
     "verify": ["verify", "ring:3"],
     "pack": ["pack", "imagefolder:nowhere", "shard-%d.tar"],

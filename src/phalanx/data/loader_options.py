@@ -5,18 +5,20 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Mapping
 from multiprocessing.context import BaseContext
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
 from phalanx.data.assemble import Decode, Maker, OnBad
 from phalanx.data.batch import BatchPlan, Stage
-from phalanx.data.build import Build
 from phalanx.data.position import whole_number
 from phalanx.data.scatter import Ranked, Shard
 from phalanx.data.source import Encoded
 from phalanx.data.workers import Kind
+
+if TYPE_CHECKING:  # it needs this file
+    from phalanx.data.build import Build
 
 # arguments of torch's DataLoader that have another name here, or none; {value} was given, {total} is that on all ranks
 OF_A_DATALOADER = {
