@@ -79,7 +79,12 @@ class Issuer:
 
     def _issue(self) -> None:
         activity = self.activity
+        broken: BaseException | None = None  # what ended all communication, which the calling thread may not know yet
         while (operation := self._queue.get()) is not None:
+            if broken is not None:
+                operation.error = broken
+                operation.finished.set()
+                continue
             operation.alive = time.monotonic()
             activity.current = operation
             try:
@@ -89,8 +94,9 @@ class Issuer:
             except BaseException as error:  # noqa: BLE001  raised in the thread that waits
                 operation.error = error
                 if breaks_the_network(error) and not operation.may_fail:
+                    broken = error
                     operation.finished.set()
-                    return  # `current` stays: it is this rank's answer to alarms
+                    continue  # `current` stays: it is this rank's answer to alarms
             activity.last, activity.idle_since = operation.name, time.monotonic()
             activity.current = None
             self._completed += 1
@@ -141,7 +147,8 @@ class Issuer:
 
     def _cut_off(self) -> None:
         """Get the thread out of the transport: if Python finds it there at exit, the process ends with SIGABRT."""
-        if self._cut is not None and (self._thread is not None or self.device.used):
+        if self._thread is not None:
             self._queue.put(None)  # a thread that has nothing to do ends at once: nothing can start any more
+        if self._cut is not None and (self._thread is not None or self.device.used):
             self._cut()
             self._join(1.0)
