@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from tests.long import LONG
 from tests.world.programs.herd import clean_environment
 
 from phalanx.cli.main import build_parser
@@ -107,7 +108,7 @@ def check_stopped(text: str, code: int | None, out: Path, *, by: int = signal.SI
         assert "no training was under way" in text or "stopping before the first step" in text or text.strip() in ("", "^C")
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, 2] if LONG else [2])
 def test_ctrl_c_in_a_terminal_saves_and_names_the_command_that_resumes(tmp_path, ranks):
     out = tmp_path / "run"
     with Terminal(train("--ranks", str(ranks), "--out", str(out), *RUN)) as terminal:
@@ -150,7 +151,7 @@ GRID = [
 ]
 
 
-@pytest.mark.parametrize(("ranks", "moment", "by"), GRID if SLOW else [(1, 1.0, signal.SIGINT), (2, 1.5, signal.SIGINT)])
+@pytest.mark.parametrize(("ranks", "moment", "by"), GRID if SLOW else [(1, 1.0, signal.SIGINT)])
 def test_at_any_moment(tmp_path, ranks, moment, by):
     """The signal goes to the whole process group, as from a terminal or a scheduler, at a random moment around `moment`."""
     out = tmp_path / "run"
@@ -174,6 +175,7 @@ def test_at_any_moment(tmp_path, ranks, moment, by):
     check_stopped(text, process.returncode, out, by=by)
 
 
+@pytest.mark.skipif(not LONG, reason="PHALANX_TEST_LONG=1, as in CI")
 def test_under_torchrun_the_ranks_save_and_print_no_traceback(tmp_path):
     """A terminal interrupts torchrun and all its ranks; torchrun then repeats the signal."""
     out = tmp_path / "run"
