@@ -16,6 +16,7 @@ from phalanx.comm import forks
 from phalanx.comm.activity import Activity
 from phalanx.comm.breakdown import Breakdown, breaks_the_network
 from phalanx.comm.failure import Watch
+from phalanx.comm.landing import land_later
 from phalanx.comm.pending import Operation, Pending
 from phalanx.comm.queued import DeviceQueue
 from phalanx.comm.transports import TransportError
@@ -104,24 +105,8 @@ class Issuer:
             if operation.landing is None or (operation.may_fail and operation.error is not None):
                 operation.finished.set()
             else:
-                self._land_later(operation, operation.landing)
+                land_later(operation, operation.landing, activity)
             del operation  # and with it the tensors: the next one may come much later
-
-    def _land_later(self, operation: Operation, landing: Callable[[], None]) -> None:
-        """Wait for `operation` in a separate thread: gloo's wait blocks, and there is no other way to learn of a message."""
-
-        def land() -> None:
-            try:
-                landing()
-            except BaseException as error:  # noqa: BLE001  raised in the thread that waits
-                operation.error = error
-            operation.ended = time.perf_counter()
-            del self.activity.flying[thread]
-            operation.finished.set()
-
-        thread = threading.Thread(target=land, name="phalanx-landing", daemon=True)
-        self.activity.flying[thread] = operation
-        thread.start()
 
     # ---- the end -----------------------------------------------------------------------------------------------------------
 
