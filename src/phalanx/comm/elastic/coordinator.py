@@ -69,7 +69,8 @@ class Coordinator:
     _pulses: dict[int, Pulse] = field(default_factory=dict)
     _published: int = 0
     _proposed: float = 0.0
-    _stood: int = 0  # the newest epoch that was announced to people
+    _stood: int = 0  # the newest epoch that was announced to people, and its members
+    _announced: tuple[int, ...] = ()
     _rung: bytes | None = b"never"
     _looked: float = 0.0
     _listened: float = 0.0
@@ -172,9 +173,12 @@ class Coordinator:
         if self.roster.standing >= set(proposal.members) and self._stood < proposal.epoch and proposal.members:
             self._stood = proposal.epoch
             seconds = now - self._proposed
-            change = Change(proposal.epoch, proposal.joined, proposal.left, len(proposal.members), seconds=seconds)
+            # not proposal.joined: a death may have come before the world of a newcomer was announced
+            joined = tuple(member for member in proposal.members if member not in self._announced) if self._announced else ()
+            self._announced = proposal.members
+            change = Change(proposal.epoch, joined, proposal.left, len(proposal.members), seconds=seconds)
             self.changes.append(change)
-            if proposal.joined or proposal.left:
+            if change.joined or change.left:
                 self.say(str(change))
         if self.board.broken(proposal.epoch) and self.proposal is proposal:
             self._broken = self._broken or now
