@@ -47,6 +47,7 @@ class Supervisor:
     arguments: Sequence[str]
     budget: int = 0
     env: Mapping[str, str] | None = None
+    announces: bool = True  # a line for every change of membership
     processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
     codes: dict[int, int] = field(default_factory=dict)
     given_up: set[int] = field(default_factory=set)
@@ -65,7 +66,7 @@ class Supervisor:
                     self._start()  # now: they import torch while this process does
                 store = serve(listener, self._point.host, self.count, datetime.timedelta(seconds=60))
                 board = Board(self._point, 60.0, store)
-                return self._watch(Coordinator(board, self.count, say=say_last), heard)
+                return self._watch(Coordinator(board, self.count, say=say_last if self.announces else lambda words: None), heard)
             finally:
                 self._kill()
 
