@@ -175,8 +175,8 @@ def _try(path: Path) -> _Claim | None:
 
 def _elastic_job() -> str:
     """The same for all ranks of an elastic job, and nothing for others."""
-    meeting = os.environ.get(MEETING, "")
-    return hashlib.sha256(meeting.encode()).hexdigest()[:16] if meeting else ""
+    token = os.environ.get(MEETING, "").rpartition("/")[2]  # hosts may know the meeting point by different names
+    return hashlib.sha256(token.encode()).hexdigest()[:16] if token else ""
 
 
 def _left_behind(path: Path) -> bool:
