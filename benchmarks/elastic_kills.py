@@ -110,6 +110,7 @@ def kill_one(follow: Follow, dead: set[int], generator: random.Random, ranks: in
         "step": before.get("step"),
         "seconds_to_next_step": round(done - at, 3),
         "seconds_to_full_world": round(full - at, 3),
+        "seconds_from_import_to_full_world": round(full - joined["imported"], 3),
     }
 
 
