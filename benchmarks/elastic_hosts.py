@@ -1,9 +1,9 @@
 """An elastic job on hosts that are network namespaces, and cuts in the network between them. Needs root.
 
-    with Lab(hosts=4, ranks_per_host=1).up(Bridge) as net, fleet(net, directory) as job:
-        cuts = Cuts(net)
-        cuts.cut([(3, 0), (3, 1), (3, 2)])     # what host 3 sends does not arrive, and nobody is told
-        cuts.heal()
+with Lab(hosts=4, ranks_per_host=1).up(Bridge) as net, fleet(net, directory) as job:
+    cuts = Cuts(net)
+    cuts.cut([(3, 0), (3, 1), (3, 2)])     # what host 3 sends does not arrive, and nobody is told
+    cuts.heal()
 """
 
 from __future__ import annotations

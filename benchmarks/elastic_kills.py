@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from elastic_training import N, replay, rows, steps_of
 
 PROGRAM = Path(__file__).parent / "elastic_training.py"
-DEADLINE = 60.0  # seconds until the next step, or the next rank, must be there
+DEADLINE = 150.0  # seconds until the next step, or the next rank, must be there
 
 
 class Follow:

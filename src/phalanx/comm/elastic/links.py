@@ -5,7 +5,7 @@ is missing. So when a round does not progress, every agent asks all others for a
 one is given up: the survivors must all reach each other.
 
 A link that comes and goes would form worlds for ever. So a host that was given up must wait before it is let in again, twice as
-long each time.
+long each time it fails soon again.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 FIRST_WAIT, LONGEST_WAIT = 5.0, 60.0  # seconds outside after a link failed
+FORGOTTEN = 10.0  # seconds inside without a failure after which the next one counts as the first
 
 Link = tuple[int, int]  # two agents, the lower number first
 
@@ -47,5 +48,5 @@ class Ban:
     times: int = 0
 
     def again(self, now: float) -> Ban:
-        seconds = min(LONGEST_WAIT, FIRST_WAIT * 2.0**self.times)
-        return Ban(now + seconds, self.times + 1)
+        times = self.times if now - self.until < FORGOTTEN else 0
+        return Ban(now + min(LONGEST_WAIT, FIRST_WAIT * 2.0**times), times + 1)
