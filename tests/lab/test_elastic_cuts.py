@@ -11,9 +11,9 @@ import pytest
 from tests.long import LONG
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from elastic_faults import KINDS, check, cut_once, lose_host  # noqa: E402
-from elastic_hosts import Cuts, fleet  # noqa: E402
-from lab import Bridge, Lab  # noqa: E402
+from elastic_faults import KINDS, check, cut_once, lose_host
+from elastic_hosts import Cuts, fleet
+from lab import Bridge, Lab
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="only root may make network namespaces"),

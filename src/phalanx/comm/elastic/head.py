@@ -184,7 +184,8 @@ class Head:
         return lost
 
     def _ban(self, host: Host, now: float) -> None:
-        self._bans[host.card.name] = self._bans.get(host.card.name, Ban()).again(now)
+        ban = self._bans[host.card.name] = self._bans.get(host.card.name, Ban()).again(now)
+        self._say(f"{host.card.name} may have ranks again in {ban.until - now:.0f} s, if its links work")
 
     def _admits(self, member: int) -> bool:
         """Whether the host of this member may have members again, after its links failed."""
