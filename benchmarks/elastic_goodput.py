@@ -70,10 +70,13 @@ class Contender:
         self._start(str(host), host, command)
 
     def _start(self, key: str, host: int, command: list[str]) -> None:
-        env = self._env | {"OWN_ADDRESS": self.net.lab.address(host), "GLOO_SOCKET_IFNAME": "eth0"}
+        address = self.net.lab.address(host)
+        env = self._env | {"OWN_ADDRESS": address, "GLOO_SOCKET_IFNAME": "eth0"}
+        # the host's name is its address: torchft sends others to the name, and there is no name server
+        named = ["unshare", "--uts", "sh", "-c", f'hostname {address} && exec "$@"', "sh"]
         with (self.directory / "log").open("ab") as log:
             self.processes[key] = subprocess.Popen(
-                ["nsenter", f"--net={NETNS / self.net.spaces[host]}", "--", *command],
+                ["nsenter", f"--net={NETNS / self.net.spaces[host]}", "--", *named, *command],
                 env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
