@@ -192,10 +192,12 @@ class Coordinator:
         if self.roster.standing >= set(proposal.members) and self._stood < proposal.epoch and proposal.members:
             self._stood = proposal.epoch
             seconds = now - self._proposed
-            # not proposal.joined: a death may have come before the world of a newcomer was announced
+            # since the last world that was announced: some follow each other too fast for that
+            why = dict(self.roster.gone)
+            left = tuple((member, why.get(member, "left")) for member in self._announced if member not in proposal.members)
             joined = tuple(member for member in proposal.members if member not in self._announced) if self._announced else ()
             self._announced = proposal.members
-            change = Change(proposal.epoch, joined, proposal.left, len(proposal.members), seconds=seconds)
+            change = Change(proposal.epoch, joined, left, len(proposal.members), seconds=seconds)
             self.changes.append(change)
             if change.joined or change.left:
                 self.say(str(change))

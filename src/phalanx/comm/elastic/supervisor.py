@@ -15,6 +15,7 @@ to an agent whose host was cut off from the meeting point, while the others cont
 from __future__ import annotations
 
 import os
+import queue
 import secrets
 import signal
 import socket
@@ -94,7 +95,7 @@ class _Host:
         self._out: set[int] = set()  # ranks that the job has given up
         self._wanted = 0  # ranks that are about to start
         self._begun = False  # whether the first world was formed
-        self._granted: list[int] = []
+        self._granted: queue.SimpleQueue[int] = queue.SimpleQueue()  # numbers for them, from the thread of the line
         self._until = float("inf")
         self._ending: int | None = None  # the exit code of this agent, if a signal ends it
 
@@ -138,7 +139,7 @@ class _Host:
     def _want(self, wish: int) -> None:
         """Ask for a number for a new rank."""
         self._wanted += 1
-        self._line.post(lambda keys: self._granted.append(keys.claim_member(self._agent, wish)))
+        self._line.post(lambda keys: self._granted.put(keys.claim_member(self._agent, wish)))
 
     def _watch(self, head: Head | None) -> int | None:
         while True:
@@ -163,9 +164,10 @@ class _Host:
 
     def _start(self) -> None:
         """Start the ranks that have got their numbers."""
-        granted, self._granted = self._granted, []
-        for member in granted:
-            self.children.start(member, self._point)
+        granted = []
+        while not self._granted.empty():
+            granted.append(self._granted.get())
+            self.children.start(granted[-1], self._point)
         if granted:
             started = list(self.children.processes)
 
