@@ -22,6 +22,7 @@ from phalanx.comm.communicator import Communicator
 from phalanx.comm.elastic.membership import Membership
 from phalanx.grad.allreduce import AllReduce
 from phalanx.grad.averager import Averager
+from phalanx.grad.drift import Difference
 from phalanx.grad.gossip.packet import average_together
 from phalanx.grad.record import StepRecord
 from phalanx.grad.reducer import TransferTime
@@ -167,6 +168,11 @@ class MultiNodeOptimizer(WrappedOptimizer):
     def spread(self) -> float:
         """How far the replicas are apart: not at all."""
         return 0.0
+
+    @property
+    def differences(self) -> tuple[Difference, ...]:
+        """Where the ranks were found to differ: step, ranks, tensors, and whether they were healed."""
+        return self._averager.differences
 
     def report(self) -> list[StepRecord]:
         """What every step spent on communication; needs `AllReduce(record=True)`."""

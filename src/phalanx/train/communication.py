@@ -46,6 +46,10 @@ class CommConfig:
     on_change: BatchPolicy = setting(
         "keep_batch", "With elastic: when ranks leave or join, keep the batch, or the share of each rank; then the rate follows."
     )
+    check_every: int = setting(100, "Steps after which ranks compare their parameters and optimizer state; 0 for never.")
+    on_difference: Literal["stop", "heal"] = setting(
+        "stop", "If a rank differs, for example because a bit flipped in its memory: stop, or heal it from the others."
+    )
     timeout: float = setting(60.0, "Seconds that a rank waits for another one before the run fails.")
     wire: Literal["float16", "bfloat16"] | None = setting(None, "Type in which gradients travel; none for their own.")
     bucket_bytes: int | None = setting(
@@ -62,6 +66,8 @@ class CommConfig:
 
     def __post_init__(self) -> None:
         check_timeout(self.timeout)
+        if self.check_every < 0:
+            raise ValueError(f"check_every={self.check_every}: 0 or more")
         for name in ("bucket_bytes", "growing"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -99,6 +105,8 @@ class CommConfig:
                 weighted=weighted,
                 record=True,
                 fused=self.fused,
+                check_every=self.check_every,
+                on_difference=self.on_difference,
             ),
             double_buffering=self.double_buffering,
             wire=getattr(torch, self.wire) if self.wire else None,
