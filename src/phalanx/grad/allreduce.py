@@ -24,9 +24,12 @@ class AllReduce:
         on_difference: What to do if they differ, for example because a bit flipped in memory. `"stop"` raises `ReplicaError`,
             which names the rank. `"heal"` copies what differs from the majority, warns, and continues. With two ranks nobody
             can tell which is right, so both stop.
+        on_slow: With `elastic=True`, what to do about a rank that is slow in 20 steps: `"warn"` names it and the cause;
+            `"rebalance"` also shares the samples of a `phalanx.data.Loader` out by speed, and weighs gradients by samples, so
+            that the mean stays exact; `"evict"` ends it; `"ignore"` measures nothing.
 
     Raises:
-        ValueError: If `growing`, `check_every` or `on_difference` makes no sense.
+        ValueError: If `growing`, `check_every`, `on_difference` or `on_slow` makes no sense.
 
     Example:
         >>> model = torch.nn.Linear(4, 2)
@@ -41,6 +44,7 @@ class AllReduce:
     fused: bool = False
     check_every: int = 100
     on_difference: Literal["stop", "heal"] = "stop"
+    on_slow: Literal["warn", "rebalance", "evict", "ignore"] = "warn"
 
     def __post_init__(self) -> None:
         if self.growing is not None and (not isinstance(self.growing, int) or self.growing < 1):
@@ -49,3 +53,5 @@ class AllReduce:
             raise ValueError(f"check_every={self.check_every!r}: a number of steps, or 0 for never")
         if self.on_difference not in ("stop", "heal"):
             raise ValueError(f"on_difference={self.on_difference!r}: stop or heal")
+        if self.on_slow not in ("warn", "rebalance", "evict", "ignore"):
+            raise ValueError(f"on_slow={self.on_slow!r}: warn, rebalance, evict or ignore")

@@ -50,6 +50,9 @@ class CommConfig:
     on_difference: Literal["stop", "heal"] = setting(
         "stop", "If a rank differs, for example because a bit flipped in its memory: stop, or heal it from the others."
     )
+    on_slow: Literal["warn", "rebalance", "evict", "ignore"] = setting(
+        "warn", "With elastic, a rank that is slow: name it, also give it fewer samples, end it, or do not look."
+    )
     timeout: float = setting(60.0, "Seconds that a rank waits for another one before the run fails.")
     wire: Literal["float16", "bfloat16"] | None = setting(None, "Type in which gradients travel; none for their own.")
     bucket_bytes: int | None = setting(
@@ -85,6 +88,8 @@ class CommConfig:
                 raise ValueError("elastic=True does not allow sync=gossip")
             if self.fused or self.double_buffering:
                 raise ValueError("elastic=True does not allow fused or double_buffering: gradients may be summed twice")
+        elif self.on_slow in ("rebalance", "evict"):
+            raise ValueError(f"on_slow={self.on_slow} is for elastic=True")
         elif self.min_ranks != 1 or self.max_ranks is not None or self.on_change != "keep_batch":
             raise ValueError("min_ranks, max_ranks and on_change are for elastic=True")
 
@@ -107,6 +112,7 @@ class CommConfig:
                 fused=self.fused,
                 check_every=self.check_every,
                 on_difference=self.on_difference,
+                on_slow=self.on_slow,
             ),
             double_buffering=self.double_buffering,
             wire=getattr(torch, self.wire) if self.wire else None,

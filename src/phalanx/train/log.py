@@ -24,6 +24,7 @@ import torch
 
 from phalanx.comm.communicator import Communicator
 from phalanx.grad.drift import Difference
+from phalanx.grad.pace import SlowRank
 from phalanx.train.banner import banner, data_facts, fact_lines, name_backend, run_facts
 from phalanx.train.clock import StepEvents
 from phalanx.train.config import RunConfig, plain
@@ -55,7 +56,7 @@ class Log:
         self._now = OwnInterval(time.perf_counter())
         self._closed: list[OwnInterval] = []  # over, but not written: on a GPU their sums are on the way to the host
         self._watch = StragglerWatch()
-        self._told_of_loss, self._differences = False, 0
+        self._told_of_loss, self._noticed = False, (0, 0)
         self._running, self._step, self._changes = False, 0, 0  # changes of membership that have a row
 
     @property
@@ -201,7 +202,8 @@ class Log:
                 self._progress.warn(
                     f"the loss is {row['loss']} at step {row['step']}: try a lower rate.peak, or more rate.warmup"
                 )
-        straggler = self._watch.interval(ranks, interval.elapsed)
+        # the ranks of an elastic run compare their times in every fifth step: grad/slow_ranks.py
+        straggler = None if self.comm.elastic else self._watch.interval(ranks, interval.elapsed)
         if straggler is not None:
             named = {"rank": straggler.rank, "cause": straggler.cause, "factor": straggler.factor}
             self._write({"kind": "straggler", "step": interval.latest["step"], "seconds": interval.seconds, **named})
@@ -209,11 +211,12 @@ class Log:
                 self._progress.warn(str(straggler))
         return max(times.total for times in ranks)
 
-    def differences(self, found: Sequence[Difference]) -> None:
-        """Write a row for every rank that was found to differ from the others since the last call."""
-        for each in found[self._differences :]:
-            self._write({"kind": "difference", "seconds": self.seconds} | asdict(each))
-        self._differences = len(found)
+    def noticed(self, differences: Sequence[Difference], slow: Sequence[SlowRank]) -> None:
+        """Write a row for every rank that was found to differ from the others, or to be slow, since the last call."""
+        for kind, found, told in (("difference", differences, self._noticed[0]), ("straggler", slow, self._noticed[1])):
+            for each in found[told:]:
+                self._write({"kind": kind, "seconds": self.seconds} | asdict(each))
+        self._noticed = len(differences), len(slow)
 
     def begin_evaluation(self, epoch: int) -> None:
         self._recorded.tell({"kind": "evaluating", "epoch": epoch})
@@ -264,8 +267,6 @@ class Log:
             self._progress = show_progress(self.config) if self._show else None
             self._recorded.take_over(self._facts(self._step, resume=True))
         changes = self.comm.membership.history
-        if len(changes) > self._changes:
-            self._watch = StragglerWatch()  # ranks have other numbers
         new, self._changes = changes[self._changes :], len(changes)
         for change in new:
             facts = {"membership": change.epoch, "joined": change.joined, "left": change.left, "ranks": change.size}

@@ -203,7 +203,7 @@ class Trainer:
             groups=len(transfers),
         )
         if isinstance(self.optimizer, MultiNodeOptimizer):
-            self.log.differences(self.optimizer.differences)
+            self.log.noticed(self.optimizer.differences, self.optimizer.slow_ranks)
         try:
             self.tracer.end_step(transfers)
         except OSError as error:  # a full disk, on rank 0
