@@ -16,6 +16,7 @@ import torch
 
 from phalanx.comm.transports import Message, Transport
 from phalanx.schedule import Collective, Move, Scale, Schedule
+from phalanx.schedule.ops import ONE
 
 LANES, LANE_BYTES = 4, 512 << 10  # pieces of a buffer that take turns on the network, and the least size of one
 
@@ -30,6 +31,7 @@ class Receipt:
     chunks: range
     reduce: bool
     direct: bool
+    factor: Fraction = ONE  # of what arrives
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ def project(schedule: Schedule, rank: int) -> tuple[Part, ...]:
         part = Part(
             sends=sends,
             receipts=tuple(
-                Receipt(op.src, op.chunks, op.reduce, not op.reduce and not _overlaps(op.chunks, sends))
+                Receipt(op.src, op.chunks, op.reduce, not op.reduce and not _overlaps(op.chunks, sends), op.factor)
                 for op in step.ops
                 if isinstance(op, Move) and op.dst == rank
             ),
@@ -201,6 +203,8 @@ class _Lane:
             self.transport.collective(part.collective, self.view(part.collective.chunks), self.op, self.ranks)
         for receipt, x in zip(part.receipts, self.landing):
             target = self.view(receipt.chunks)
+            if receipt.factor != 1:
+                x.mul_(float(receipt.factor))
             if receipt.reduce:
                 # the lower rank's first on both sides of an exchange: max(0.0, -0.0) and NaN + NaN are one of the two
                 REDUCERS[self.op](*((x, target) if receipt.peer < self.me else (target, x)), out=target)

@@ -13,7 +13,7 @@ from itertools import pairwise
 from operator import add
 from typing import Any, Generic, Protocol, TypeVar, cast
 
-from .ops import Collective, Move, Schedule, Step
+from .ops import ONE, Collective, Move, Scale, Schedule, Step
 
 
 class _Adds(Protocol):
@@ -54,28 +54,46 @@ def interpret(s: Schedule, origins: list[V], scale: Callable[[V, Fraction], V], 
     state = Buffers(s.chunks, origins)
     for step in s.steps:
         if set(map(type, step.ops)) == {Move}:
-            _run_moves(state, cast("tuple[Move, ...]", step.ops))
+            _run_moves(state, cast("tuple[Move, ...]", step.ops), scale)
+        elif set(map(type, step.ops)) == {Scale}:
+            _run_scales(state, cast("tuple[Scale, ...]", step.ops), scale)
         elif step.ops:
             _run_mixed(state, step, scale, junk)
     return state
 
 
-def _run_moves(state: Buffers[V], moves: tuple[Move, ...]) -> None:
+def _run_moves(state: Buffers[V], moves: tuple[Move, ...], scale: Callable[[V, Fraction], V]) -> None:
     """All read, then all write; one-atom moves, the bulk of a lowered schedule, without slices."""
     starts, stops = [m.chunks.start for m in moves], [m.chunks.stop for m in moves]
     state.refine({*starts, *stops})
     rows, atom = state.rows, state.atom
     begins, ends = [atom[start] for start in starts], [atom[stop] for stop in stops]
+    scaled = any(m.factor is not ONE for m in moves)
     if sum(ends) - sum(begins) == len(moves):  # every range holds at least one atom, so each holds exactly one
         values = [rows[m.src][i] for m, i in zip(moves, begins, strict=True)]
+        if scaled:
+            values = [value if m.factor is ONE else scale(value, m.factor) for m, value in zip(moves, values)]
         for m, i, value in zip(moves, begins, values, strict=True):
             row = rows[m.dst]
             row[i] = row[i] + value if m.reduce else value
     else:
         slices = [rows[m.src][i:j] for m, i, j in zip(moves, begins, ends, strict=True)]
+        if scaled:
+            slices = [[scale(value, m.factor) for value in part] for m, part in zip(moves, slices)]
         for m, i, j, part in zip(moves, begins, ends, slices, strict=True):
             row = rows[m.dst]
             row[i:j] = map(add, row[i:j], part) if m.reduce else part
+
+
+def _run_scales(state: Buffers[V], scales: tuple[Scale, ...], scale: Callable[[V, Fraction], V]) -> None:
+    """In place: no two of them write one slot."""
+    state.refine({bound for op in scales for bound in (op.chunks.start, op.chunks.stop)})
+    for op in scales:
+        atoms = range(state.atom[op.chunks.start], state.atom[op.chunks.stop])
+        for rank in op.ranks:
+            row = state.rows[rank]
+            for i in atoms:
+                row[i] = scale(row[i], op.factor)
 
 
 def _run_mixed(state: Buffers[V], step: Step, scale: Callable[[V, Fraction], V], junk: Callable[[], V]) -> None:
@@ -91,7 +109,7 @@ def _run_mixed(state: Buffers[V], step: Step, scale: Callable[[V, Fraction], V],
         elif not isinstance(op, Move):
             writes += [(rank, i, [scale(value, op.factor) for value in rows[rank][i:j]]) for rank in op.ranks]
     if moves:
-        _run_moves(state, moves)
+        _run_moves(state, moves, scale)
     for rank, i, values in writes:
         rows[rank][i : i + len(values)] = values
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from fractions import Fraction
 from typing import Any, cast
 
 from .limits import MAX_DIGITS, check_name, check_size, read_factor
-from .ops import Collective, Goal, Kind, Move, Op, Scale, Schedule, ScheduleError, Step
+from .ops import ONE, Collective, Goal, Kind, Move, Op, Scale, Schedule, ScheduleError, Step
 from .plain_json import brief, loads
 from .wellformed import GOALS, KINDS
 
@@ -81,7 +82,8 @@ def _step(data: Any, number: int) -> Step:
 
 def _op_to_json(op: Op) -> dict[str, Any]:
     if isinstance(op, Move):
-        return {"op": "add" if op.reduce else "copy", "src": op.src, "dst": op.dst, "chunks": _run_to_json(op.chunks)}
+        move = {"op": "add" if op.reduce else "copy", "src": op.src, "dst": op.dst, "chunks": _run_to_json(op.chunks)}
+        return move if op.factor is ONE else {**move, "factor": str(op.factor)}
     if isinstance(op, Collective):
         return {"op": op.kind, "group": op.group, "chunks": _run_to_json(op.chunks)}
     return {"op": "scale", "ranks": _run_to_json(op.ranks), "chunks": _run_to_json(op.chunks), "factor": str(op.factor)}
@@ -92,19 +94,23 @@ def _op_from_json(data: Any, where: str) -> Op:
     run = _run_from_json(chunks, f"{where}: chunks")
     if kind in ("copy", "add"):
         src, dst = _fields(data, where, "src", "dst")
-        return Move(_typed(int, src, f"{where}: src"), _typed(int, dst, f"{where}: dst"), run, kind == "add")
+        factor = _factor(data["factor"], where) if "factor" in data else ONE
+        return Move(_typed(int, src, f"{where}: src"), _typed(int, dst, f"{where}: dst"), run, kind == "add", factor)
     if kind in KINDS:
         (group,) = _fields(data, where, "group")
         ranks = tuple(_typed(int, rank, f"{where}: a rank") for rank in _typed(list, group, f"{where}: group"))
         return Collective(cast("Kind", kind), ranks, run)
     if kind == "scale":
         scaled, factor = _fields(data, where, "ranks", "factor")
-        ranges = _run_from_json(scaled, f"{where}: ranks")
-        try:
-            return Scale(ranges, run, read_factor(_typed(str, factor, "factor")))
-        except ScheduleError as error:
-            raise ScheduleError(f"{where}: {error}") from None
+        return Scale(_run_from_json(scaled, f"{where}: ranks"), run, _factor(factor, where))
     raise ScheduleError(f"{where}: {brief(kind)} is none of copy, add, scale, {', '.join(KINDS)}")
+
+
+def _factor(data: Any, where: str) -> Fraction:
+    try:
+        return read_factor(_typed(str, data, "factor"))
+    except ScheduleError as error:
+        raise ScheduleError(f"{where}: {error}") from None
 
 
 def _run_to_json(run: range) -> list[int]:

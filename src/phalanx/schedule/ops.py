@@ -17,6 +17,7 @@ from typing import Literal
 
 Kind = Literal["all_reduce", "reduce_scatter", "all_gather", "reduce", "broadcast"]
 Goal = Literal["sum", "mean", "mixing", "copy"]
+ONE = Fraction(1)  # one object: millions of moves have it, and are asked whether they do
 
 
 class ScheduleError(ValueError):
@@ -40,16 +41,18 @@ class Move:
         dst: The rank that receives.
         chunks: The chunks that travel.
         reduce: Add to the receiver's chunks instead of overwriting them.
+        factor: Multiply what arrives by this exact fraction first. The sender keeps its own.
 
     Example:
         >>> phalanx.schedule.Move(0, 1, range(4, 6), reduce=True)
-        Move(src=0, dst=1, chunks=range(4, 6), reduce=True)
+        Move(src=0, dst=1, chunks=range(4, 6), reduce=True, factor=Fraction(1, 1))
     """
 
     src: int
     dst: int
     chunks: range
     reduce: bool = False
+    factor: Fraction = ONE
 
 
 @dataclass(frozen=True, slots=True)

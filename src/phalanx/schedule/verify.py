@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import lru_cache
 
 from .describe import describe
 from .formal_sum import JUNK, FormalSum
@@ -69,13 +70,17 @@ def _verify_exactly(s: Schedule) -> None:
 
 
 def _verify_by_fingerprints(s: Schedule) -> None:
-    rng = random.Random(0)  # the same prints every time: a failure can be repeated
-    prints = [rng.randrange(1, PRIME) for _ in range(s.world)]
+    rng = random.Random(1)
+    prints = _prints(s.world)
+
+    whole: dict[int, tuple[int, Fraction]] = {}  # factors modulo PRIME, by identity: an op has one for all its ranks
 
     def scale(value: int, factor: Fraction) -> int:
-        if factor.denominator % PRIME == 0:
-            raise ScheduleError(f"{s.name}: the factor {factor} cannot be followed modulo {PRIME}; choose another")
-        return value * factor.numerator * pow(factor.denominator, -1, PRIME) % PRIME
+        if id(factor) not in whole:
+            if factor.denominator % PRIME == 0:
+                raise ScheduleError(f"{s.name}: the factor {factor} cannot be followed modulo {PRIME}; choose another")
+            whole[id(factor)] = factor.numerator * pow(factor.denominator, -1, PRIME) % PRIME, factor
+        return value * whole[id(factor)][0] % PRIME
 
     def junk() -> int:
         return rng.randrange(1, PRIME)
@@ -90,6 +95,12 @@ def _verify_by_fingerprints(s: Schedule) -> None:
     total = sum(prints)
     wanted = {"sum": total, "mean": scale(total, Fraction(1, s.world)), "copy": prints[s.root]}[s.goal]
     _check_all(s, interpret(s, prints, scale, junk), wanted)
+
+
+@lru_cache(maxsize=1)
+def _prints(world: int) -> list[int]:
+    rng = random.Random(0)  # the same every time: a failure can be repeated
+    return [rng.randrange(1, PRIME) for _ in range(world)]
 
 
 def _check_all(s: Schedule, final: Buffers[int], wanted: int) -> None:

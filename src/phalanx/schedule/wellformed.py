@@ -9,7 +9,7 @@ from operator import eq
 from typing import NoReturn, cast
 
 from .describe import describe
-from .ops import Collective, Move, Op, Schedule, ScheduleError, Step
+from .ops import ONE, Collective, Move, Op, Scale, Schedule, ScheduleError, Step
 
 KINDS = ("all_reduce", "reduce_scatter", "all_gather", "reduce", "broadcast")
 GOALS = ("sum", "mean", "mixing", "copy")
@@ -30,7 +30,8 @@ def check(s: Schedule) -> None:
         else:
             for op in step.ops:
                 _check_op(s, number, op)
-            _check_writers(s, number, step)
+            if len(step.ops) > 1:
+                _check_writers(s, number, step)
 
 
 def _check_moves(s: Schedule, number: int, moves: tuple[Move, ...], known: dict[int, range]) -> None:
@@ -44,6 +45,7 @@ def _check_moves(s: Schedule, number: int, moves: tuple[Move, ...], known: dict[
         and max(sources) < s.world
         and max(targets) < s.world
         and not any(map(eq, sources, targets))
+        and all(m.factor is ONE or (isinstance(m.factor, Fraction) and m.factor.numerator >= 0) for m in moves)
         and all(_inside(part, s.chunks) for part in fresh)
     )
     if not sound:
@@ -58,6 +60,11 @@ def _check_op(s: Schedule, number: int, op: Op) -> None:
     def fail(fact: str) -> NoReturn:
         raise ScheduleError(f"{s.name}: {fact} (step {number}: {describe(op)})")
 
+    if isinstance(op, Move | Scale):
+        if not isinstance(cast(object, op.factor), Fraction):
+            fail(f"the factor {op.factor!r} is not a Fraction")
+        if op.factor < 0:
+            fail(f"the factor {op.factor} is negative")
     if isinstance(op, Move):
         ranks: Iterable[int] = (op.src, op.dst)
         if op.src == op.dst:
@@ -77,10 +84,6 @@ def _check_op(s: Schedule, number: int, op: Op) -> None:
         if not op.ranks:
             fail("it names no rank")
         ranks = (op.ranks[0], op.ranks[-1])  # a file may name a billion
-        if not isinstance(cast(object, op.factor), Fraction):
-            fail(f"the factor {op.factor!r} is not a Fraction")
-        if op.factor < 0:
-            fail(f"the factor {op.factor} is negative")
     for rank in ranks:
         if not 0 <= rank < s.world:
             fail(f"rank {rank} is not in a world of {s.world}")

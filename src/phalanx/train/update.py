@@ -27,7 +27,8 @@ from phalanx.train.own_optimizer import OwnRule, check_name
 from phalanx.train.settings import setting
 
 GOSSIP = {
-    "topology": "Which partner a rank has: 2**k ranks away in step k of a period, or across dimension k of a hypercube.",
+    "topology": "Which partner a rank has: 2**k ranks away in step k of a period, across dimension k of a hypercube, or one of "
+    "pairs whose steps make the exact mean.",
     "rotate": "Shuffle the ranks after every period, so that partners change.",
     "exchange": "Mix weights and optimizer state after the update, or gradients before it.",
     "level": "Let every rank gossip, or let the ranks of a host act as one; none for hosts where several hold several ranks.",
