@@ -231,7 +231,7 @@ class Trainer:
         """The results over the whole test set, each sample on one rank."""
         self.log.begin_evaluation(self.position.epoch)
         apart = {}
-        if isinstance(self.optimizer, GossipOptimizer):  # evaluate one model, the mean of all replicas
+        if self.optimizer.replicas_differ:  # evaluate one model, the mean of all replicas
             apart["spread"] = self.optimizer.spread()
             self.optimizer.average_()
         average_batchnorm_(self.model, self.comm)
