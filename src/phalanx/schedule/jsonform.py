@@ -7,13 +7,13 @@ from fractions import Fraction
 from typing import Any, cast
 
 from .limits import MAX_DIGITS, check_name, check_size, read_factor
-from .ops import ONE, Collective, Goal, Kind, Move, Op, Scale, Schedule, ScheduleError, Step
+from .ops import ONE, Chunks, Collective, Goal, Kind, Move, Op, Scale, Schedule, ScheduleError, Step
 from .plain_json import brief, loads
 from .wellformed import GOALS, KINDS
 
 
 def to_json(s: Schedule) -> str:
-    """Write a schedule as JSON, for other programs: one line per step, runs as [start, stop].
+    """Write a schedule as JSON, for other programs: one line per step, runs as [start, stop], several of a message in a list.
 
     Args:
         s: The schedule.
@@ -82,7 +82,7 @@ def _step(data: Any, number: int) -> Step:
 
 def _op_to_json(op: Op) -> dict[str, Any]:
     if isinstance(op, Move):
-        move = {"op": "add" if op.reduce else "copy", "src": op.src, "dst": op.dst, "chunks": _run_to_json(op.chunks)}
+        move = {"op": "add" if op.reduce else "copy", "src": op.src, "dst": op.dst, "chunks": _runs_to_json(op)}
         return move if op.factor is ONE else {**move, "factor": str(op.factor)}
     if isinstance(op, Collective):
         return {"op": op.kind, "group": op.group, "chunks": _run_to_json(op.chunks)}
@@ -91,11 +91,12 @@ def _op_to_json(op: Op) -> dict[str, Any]:
 
 def _op_from_json(data: Any, where: str) -> Op:
     kind, chunks = _fields(data, where, "op", "chunks")
-    run = _run_from_json(chunks, f"{where}: chunks")
     if kind in ("copy", "add"):
         src, dst = _fields(data, where, "src", "dst")
+        runs = _runs_from_json(chunks, f"{where}: chunks")
         factor = _factor(data["factor"], where) if "factor" in data else ONE
-        return Move(_typed(int, src, f"{where}: src"), _typed(int, dst, f"{where}: dst"), run, kind == "add", factor)
+        return Move(_typed(int, src, f"{where}: src"), _typed(int, dst, f"{where}: dst"), runs, kind == "add", factor)
+    run = _run_from_json(chunks, f"{where}: chunks")
     if kind in KINDS:
         (group,) = _fields(data, where, "group")
         ranks = tuple(_typed(int, rank, f"{where}: a rank") for rank in _typed(list, group, f"{where}: group"))
@@ -111,6 +112,17 @@ def _factor(data: Any, where: str) -> Fraction:
         return read_factor(_typed(str, data, "factor"))
     except ScheduleError as error:
         raise ScheduleError(f"{where}: {error}") from None
+
+
+def _runs_to_json(op: Move) -> list[Any]:
+    return _run_to_json(op.chunks) if isinstance(op.chunks, range) else [_run_to_json(run) for run in op.chunks]
+
+
+def _runs_from_json(data: Any, where: str) -> Chunks:
+    """`[0, 2]`, or several runs that travel together: `[[0, 2], [4, 5]]`."""
+    if isinstance(data, list) and data and all(isinstance(run, list) for run in data):
+        return tuple(_run_from_json(run, where) for run in data)
+    return _run_from_json(data, where)
 
 
 def _run_to_json(run: range) -> list[int]:

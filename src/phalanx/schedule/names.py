@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import binomial, gossip, halving_doubling, hierarchical, recursive_doubling, ring, scatter_gather, torus, tree
+from . import binomial, gossip, halving_doubling, hierarchical, recursive_doubling, ring, scatter_gather, swing, torus, tree
 from .jsonform import from_json
 from .limits import MAX_LOWERED, MAX_RANKS, MAX_WORK, work
 from .lower import lower
@@ -53,6 +53,7 @@ SCHEDULES = {
     "halving-doubling": NamedSchedule("N", r"\d+", halving_doubling),
     "recursive-doubling": NamedSchedule("N", r"\d+", recursive_doubling),
     "tree": NamedSchedule("N", r"\d+", tree),
+    "swing": NamedSchedule("N", r"\d+", swing),
     "gossip": NamedSchedule("N[:ROUND]", r"\d+(:\d+)?", _dissemination),
     "gossip-hypercube": NamedSchedule("N[:ROUND]", r"\d+(:\d+)?", _hypercube),
     "gossip-exact": NamedSchedule("N[:ROUND]", r"\d+(:\d+)?", _exact),
@@ -91,7 +92,7 @@ def find_all_reduce(text: str, ranks: int, option: str) -> Schedule:
     if work(s) > MAX_WORK:
         raise InputError(f"{option}: checking it takes {work(s):,} additions, more than {MAX_WORK:,}")
     try:
-        verify(s)
+        verify(s, bitwise=True)
         if lowered_ops(s) <= MAX_LOWERED:
             verify(lower(s))
     except ScheduleError as error:
