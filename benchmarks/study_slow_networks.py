@@ -4,7 +4,8 @@
 
 The set-up is that of study_gossip.py: network, batch (256 over all ranks), epochs, learning rate, momentum, order of samples. Its
 rows for "all-reduce" and "gossip" (dissemination) are the baselines, unless this program ran them too. One difference: tensors
-are channels_last, which computes the same in half the time. `--prefix "nice -n 5"` is put before the ranks of every run.
+are channels_last, which computes the same in half the time, and ranks are threads of one process, so that on a busy machine they
+do not wait for each other. What travels, and what becomes of it, is the same.
 
 Every run appends one row to FILE; runs that are there already are not done again, so the study can be interrupted and continued.
 The table at the end is made of all rows.
@@ -13,24 +14,22 @@ The table at the end is made of all rows.
 from __future__ import annotations
 
 import argparse
+import copy
 import functools
 import itertools
 import json
 import platform
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from local_ranks import finish, lines_of, started
-from study_gossip import PATIENT, SETTINGS, kind_of, learning_rate, own_batches, scaled, small_net, test_accuracy
+from study_gossip import PATIENT, SETTINGS, Setting, kind_of, learning_rate, own_batches, scaled, small_net, test_accuracy
 from torch import nn
 
 import phalanx
 
-DEADLINE = 3600  # seconds for one run
 BASELINES = Path(__file__).parent / "results" / "study_gossip.jsonl"
 
 
@@ -42,16 +41,42 @@ VARIANTS: dict[str, functools.partial[dict[str, Any]]] = {
     "all-reduce": functools.partial(dict, sync=phalanx.AllReduce()),
     "gossip": functools.partial(dict, sync=phalanx.Gossip(patience=PATIENT)),
     "gossip, exact": functools.partial(exact),
-    "gossip, exact, coherent": functools.partial(exact, overlap=False),
+    "LocalSGD, H=20": functools.partial(dict, sync=phalanx.LocalSGD(every=20)),
+    "DiLoCo, H=20": functools.partial(dict, sync=phalanx.DiLoCo(every=20)),
+    "DiLoCo, H=20, outer 0.9/0.5": functools.partial(
+        dict, sync=phalanx.DiLoCo(every=20, outer={"lr": 0.9, "momentum": 0.5, "nesterov": True})
+    ),
+    "DiLoCo, H=20, 4 parts, overlapped": functools.partial(dict, sync=phalanx.DiLoCo(every=20, fragments=4, overlap=True)),
+    "NoLoCo, H=20": functools.partial(dict, sync=phalanx.DiLoCo(every=20, partners="random")),
 }
 
 
-def train(comm: phalanx.Communicator, data: str, variant: str, seed: int, batch: int, epochs: int) -> dict[str, Any]:
-    """One run on the ranks of `comm`; what was found, the same on all of them."""
-    setting = SETTINGS[kind_of(data)]
+def run(data: str, variant: str, seed: int, batch: int, epochs: int, ranks: int) -> dict[str, Any]:
+    """What one run finds."""
     source, held_out = (phalanx.data.open(data, split=split) for split in ("train", "test"))
     phalanx.seed_everything(seed)
-    model = small_net(source.x.shape[1], len(source.classes)).to(memory_format=torch.channels_last)
+    first = small_net(source.x.shape[1], len(source.classes)).to(memory_format=torch.channels_last)
+    setting = SETTINGS[kind_of(data)]
+    replicas = [copy.deepcopy(first) for _ in range(ranks)]
+
+    def play(comm: phalanx.Communicator) -> dict[str, Any]:
+        return train(comm, replicas[comm.rank], source, held_out, setting, variant, seed, batch, epochs)
+
+    return phalanx.run_local(ranks, play, timeout=PATIENT)[0]
+
+
+def train(
+    comm: phalanx.Communicator,
+    model: nn.Module,
+    source: Any,
+    held_out: Any,
+    setting: Setting,
+    variant: str,
+    seed: int,
+    batch: int,
+    epochs: int,
+) -> dict[str, Any]:
+    """One run on the ranks of `comm`; what was found, the same on all of them."""
     sgd = torch.optim.SGD(model.parameters(), lr=setting.peak, momentum=0.9, nesterov=True, weight_decay=5e-4)
     opt: Any = phalanx.create_multi_node_optimizer(sgd, comm, **VARIANTS[variant]())
     opt.follow(model)
@@ -72,16 +97,6 @@ def train(comm: phalanx.Communicator, data: str, variant: str, seed: int, batch:
 
 
 # ---- the study -------------------------------------------------------------------------------------------------------------
-
-
-def run(data: str, variant: str, seed: int, batch: int, epochs: int, ranks: int, prefix: str) -> dict[str, Any]:
-    """What rank 0 found, of so many ranks started here."""
-    numbers = ["--rank", str(seed), "--batch", str(batch), "--epochs", str(epochs)]
-    command = [*prefix.split(), sys.executable, __file__, *numbers, "--data", data, "--only", variant]
-    with started(command, ranks) as processes:
-        found = [json.loads(line) for line in lines_of(processes[0], deadline=DEADLINE)]
-        finish(processes, deadline=60)
-    return dict(found[0])
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -119,19 +134,11 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--epochs", type=int, help="others than a data set has by default")
     parser.add_argument("--only", nargs="+", choices=list(VARIANTS), help="only these variants")
-    parser.add_argument("--prefix", default="", help="a command that starts the ranks, such as nice")
-    parser.add_argument("--rank", type=int, metavar="SEED", help=argparse.SUPPRESS)
     args = parser.parse_args()
     for data in args.data:
         if kind_of(data) not in SETTINGS:
             parser.error(f"--data {data}: one of {', '.join(SETTINGS)}, with its directory after a colon")
-    if args.rank is not None:
-        torch.set_num_threads(1)
-        with phalanx.create_communicator(timeout=PATIENT) as comm:
-            found = train(comm, args.data[0], args.only[0], args.rank, args.batch, args.epochs)
-            if comm.rank == 0:
-                print(json.dumps(found), flush=True)
-        return
+    torch.set_num_threads(1)  # per rank
     for seed, data, variant in itertools.product(args.seeds, args.data, args.only or VARIANTS):
         setting = SETTINGS[kind_of(data)]
         epochs = args.epochs or setting.epochs
@@ -139,7 +146,7 @@ def main() -> None:
         here |= {"epochs": epochs, "peak": setting.peak, "variant": variant}
         if any(here.items() <= row.items() for row in read(args.out)):
             continue
-        found = run(data, variant, seed, args.batch, epochs, args.ranks, args.prefix)
+        found = run(data, variant, seed, args.batch, epochs, args.ranks)
         versions = {"date": time.strftime("%Y-%m-%d"), "torch": torch.__version__, "python": platform.python_version()}
         with args.out.open("a") as file:
             file.write(json.dumps({**here, **found, **versions}) + "\n")

@@ -137,8 +137,7 @@ def _op_from_text(line: str, number: int) -> Op:
         if (found := MOVE.fullmatch(line)) and RUNS.fullmatch(found.group(4)):
             verb, src, dst, chunks, by = found.groups()
             runs = tuple(map(_run_from_text, chunks.split(" ")))
-            factor = read_factor(by) if by else ONE
-            return Move(int(src), int(dst), runs[0] if len(runs) == 1 else runs, verb == "add", factor)
+            return Move(int(src), int(dst), runs[0] if len(runs) == 1 else runs, verb == "add", read_factor(by) if by else ONE)
         if found := COLLECTIVE.fullmatch(line):
             kind, group, chunks = found.groups()
             return Collective(cast("Kind", kind), tuple(map(int, group.split())), _run_from_text(chunks))
