@@ -7,6 +7,8 @@ from .halving_doubling import halving_doubling
 from .hierarchical import hierarchical
 from .jsonform import from_json, to_json
 from .lower import lower
+from .msccl_export import to_msccl
+from .msccl_import import from_msccl
 from .ops import Chunks, Collective, Goal, Kind, Move, Op, Scale, Schedule, ScheduleError, Step
 from .recursive_doubling import recursive_doubling
 from .ring import ring
@@ -33,6 +35,7 @@ __all__ = [
     "binomial",
     "chain",
     "from_json",
+    "from_msccl",
     "from_text",
     "gossip",
     "gossip_partners",
@@ -51,6 +54,7 @@ __all__ = [
     "show",
     "swing",
     "to_json",
+    "to_msccl",
     "to_text",
     "torus",
     "trace",

@@ -6,7 +6,7 @@ Speed comes from *atoms*: adjacent chunks that all ops so far treated alike are 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import cast
 
@@ -86,10 +86,13 @@ def _run_scattered(state: Buffers, moves: tuple[Move, ...], terms: Expressions) 
     places = {key: state.atoms(runs) for key, runs in distinct.items()}
     rows = state.rows
     values = [[rows[m.src][i] for i in places[id(m.chunks)]] for m in moves]
+    scales: dict[int, Callable[[int], int]] = {}  # by identity: the moves of a step share their factors
     for m, part in zip(moves, values, strict=True):
         row, at = rows[m.dst], places[id(m.chunks)]
         if m.factor is not ONE:
-            part = [terms.scale(value, m.factor) for value in part]
+            if id(m.factor) not in scales:
+                scales[id(m.factor)] = terms.scaling(m.factor)
+            part = list(map(scales[id(m.factor)], part))
         if m.reduce:
             part = [terms.add(row[i], value) for i, value in zip(at, part, strict=True)]
         for i, value in zip(at, part, strict=True):
@@ -109,7 +112,8 @@ def _run_mixed(state: Buffers, step: Step, terms: Expressions) -> None:
         if isinstance(op, Collective):
             writes += _collective_writes(op, [rows[rank][i:j] for rank in op.group], i, state, terms)
         else:
-            writes += [(rank, i, [terms.scale(value, op.factor) for value in rows[rank][i:j]]) for rank in op.ranks]
+            scale = terms.scaling(op.factor)
+            writes += [(rank, i, [scale(value) for value in rows[rank][i:j]]) for rank in op.ranks]
     if moves:
         _run_moves(state, moves, terms)
     for rank, i, values in writes:

@@ -55,7 +55,7 @@ def _check_moves(s: Schedule, number: int, moves: tuple[Move, ...], known: dict[
         and max(sources) < s.world
         and max(targets) < s.world
         and not any(map(eq, sources, targets))
-        and all(m.factor is ONE for m in moves)
+        and not any(map(_wrong, {id(m.factor): m.factor for m in moves}.values()))
         and all(_inside(part, s.chunks) for part in fresh)
     )
     if not sound:
@@ -64,6 +64,19 @@ def _check_moves(s: Schedule, number: int, moves: tuple[Move, ...], known: dict[
     known.update((id(part), part) for part in fresh)
     if len(set(targets)) < len(moves) and not all(m.reduce for m in moves):
         _check_writers(s, number, s.steps[number - 1])
+
+
+def _wrong(factor: Fraction) -> str:
+    """What is wrong with a factor; empty for a good one."""
+    if factor is ONE:
+        return ""
+    if not isinstance(cast(object, factor), Fraction):
+        return f"the factor {factor!r} is not a Fraction"
+    if factor < 0:
+        return f"the factor {factor} is negative"
+    if factor and not SMALLEST <= factor <= LARGEST:
+        return "the factor is beyond what a float32 can hold: give one from 2^-126 to 2^127, or 0"
+    return ""
 
 
 def _check_op(s: Schedule, number: int, op: Op) -> None:
@@ -75,12 +88,8 @@ def _check_op(s: Schedule, number: int, op: Op) -> None:
     if not isinstance(op, Move) and not isinstance(cast(object, op.chunks), range):
         fail(f"chunks {op.chunks!r:.80} are not a range")
     if isinstance(op, Move | Scale):
-        if not isinstance(cast(object, op.factor), Fraction):
-            fail(f"the factor {op.factor!r} is not a Fraction")
-        if op.factor < 0:
-            fail(f"the factor {op.factor} is negative")
-        if op.factor and not SMALLEST <= op.factor <= LARGEST:
-            fail("the factor is beyond what a float32 can hold: give one from 2^-126 to 2^127, or 0")
+        if wrong := _wrong(op.factor):
+            fail(wrong)
     if isinstance(op, Move):
         ranks: Iterable[int] = (op.src, op.dst)
         if op.src == op.dst:
