@@ -2,8 +2,8 @@
 
     python benchmarks/bytes_local_steps.py [--json FILE]          4 hosts x 2 ranks; needs root (docs/lab.md)
 
-What joining and leaving cost is counted by a run without steps, and subtracted. The interface counts headers and acknowledgements;
-both are what is above 1.
+What joining and leaving cost is counted by a run without steps, and subtracted. The interface counts headers and
+acknowledgements; both are what is above 1.
 """
 
 from __future__ import annotations

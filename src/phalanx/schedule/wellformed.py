@@ -87,9 +87,8 @@ def _check_op(s: Schedule, number: int, op: Op) -> None:
         raise ScheduleError(f"{s.name}: {op!r:.80} is no Move, Collective or Scale (step {number})")
     if not isinstance(op, Move) and not isinstance(cast(object, op.chunks), range):
         fail(f"chunks {op.chunks!r:.80} are not a range")
-    if isinstance(op, Move | Scale):
-        if wrong := _wrong(op.factor):
-            fail(wrong)
+    if isinstance(op, Move | Scale) and (wrong := _wrong(op.factor)):
+        fail(wrong)
     if isinstance(op, Move):
         ranks: Iterable[int] = (op.src, op.dst)
         if op.src == op.dst:
