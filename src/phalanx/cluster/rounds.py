@@ -16,6 +16,7 @@ from .routes import IN, OUT, Routes
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+NEARLY = 0.01  # of a message: those that begin closer together share their port as if they began at once
 Ports = dict[str, Floats]  # by kind of port, when each of them is free again
 SINCE = {OUT: "port out, busy since", IN: "port in, busy since"}  # when ports began what they do without a pause
 
@@ -93,7 +94,7 @@ class Queue:
             equal = bool((begin == lead[self.column]).all())
         done, end = begin + taking, lead + busy
         if not equal:
-            apart = np.abs(begin - lead[self.column]) > TICK
+            apart = np.abs(begin - lead[self.column]) > np.maximum(TICK, NEARLY * work)
             if apart.any():
                 self._one_by_one(np.unique(self.column[apart]), begin, work, lead, done, end)
         if since is not None:
