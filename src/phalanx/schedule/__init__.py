@@ -7,10 +7,13 @@ from .halving_doubling import halving_doubling
 from .hierarchical import hierarchical
 from .jsonform import from_json, to_json
 from .lower import lower
-from .ops import Collective, Goal, Kind, Move, Op, Scale, Schedule, ScheduleError, Step
+from .msccl_export import to_msccl
+from .msccl_import import from_msccl
+from .ops import Chunks, Collective, Goal, Kind, Move, Op, Scale, Schedule, ScheduleError, Step
 from .recursive_doubling import recursive_doubling
 from .ring import ring
 from .show import show, trace
+from .swing import swing
 from .text import from_text, to_text
 from .torus import torus
 from .traffic import latency_steps, lowered_ops, sent
@@ -18,6 +21,7 @@ from .tree import tree
 from .verify import verify
 
 __all__ = [
+    "Chunks",
     "Collective",
     "Goal",
     "Kind",
@@ -31,6 +35,7 @@ __all__ = [
     "binomial",
     "chain",
     "from_json",
+    "from_msccl",
     "from_text",
     "gossip",
     "gossip_partners",
@@ -46,7 +51,9 @@ __all__ = [
     "scatter_gather",
     "sent",
     "show",
+    "swing",
     "to_json",
+    "to_msccl",
     "to_text",
     "torus",
     "trace",
