@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing.util
 import signal
 import subprocess
@@ -9,10 +10,13 @@ from collections.abc import Generator
 
 import hypothesis
 import pytest
+from tests.long import times
 from tests.warm.popen import Python, Worker, spawn, warm
 
 # How long an example takes depends on what else runs on the machine.
-hypothesis.settings.register_profile("phalanx", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile(
+    "phalanx", deadline=None, max_examples=times(100, seldom=40), suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("phalanx")
 
 # A shell has what it starts in the background ignore Ctrl-C, and so would all processes that tests start and interrupt.
@@ -71,6 +75,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             return order, room != "world", str(item.path)  # a worker that stays in "world" has its pools once
 
         items.sort(key=when)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """What is collected stays: no search for garbage walks through it, now or during the tests."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.long import times
 
 from phalanx.cluster import PLAIN, Cluster, Link, Uplink
 from phalanx.cluster.rounds import Queued, down, make_round, tick
@@ -54,7 +55,7 @@ CLUSTERS = st.builds(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=times(100, seldom=40), deadline=None)
 @given(CLUSTERS, st.booleans(), st.booleans(), st.sampled_from((1, 4)), st.integers(0, 2**16))
 def test_rounds_of_queues_equal_messages_one_by_one(cluster, rendezvous, everyone, sizes, seed):
     draw = np.random.default_rng(seed)
