@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import multiprocessing.util
+import os
+import re
 import signal
 import subprocess
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 
 import hypothesis
 import pytest
@@ -86,6 +88,25 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
     finally:
         gc.freeze()
         gc.enable()
+
+
+def abandoned() -> set[str]:
+    """What lies in /dev/shm and bears the number of a process that has ended: "torch_NUMBER_...", "phalanx-NUMBER-..."."""
+    found = {name: re.match(r"(?:torch_|phalanx-)(\d+)", name) for name in os.listdir("/dev/shm")}
+    ended = {name for name, process in found.items() if process and not os.path.exists(f"/proc/{process[1]}")}
+    return {name for name in ended if os.path.exists(f"/dev/shm/{name}")}  # it may have removed it and ended since we looked
+
+
+KNOWN = abandoned()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_stays_in_shared_memory() -> Iterator[None]:
+    """A file of tests leaves nothing there. With several workers it may be another file that runs at the same time."""
+    yield
+    left = abandoned() - KNOWN
+    KNOWN.update(left)  # each is reported once by each worker
+    assert not left, f"left in /dev/shm by a process that has ended: {sorted(left)}"
 
 
 @pytest.fixture
