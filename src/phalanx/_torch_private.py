@@ -103,7 +103,7 @@ def collate_in_own_memory() -> None:
     """
     from torch.utils.data._utils import collate as module
 
-    def stack(batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor:
+    def stack(batch: Any, *, collate_fn_map: Any = None) -> Any:
         if batch[0].is_nested or batch[0].layout is not torch.strided:
             return module.collate_tensor_fn(batch, collate_fn_map=collate_fn_map)  # raises
         return torch.stack(batch)
