@@ -2,11 +2,13 @@
 
 from .broadcast import binomial, scatter_gather
 from .compose import chain, relabel
-from .gossip import Topology, gossip, gossip_partners, gossip_period
+from .gossip import Topology, gossip, gossip_partners, gossip_period, gossip_weights
 from .halving_doubling import halving_doubling
 from .hierarchical import hierarchical
 from .jsonform import from_json, to_json
 from .lower import lower
+from .msccl_export import to_msccl
+from .msccl_import import from_msccl
 from .ops import Chunks, Collective, Goal, Kind, Move, Op, Scale, Schedule, ScheduleError, Step
 from .recursive_doubling import recursive_doubling
 from .ring import ring
@@ -17,6 +19,7 @@ from .torus import torus
 from .traffic import latency_steps, lowered_ops, sent
 from .tree import tree
 from .verify import verify
+from .viewer import to_html
 
 __all__ = [
     "Chunks",
@@ -33,10 +36,12 @@ __all__ = [
     "binomial",
     "chain",
     "from_json",
+    "from_msccl",
     "from_text",
     "gossip",
     "gossip_partners",
     "gossip_period",
+    "gossip_weights",
     "halving_doubling",
     "hierarchical",
     "latency_steps",
@@ -49,7 +54,9 @@ __all__ = [
     "sent",
     "show",
     "swing",
+    "to_html",
     "to_json",
+    "to_msccl",
     "to_text",
     "torus",
     "trace",
