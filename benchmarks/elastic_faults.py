@@ -35,7 +35,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from elastic_hosts import Cuts, Fleet, Way, between, fleet
-from elastic_kills import DEADLINE, kill_one
+from elastic_kills import DEADLINE, RECENT, kill_one
 from elastic_replay import replay_on_hosts
 from elastic_training import N, rows, steps_of
 from lab import Bridge, Lab
@@ -64,7 +64,7 @@ def full_world(job: Fleet, since: float) -> float:
 def _step_on(job: Fleet, records: list[dict[str, Any]], wanted: Any, since: float) -> float | None:
     living = job.living()
     times: dict[tuple[int, ...], dict[int, float]] = {}
-    for row in reversed(records[-4000:]):
+    for row in records[-RECENT:]:
         if row["kind"] == "step" and row["at"] > since and set(row["contributors"]) <= living.keys():
             times.setdefault((row["step"], *row["contributors"]), {})[row["member"]] = row["at"]
     done = [max(own.values()) for (_, *who), own in times.items() if own.keys() >= set(who) and wanted({living[m] for m in who})]
@@ -151,7 +151,7 @@ def lose_host(job: Fleet, generator: random.Random) -> dict[str, Any]:
     full_world(job, time.time() - 5)
     time.sleep(generator.uniform(0, 0.3))
     host = generator.choice([1, 2, 3])
-    pids = {row["member"]: row["pid"] for row in job.follow.rows if row["kind"] == "start"}
+    pids = {row["member"]: row["pid"] for row in job.follow.starts}
     doomed = [job.agents[host].pid, *(pids[member] for member, place in job.living().items() if place == host)]
     at = time.time()
     for pid in doomed:
@@ -253,7 +253,7 @@ def main() -> None:
         return
     with Lab(hosts=4, ranks_per_host=1).up(Bridge) as net, tempfile.TemporaryDirectory() as place:
         directory, cuts = Path(place), Cuts(net)
-        with fleet(net, directory, "epochs=1000000", "pause=0.02", f"stop_file={directory / 'stop'}") as job:
+        with fleet(net, directory, "epochs=1000000", "pause=0.05", f"stop_file={directory / 'stop'}") as job:
             dead: set[int] = set()
             try:
                 for what in todo:
