@@ -2,7 +2,7 @@
 
 from .broadcast import binomial, scatter_gather
 from .compose import chain, relabel
-from .gossip import Topology, gossip, gossip_partners, gossip_period
+from .gossip import Topology, gossip, gossip_partners, gossip_period, gossip_weights
 from .halving_doubling import halving_doubling
 from .hierarchical import hierarchical
 from .jsonform import from_json, to_json
@@ -19,6 +19,7 @@ from .torus import torus
 from .traffic import latency_steps, lowered_ops, sent
 from .tree import tree
 from .verify import verify
+from .viewer import to_html
 
 __all__ = [
     "Chunks",
@@ -40,6 +41,7 @@ __all__ = [
     "gossip",
     "gossip_partners",
     "gossip_period",
+    "gossip_weights",
     "halving_doubling",
     "hierarchical",
     "latency_steps",
@@ -52,6 +54,7 @@ __all__ = [
     "sent",
     "show",
     "swing",
+    "to_html",
     "to_json",
     "to_msccl",
     "to_text",
