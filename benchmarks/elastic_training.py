@@ -95,13 +95,19 @@ Made = tuple[list[int], dict[int, list[int]], bool]
 
 def steps_of(records: list[dict]) -> list[Made]:
     """For each step the contributors, on which all ranks agree, the samples of each, and whether they count by samples."""
-    last = max(row["step"] for row in records if row["kind"] == "step")
+    made: dict[int, set[tuple[int, ...]]] = {}
+    taken: dict[int, dict[int, dict]] = {}
+    for row in records:
+        if row["kind"] == "step":
+            made.setdefault(row["step"], set()).add(tuple(row["contributors"]))
+        elif row["kind"] == "took":
+            taken.setdefault(row["step"], {})[row["member"]] = row
     found = []
-    for step in range(last + 1):
-        who = {tuple(row["contributors"]) for row in records if row["kind"] == "step" and row["step"] == step}
+    for step in range(max(made) + 1):
+        who = made[step]
         assert len(who) == 1, f"step {step} was made by {who}"
         (contributors,) = who
-        took = {row["member"]: row for row in records if row["kind"] == "took" and row["step"] == step}
+        took = taken[step]
         samples = {member: took[member]["ids"] for member in contributors}
         found.append((list(contributors), samples, took[contributors[0]]["uneven"]))
     return found
