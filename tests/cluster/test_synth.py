@@ -47,8 +47,8 @@ ISLANDS = "\n".join(f"{4 * h}-{4 * h + 3} - nv{h} : 100\nnv{h} - leaf{h // 2} : 
 FAT_TREE = f"{ISLANDS}\nleaf0 leaf1 - spine : 40"
 GRAPHS = [
     ring_of(5), ring_of(8), torus_of(4, 4), torus_of(3, 5), parse_fabric("0-7 - s : 25"), parse_fabric(UNEQUAL),
-    parse_fabric(RAILS), make_fabric("DGX-1", both_ways((a, b, 25.0 * k) for a, b, k in DGX1)), parse_fabric(FAT_TREE), random_graph(10, 1),
-    random_graph(16, 2), parse_fabric("0-3 - s : 10\n4-7 -> s : 5\ns -> 4-7 : 10"),
+    parse_fabric(RAILS), make_fabric("DGX-1", both_ways((a, b, 25.0 * k) for a, b, k in DGX1)), parse_fabric(FAT_TREE),
+    random_graph(10, 1), random_graph(16, 2), parse_fabric("0-3 - s : 10\n4-7 -> s : 5\ns -> 4-7 : 10"),
 ]  # fmt: skip
 
 
