@@ -92,13 +92,17 @@ class Engine:
         if flat is not x:
             x.copy_(flat)
 
-    def begins(self, x: torch.Tensor) -> bool:
-        """Whether the thread that calls an all-reduce of `x` should `begin` it instead of handing it over.
+    @property
+    def is_one_call(self) -> bool:
+        """Whether an all-reduce is one call of the core."""
+        return self._between is None and self.team_of_all is not None
 
-        Not a long one, even if no core is idle: the rank that comes last would wait for threads that share their cores.
+    def begins(self, x: torch.Tensor) -> bool:
+        """Whether the thread that calls an all-reduce of `x`, which is one call, should `begin` it instead of handing it over.
+
+        Not a long one: the rank that comes last would wait for threads that share their cores.
         """
-        team = self.team_of_all
-        return team is not None and x.nbytes <= SHORT and self._between is None and x.is_contiguous()
+        return x.nbytes <= SHORT and x.is_contiguous()
 
     def begin(self, x: torch.Tensor, op: Reduction) -> Callable[[], None] | None:
         """Do an all-reduce if all ranks come within a moment. Otherwise returns what is left to do, before anything else."""
