@@ -54,7 +54,8 @@ class Lane:
         """Do `work` in this thread, after all that comes before it. Raises if it failed."""
         self._check(name)
         while True:
-            self.run_until()
+            if self._tasks:
+                self.run_until()
             with self._turn:
                 if self._tasks:  # meanwhile
                     continue

@@ -67,14 +67,15 @@ class PhalanxProcessGroup(dist.ProcessGroup):
         x, op, engine = tensors[0], op_of(opts), self._engine
         if op is None or len(tensors) != 1 or not engine.can_reduce(x, op):
             return None
-        name = engine.name_of(x, op)
+        about = engine.about(x, op)
         if getattr(opts, "asyncOp", True) and engine.is_one_call:
             if self._holding.applies():
-                return self._holding.hold(Task(name, lambda: engine.all_reduce(x, op), tensors, self._lane))
-            begun = self._lane.begin_here(name, lambda: engine.begin(x, op), tensors) if engine.begins(x) else None
-            if begun is not None:
-                return for_torch(begun)
-        return self.start(name, lambda: engine.all_reduce(x, op), tensors, opts)
+                return self._holding.hold(Task(about.name, lambda: engine.all_reduce(x, op, about), tensors, self._lane))
+            if engine.begins(x):
+                begun = self._lane.begin_here(about.name, lambda: engine.begin(x, op, about), tensors)
+                if begun is not None:
+                    return for_torch(begun)
+        return self.start(about.name, lambda: engine.all_reduce(x, op, about), tensors, opts)
 
     @usual_form(AllreduceCoalescedOptions, "allreduce_coalesced")
     def allreduce_coalesced(self, tensors: Tensors, opts: Any) -> Any:
