@@ -6,8 +6,8 @@
 `allreduce` rows: microseconds of one float32 all-reduce by `comm.all_reduce`, by `dist.all_reduce` on a group of each backend,
 and of the asynchronous calls.
 
-`step` rows: milliseconds of one training step with the contenders of benchmarks/steps.py, all in one process per rank, for the lab.
-On one machine use steps.py, where a contender has its processes for itself.
+`step` rows: milliseconds of one training step with the contenders of benchmarks/steps.py, all in one process per rank: for the
+lab. On one machine use steps.py, where a contender has its processes for itself.
 
 Contenders take turns in one run. A row has the median over the turns and the fastest turn of the slowest rank. `times_gloo` is
 the median over the turns of gloo's time by this one's in the same turn.

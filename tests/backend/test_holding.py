@@ -105,12 +105,20 @@ def wanted_earlier(comm):
             other.start()
             other.join()
             assert order == [1, 2, 3, 4, 5]
-            _, work = start(6)
-            work.wait(datetime.timedelta(seconds=20))
-            start(7)
 
         backward_with(during)
-        assert order == [1, 2, 3, 4, 5, 6, 7]
+
+
+def waits_with_a_timeout(comm):
+    """Then the group's thread does it."""
+    with busy_cores(), group_of("phalanx") as group:
+        x = torch.full((1000,), comm.rank + 1.0)
+
+        def during():
+            dist.all_reduce(x, group=group, async_op=True).wait(datetime.timedelta(seconds=30))
+            assert x.max() == 3
+
+        backward_with(during)
 
 
 def futures_in_backward(comm):
@@ -181,7 +189,9 @@ def hooks_that_wait(comm, idle):
         assert found[0].abs().max() > 0
 
 
-@pytest.mark.parametrize("case", [at_the_end, with_an_idle_core, wanted_earlier, futures_in_backward, failed_backward])
+@pytest.mark.parametrize(
+    "case", [at_the_end, with_an_idle_core, wanted_earlier, waits_with_a_timeout, futures_in_backward, failed_backward]
+)
 def test_all_reduces_of_a_backward(pair, case):
     pair.run(case)
 
