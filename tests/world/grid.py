@@ -90,7 +90,11 @@ EXEMPT = {
     **{f"phalanx.comm.launch.ALONE.{name}": "of a world of one" for name in
        ("rank", "world", "local_rank", "local_world", "port", "attempt", "listener")},
     "phalanx.comm.elastic.guard.FENCED": "an exit code",
-    "phalanx.comm.elastic.supervisor.TOO_FEW": "an exit code",
+    "phalanx.comm.elastic.head.TOO_FEW": "an exit code",
+    "phalanx.comm.elastic.supervisor.NO_MEETING": "an exit code",
+    "phalanx.comm.elastic.head.NOT_YET": "of ranks",
+    "phalanx.comm.elastic.door.LONGEST": "of a text",
+    "phalanx.comm.elastic.echo.TRIES": "of questions on a link",
     "phalanx.comm.elastic.state.TAG": "of messages",
     "phalanx.comm.hotline.CALLERS": "of questions that wait for an answer",
     "phalanx.comm.hotline.HELD": "of questions",

@@ -84,7 +84,7 @@ def check_all_reduce(algorithm: Schedule, size: int, whose: str) -> None:
         raise ScheduleError(f"{algorithm.name} is for {algorithm.world} ranks, but {whose} has {size}")
     if algorithm.goal != "sum":
         raise ScheduleError(f"{algorithm.name} computes a {algorithm.goal}, not the sum that an all-reduce is")
-    verify(algorithm)
+    verify(algorithm, bitwise=True)  # replicas must stay equal
     verify(lower(algorithm))
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from phalanx.comm.transports import Message, Transport
-from phalanx.schedule import Collective, Move, Scale, Schedule
+from phalanx.schedule import Chunks, Collective, Move, Scale, Schedule
 
 LANES, LANE_BYTES = 4, 512 << 10  # pieces of a buffer that take turns on the network, and the least size of one
 
@@ -27,7 +27,7 @@ class Receipt:
     """One message this rank receives: added, or written, at once (`direct`) or after its sends have left the slot."""
 
     peer: int
-    chunks: range
+    chunks: Chunks
     reduce: bool
     direct: bool
 
@@ -36,7 +36,7 @@ class Receipt:
 class Part:
     """What one rank does in one step."""
 
-    sends: tuple[tuple[int, range], ...] = ()
+    sends: tuple[tuple[int, Chunks], ...] = ()
     receipts: tuple[Receipt, ...] = ()
     scales: tuple[tuple[range, Fraction], ...] = ()
     collective: Collective | None = None
@@ -50,7 +50,7 @@ def project(schedule: Schedule, rank: int) -> tuple[Part, ...]:
         part = Part(
             sends=sends,
             receipts=tuple(
-                Receipt(op.src, op.chunks, op.reduce, not op.reduce and not _overlaps(op.chunks, sends))
+                Receipt(op.src, op.chunks, op.reduce, not op.reduce and _can_land(op.chunks, sends))
                 for op in step.ops
                 if isinstance(op, Move) and op.dst == rank
             ),
@@ -86,7 +86,7 @@ class Form:
         # where the place matters a piece is a part of each chunk, so neighbouring chunks of a piece are not one range of memory.
         # All ranks must decide alike: what is a call for the ranks of one host is messages for the others
         alike = not calls or all(len(op.group) == schedule.world for op in collectives)
-        can = moves and (not placed or (alike and all(len(op.chunks) == 1 for op in lowered.ops())))
+        can = moves and (not placed or (alike and all(len(run) == 1 for op in lowered.ops() for run in op.runs)))
         return Form(schedule, project(lowered, rank), cut, placed, LANES if can else 1)
 
     def cuts(self, flat: torch.Tensor) -> list[Bounds]:
@@ -113,8 +113,12 @@ def cut(first: int, last: int, parts: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(bounds))
 
 
-def _overlaps(chunks: range, sends: Sequence[tuple[int, range]]) -> bool:
-    return any(chunks.start < other.stop and other.start < chunks.stop for _, other in sends)
+def _can_land(chunks: Chunks, sends: Sequence[tuple[int, Chunks]]) -> bool:
+    """Whether a message can be received straight into its place: one range, of which nothing is being sent."""
+    if not isinstance(chunks, range):
+        return False
+    # several runs are sent from a copy
+    return not any(isinstance(s, range) and chunks.start < s.stop and s.start < chunks.stop for _, s in sends)
 
 
 def execute(
@@ -173,23 +177,32 @@ class _Lane:
             return self.flat[:0]
         return self.flat[self.bounds[slots[0]][0] : self.bounds[slots[-1]][1]]
 
+    def views(self, chunks: Chunks) -> list[torch.Tensor]:
+        return [self.view(run) for run in ((chunks,) if isinstance(chunks, range) else chunks)]
+
+    def size(self, chunks: Chunks) -> int:
+        return sum(view.numel() for view in self.views(chunks))
+
     def start(self, part: Part) -> None:
-        """Post the messages of `part`. What may not be written yet is received next to the buffer."""
+        """Post the messages of `part`. What may not be written yet, or is no single run, goes via the scratch."""
         self.part = part
-        targets = [self.view(receipt.chunks) for receipt in part.receipts]
-        room = self.scratch(sum(x.numel() for x, r in zip(targets, part.receipts) if not r.direct), self.flat, self.number)
-        self.landing, at = [], 0
-        for target, receipt in zip(targets, part.receipts):
-            if receipt.direct:
-                self.landing.append(target)
-            else:
-                self.landing.append(room[at : at + target.numel()])
-                at += target.numel()
+        beside = [self.size(r.chunks) for r in part.receipts if not r.direct]
+        packed = [self.size(chunks) for _, chunks in part.sends if not isinstance(chunks, range)]
+        room = iter(self.scratch(sum(beside) + sum(packed), self.flat, self.number).split([*beside, *packed]))
+        self.landing = [self.views(r.chunks)[0] if r.direct else next(room) for r in part.receipts]
+        sends = [self.view(chunks) if isinstance(chunks, range) else self.packed(chunks, next(room)) for _, chunks in part.sends]
         self.messages = self.transport.post(
-            [Message(self.ranks[peer], self.view(slots)) for peer, slots in part.sends],
+            [Message(self.ranks[peer], x) for (peer, _), x in zip(part.sends, sends)],
             [Message(self.ranks[receipt.peer], x) for receipt, x in zip(part.receipts, self.landing)],
             self.tag,
         )
+
+    def packed(self, chunks: Chunks, room: torch.Tensor) -> torch.Tensor:
+        """Several runs one after the other, as one message."""
+        views = self.views(chunks)
+        for view, place in zip(views, room.split([view.numel() for view in views])):
+            place.copy_(view)
+        return room
 
     def finish(self) -> None:
         """Wait for the messages of the part that was started, and do the rest of it."""
@@ -200,11 +213,14 @@ class _Lane:
         if part.collective is not None:  # after the sends, which may read what it overwrites
             self.transport.collective(part.collective, self.view(part.collective.chunks), self.op, self.ranks)
         for receipt, x in zip(part.receipts, self.landing):
-            target = self.view(receipt.chunks)
-            if receipt.reduce:
-                # the lower rank's first on both sides of an exchange: max(0.0, -0.0) and NaN + NaN are one of the two
-                REDUCERS[self.op](*((x, target) if receipt.peer < self.me else (target, x)), out=target)
-            elif not receipt.direct:
-                target.copy_(x)
+            if receipt.direct:
+                continue
+            targets = self.views(receipt.chunks)
+            for target, piece in zip(targets, x.split([target.numel() for target in targets])):
+                if receipt.reduce:
+                    # the lower rank's first on both sides of an exchange: max(0.0, -0.0) and NaN + NaN are one of the two
+                    REDUCERS[self.op](*((piece, target) if receipt.peer < self.me else (target, piece)), out=target)
+                else:
+                    target.copy_(piece)
         for slots, factor in part.scales:
             self.view(slots).mul_(float(factor))

@@ -7,17 +7,22 @@ from .halving_doubling import halving_doubling
 from .hierarchical import hierarchical
 from .jsonform import from_json, to_json
 from .lower import lower
-from .ops import Collective, Goal, Kind, Move, Op, Scale, Schedule, ScheduleError, Step
+from .msccl_export import to_msccl
+from .msccl_import import from_msccl
+from .ops import Chunks, Collective, Goal, Kind, Move, Op, Scale, Schedule, ScheduleError, Step
 from .recursive_doubling import recursive_doubling
 from .ring import ring
 from .show import show, trace
+from .swing import swing
 from .text import from_text, to_text
 from .torus import torus
 from .traffic import latency_steps, lowered_ops, sent
 from .tree import tree
 from .verify import verify
+from .viewer import to_html
 
 __all__ = [
+    "Chunks",
     "Collective",
     "Goal",
     "Kind",
@@ -31,6 +36,7 @@ __all__ = [
     "binomial",
     "chain",
     "from_json",
+    "from_msccl",
     "from_text",
     "gossip",
     "gossip_partners",
@@ -46,7 +52,10 @@ __all__ = [
     "scatter_gather",
     "sent",
     "show",
+    "swing",
+    "to_html",
     "to_json",
+    "to_msccl",
     "to_text",
     "torus",
     "trace",

@@ -9,10 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import binomial, gossip, halving_doubling, hierarchical, recursive_doubling, ring, scatter_gather, torus, tree
+from . import binomial, gossip, halving_doubling, hierarchical, recursive_doubling, ring, scatter_gather, swing, torus, tree
 from .jsonform import from_json
 from .limits import MAX_LOWERED, MAX_RANKS, MAX_WORK, work
 from .lower import lower
+from .msccl_import import from_msccl
 from .ops import Schedule, ScheduleError
 from .text import from_text
 from .traffic import lowered_ops
@@ -49,6 +50,7 @@ SCHEDULES = {
     "halving-doubling": NamedSchedule("N", r"\d+", halving_doubling),
     "recursive-doubling": NamedSchedule("N", r"\d+", recursive_doubling),
     "tree": NamedSchedule("N", r"\d+", tree),
+    "swing": NamedSchedule("N", r"\d+", swing),
     "gossip": NamedSchedule("N[:ROUND]", r"\d+(:\d+)?", _dissemination),
     "gossip-hypercube": NamedSchedule("N[:ROUND]", r"\d+(:\d+)?", _hypercube),
     "binomial": NamedSchedule("N", r"\d+", binomial),
@@ -59,7 +61,7 @@ FORMS = ", ".join(f"{name}:{entry.form}" for name, entry in SCHEDULES.items())
 
 
 def find_schedule(text: str) -> Schedule:
-    """The schedule called `text` in the table, or else the one in the file of that name, text or JSON.
+    """The schedule called `text` in the table, or else the one in the file of that name: text, JSON or MSCCL's XML.
 
     InputError if there is neither; ScheduleError if the file does not hold a schedule.
     """
@@ -71,9 +73,15 @@ def find_schedule(text: str) -> Schedule:
         raise InputError(f"{text!r} is neither a schedule nor a file{hint}; the schedules are {FORMS}")
     content = read_text(text)
     try:
-        return from_json(content) if content.lstrip().startswith("{") else from_text(content)
+        return _read(content)
     except ScheduleError as error:
         raise ScheduleError(f"{text}: {error}") from None
+
+
+def _read(content: str) -> Schedule:
+    """A schedule in any of the forms: JSON, the XML of MSCCL, or text."""
+    start = content.lstrip()[:1]
+    return from_json(content) if start == "{" else from_msccl(content) if start == "<" else from_text(content)
 
 
 def find_all_reduce(text: str, ranks: int, option: str) -> Schedule:
@@ -86,7 +94,7 @@ def find_all_reduce(text: str, ranks: int, option: str) -> Schedule:
     if work(s) > MAX_WORK:
         raise InputError(f"{option}: checking it takes {work(s):,} additions, more than {MAX_WORK:,}")
     try:
-        verify(s)
+        verify(s, bitwise=True)
         if lowered_ops(s) <= MAX_LOWERED:
             verify(lower(s))
     except ScheduleError as error:

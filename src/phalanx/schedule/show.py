@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from textwrap import wrap
 from typing import Any
 
-from .describe import describe, members, span
+from .describe import describe, members, span, spans
 from .ops import Collective, Move, Op, Schedule, Step
 
 SHORT = {"all_reduce": "AR", "reduce_scatter": "RS", "all_gather": "AG", "reduce": "R", "broadcast": "B"}
@@ -99,9 +99,9 @@ def _column(number: int, step: Step, ranks: list[int], marks: set[str]) -> list[
 def _words(op: Op) -> Iterator[tuple[int, str, str]]:
     """For every rank that `op` concerns: the rank, the key of its legend, its word in the cell."""
     if isinstance(op, Move):
-        yield op.src, "→", f"{span(op.chunks)}→{op.dst}"
-        sign = "+" if op.reduce else "="
-        yield op.dst, sign, f"{sign}{span(op.chunks)}←{op.src}"
+        chunks, sign = spans(op.chunks, limit=4), "+" if op.reduce else "="
+        yield op.src, "→", f"{chunks}→{op.dst}"
+        yield op.dst, sign, f"{sign}{chunks}←{op.src}"
     elif isinstance(op, Collective):
         short = SHORT[op.kind]
         text = f"{short} {span(op.chunks)} {{{members(op.group, limit=4)}}}"

@@ -13,7 +13,8 @@
       copy 1 -> 0 [1]
 
 The other ops are `all_reduce 0 1 2 [0:6]` (likewise reduce_scatter, all_gather, reduce, broadcast) and `scale 0:4 [0] by 1/2`.
-Runs are half-open, as in Python: `[0:6]` are the chunks 0 to 5, `[4]` is chunk 4. Lines that begin with # are comments.
+Runs are half-open, as in Python: `[0:6]` are the chunks 0 to 5, `[4]` is chunk 4. One message can carry several runs:
+`copy 0 -> 1 [0:2 4]`. Lines that begin with # are comments.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ from .wellformed import GOALS, KINDS
 HEADER = ("schedule", "world", "chunks", "goal", "root")
 INT = rf"-?\d{{1,{MAX_DIGITS}}}"
 RUN = rf"({INT}(?::{INT}){{0,2}})"
-MOVE = re.compile(rf"(copy|add) ({INT}) -> ({INT}) \[{RUN}\]", re.ASCII)
+MOVE = re.compile(rf"(copy|add) ({INT}) -> ({INT}) \[([-\d: ]+)\]", re.ASCII)
 COLLECTIVE = re.compile(rf"({'|'.join(KINDS)})((?: {INT})*) \[{RUN}\]", re.ASCII)
 SCALE = re.compile(rf"scale {RUN} \[{RUN}\] by (\S+)", re.ASCII)
+RUNS = re.compile(rf"{RUN}(?: {RUN})*", re.ASCII)
 SHOWN = 120  # characters of a line in a message
 
 
@@ -123,7 +125,7 @@ def _steps(lines: list[tuple[int, str]]) -> Iterator[Step]:
 
 def _op_to_text(op: Op) -> str:
     if isinstance(op, Move):
-        return f"{'add' if op.reduce else 'copy'} {op.src} -> {op.dst} [{_run_to_text(op.chunks)}]"
+        return f"{'add' if op.reduce else 'copy'} {op.src} -> {op.dst} [{' '.join(map(_run_to_text, op.runs))}]"
     if isinstance(op, Collective):
         return " ".join([op.kind, *map(str, op.group), f"[{_run_to_text(op.chunks)}]"])
     return f"scale {_run_to_text(op.ranks)} [{_run_to_text(op.chunks)}] by {op.factor}"
@@ -131,9 +133,10 @@ def _op_to_text(op: Op) -> str:
 
 def _op_from_text(line: str, number: int) -> Op:
     try:
-        if found := MOVE.fullmatch(line):
+        if (found := MOVE.fullmatch(line)) and RUNS.fullmatch(found.group(4)):
             verb, src, dst, chunks = found.groups()
-            return Move(int(src), int(dst), _run_from_text(chunks), verb == "add")
+            runs = tuple(map(_run_from_text, chunks.split(" ")))
+            return Move(int(src), int(dst), runs[0] if len(runs) == 1 else runs, verb == "add")
         if found := COLLECTIVE.fullmatch(line):
             kind, group, chunks = found.groups()
             return Collective(cast("Kind", kind), tuple(map(int, group.split())), _run_from_text(chunks))
@@ -143,8 +146,8 @@ def _op_from_text(line: str, number: int) -> Op:
     except ValueError as error:  # a run in steps of zero
         raise ScheduleError(f"line {number}: {_shown(line)}: {error}") from None
     raise ScheduleError(
-        f"line {number}: {_shown(line)} is none of 'step \"...\"', 'copy 0 -> 1 [4]', 'add 0 -> 1 [4:6]', 'all_reduce 0 1 [0:2]',"
-        " 'scale 0:2 [0] by 1/2'"
+        f"line {number}: {_shown(line)} is none of 'step \"...\"', 'copy 0 -> 1 [4]', 'add 0 -> 1 [4:6 9]', 'all_reduce 0 1"
+        " [0:2]', 'scale 0:2 [0] by 1/2'"
     )
 
 

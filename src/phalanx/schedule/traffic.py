@@ -42,7 +42,7 @@ def sent(s: Schedule, counts: Callable[[int, int], bool] | None = None) -> tuple
     chunks = [0] * s.world
     for op in lower(s).ops():
         if isinstance(op, Move) and (counts is None or counts(op.src, op.dst)):
-            chunks[op.src] += len(op.chunks)
+            chunks[op.src] += op.count
     return tuple(Fraction(count, s.chunks) for count in chunks)
 
 
@@ -63,7 +63,7 @@ def lowered_ops(s: Schedule) -> int:
     for op in s.ops():
         if isinstance(op, Collective):
             size = len(op.group)
-            ring = size * (size - 1)
+            ring = min(size, len(op.chunks)) * (size - 1)  # fewer chunks than ranks leave some with nothing to send
             count += {"all_reduce": 2 * ring, "reduce_scatter": ring, "all_gather": ring}.get(op.kind, size - 1)
         else:
             count += 1

@@ -57,6 +57,7 @@ class Rounds(Communicator):
             self._note(crossing, time.monotonic(), redone=False)
         super().__init__(self._world.connection)
         passage.guard.over = self._hear
+        passage.idle = lambda: self._world.connection.issuer.activity.state().seconds
         self._hear_now()
         atexit.register(self._leave)
 
@@ -294,6 +295,4 @@ class Rounds(Communicator):
 def _alone(passage: Passage) -> World:
     """A newcomer's world until it is let in: it sets its script up as if it were alone."""
     proposal = Proposal(0, (passage.member,))
-    return form(
-        passage.board, proposal, passage.member, [Report(None)], timeout=passage.timeout, algorithm=None, superseded=lambda: False
-    )
+    return form(passage.board, proposal, passage.member, [Report(None)], timeout=passage.timeout, algorithm=None)
