@@ -79,7 +79,7 @@ def steps(comm: phalanx.Communicator, ours: Any, gloo: Any, work: Workload, only
     for name in only:
         torch.manual_seed(0)
         contenders[name] = step_of(*enter(name, work, ours if name == "phalanx" else gloo, comm), x, y)
-        for _ in range(WARM if name in ("optimizer", "fused") else 3):  # in blocks: the optimizer times its own first steps
+        for _ in range(WARM if name in ("phalanx", "optimizer", "fused") else 3):  # in blocks: these time their own first steps
             contenders[name]()
     return turns(comm, contenders, repeat, work.steps)
 

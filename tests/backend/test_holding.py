@@ -121,6 +121,22 @@ def waits_with_a_timeout(comm):
         backward_with(during)
 
 
+def between_hosts(comm):
+    """Steps with and without holding, in turns, are all right, whichever wins."""
+    with busy_cores(), group_of("phalanx", per_host=1) as group:
+        for step in range(3 * holding.TRIALS):
+            xs = [torch.full((n,), comm.rank + 1.0) for n in (5, 300_000)]
+            works = []
+
+            def during(xs=xs, works=works):
+                works.extend(dist.all_reduce(x, group=group, async_op=True) for x in xs)
+
+            backward_with(during)
+            for work in works:
+                work.wait()
+            assert all(x.min() == x.max() == 3 for x in xs), step
+
+
 def futures_in_backward(comm):
     """Nothing can see that a program waits for a future: the lane loses its patience once, and holds nothing from then on."""
     with busy_cores(patience=0.3), group_of("phalanx") as group:
@@ -189,8 +205,26 @@ def hooks_that_wait(comm, idle):
         assert found[0].abs().max() > 0
 
 
+@pytest.mark.parametrize(("plain", "held", "wanted"), [(1.0, 0.5, True), (0.5, 1.0, False), (1.0, 1.0, False)])
+def test_a_trial_keeps_the_faster_way(plain, held, wanted):
+    now = [1.0]
+    trial = holding.Trial(lambda: now[0])
+    ways = []
+    while not trial.over:
+        ways.append(trial.held)
+        first = len(ways) > 1 and ways[-1] != ways[-2]
+        now[0] += 100.0 if first else held if trial.held else plain  # the first step of a way does not count
+        trial.backward_ended()
+        assert len(ways) < 100
+    assert ways == [False] * (1 + holding.TRIALS) + [True] * holding.TRIALS
+    assert trial.held is wanted
+    trial.backward_ended()
+    assert trial.held is wanted
+
+
 @pytest.mark.parametrize(
-    "case", [at_the_end, with_an_idle_core, wanted_earlier, waits_with_a_timeout, futures_in_backward, failed_backward]
+    "case",
+    [at_the_end, with_an_idle_core, between_hosts, wanted_earlier, waits_with_a_timeout, futures_in_backward, failed_backward],
 )
 def test_all_reduces_of_a_backward(pair, case):
     pair.run(case)

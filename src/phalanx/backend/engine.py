@@ -99,17 +99,12 @@ class Engine:
         assert team is not None
         team.all_reduce_about(x, op, about.digest, number, lambda: about.name)
 
-    @property
-    def is_one_call(self) -> bool:
-        """Whether an all-reduce is one call of the core."""
-        return self._between is None and self.team_of_all is not None
-
     def begins(self, x: torch.Tensor) -> bool:
-        """Whether the thread that calls an all-reduce of `x`, which is one call, should `begin` it instead of handing it over.
+        """Whether the thread that calls an all-reduce of `x` should `begin` it instead of handing it over.
 
         Not a long one: the rank that comes last would wait for threads that share their cores.
         """
-        return x.nbytes <= SHORT and x.is_contiguous()
+        return self._between is None and self.team_of_all is not None and x.nbytes <= SHORT and x.is_contiguous()
 
     def begin(self, x: torch.Tensor, op: Reduction, about: About) -> Callable[[], None] | None:
         """Do an all-reduce if all ranks come within a moment. Otherwise returns what is left to do, before anything else."""

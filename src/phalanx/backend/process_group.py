@@ -42,7 +42,7 @@ class PhalanxProcessGroup(dist.ProcessGroup):
         super().__init__(rank, size)  # type: ignore[call-arg]  # the only form that lets C++ call the methods below
         self.plain, self._store, self._engine, self._lane = plain, store, engine, lane
         self._ranks, self._shares = size, engine.team_of_all is not None
-        self._holding = Holding(lane, size)
+        self._holding = Holding(lane, len(engine.members.on_this_host), alone=engine.members.inter_size == 1)
         self._close = weakref.finalize(self, _close, engine, lane)
         self._close.atexit = False  # threads cannot be joined then, and the kernel cleans up
 
@@ -68,7 +68,7 @@ class PhalanxProcessGroup(dist.ProcessGroup):
         if op is None or len(tensors) != 1 or not engine.can_reduce(x, op):
             return None
         about = engine.about(x, op)
-        if getattr(opts, "asyncOp", True) and engine.is_one_call:
+        if getattr(opts, "asyncOp", True):
             if self._holding.applies():
                 return self._holding.hold(Task(about.name, lambda: engine.all_reduce(x, op, about), tensors, self._lane))
             if engine.begins(x):
