@@ -20,6 +20,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import time
 import types
 import warnings
@@ -86,6 +87,8 @@ def main() -> None:
     gc.freeze()  # what is imported is shared with the children, and not searched for garbage when they end
     request, descriptors = serve(connection, takes_along=True)
     while request.launches:
+        if request.new_session:
+            os.setsid()  # before the zygote: ranks are in the session of their launcher, whose terminal interrupts them
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         if os.fork():
             theirs.close()
@@ -112,6 +115,7 @@ def main() -> None:
 def _import_all() -> None:
     import pytest
     import torch._dynamo  # the first optimizer would import it, in a second
+    import torch.distributed.checkpoint  # half a second in each worker of pytest
     import torch.distributed.run
 
     with warnings.catch_warnings():
@@ -181,7 +185,7 @@ def _ready(descriptors: list[int]) -> list[tuple[int, int]]:
 def become(request: Request, descriptors: list[int]) -> None:
     """A fresh process: signals, session, directory, environment, streams. SIGUSR1 prints all its stacks."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if request.new_session:
+    if request.new_session and not request.launches:
         os.setsid()
     if request.network:
         with open(request.network) as network:
@@ -195,6 +199,8 @@ def become(request: Request, descriptors: list[int]) -> None:
     for given, number in zip(lifted, request.descriptors, strict=True):
         os.dup2(given, number)
         os.close(given)
+    if request.terminal:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
     if request.ends_wholly:
         atexit.unregister(end_early)
