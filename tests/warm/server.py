@@ -95,6 +95,7 @@ def main() -> None:
             Python.zygote = Zygote(socket.socket(fileno=_lift(ours.detach())))
             break
         ours.close()
+        _enter(request.network)  # what a launcher starts is on its host
         for descriptor in descriptors:
             os.close(descriptor)
         # ranks outlive their launcher, if only by a moment; what a test started and forgot does not outlive pytest
@@ -182,14 +183,18 @@ def _ready(descriptors: list[int]) -> list[tuple[int, int]]:
     return look.poll(0)
 
 
+def _enter(network: str | None) -> None:
+    if network:
+        with open(network) as file:
+            assert ctypes.CDLL(None).setns(file.fileno(), CLONE_NEWNET) == 0, network
+
+
 def become(request: Request, descriptors: list[int]) -> None:
     """A fresh process: signals, session, directory, environment, streams. SIGUSR1 prints all its stacks."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if request.new_session and not request.launches:
         os.setsid()
-    if request.network:
-        with open(request.network) as network:
-            assert ctypes.CDLL(None).setns(network.fileno(), CLONE_NEWNET) == 0, request.network
+    _enter(request.network)
     os.chdir(request.cwd)
     os.environ.clear()
     os.environ.update(request.env)

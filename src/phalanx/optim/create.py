@@ -120,6 +120,8 @@ def create_multi_node_optimizer(
         raise TypeError(f"bucket_bytes={bucket_bytes!r}: an int, or None to measure")
     if bucket_bytes is not None and bucket_bytes < 1:
         raise ValueError(f"bucket_bytes={bucket_bytes}: at least 1, or None to measure")
+    if not comm.elastic and isinstance(sync, AllReduce) and sync.on_slow in ("rebalance", "evict"):
+        raise ValueError(f"AllReduce(on_slow={sync.on_slow!r}) needs create_communicator(elastic=True)")
     if comm.elastic:
         _check_elastic(optimizer, sync, double_buffering)
     if isinstance(sync, Gossip):

@@ -52,6 +52,13 @@ class CommConfig:
     on_change: BatchPolicy = setting(
         "keep_batch", "With elastic: when ranks leave or join, keep the batch, or the share of each rank; then the rate follows."
     )
+    check_every: int = setting(100, "Steps after which ranks compare their parameters and optimizer state; 0 for never.")
+    on_difference: Literal["stop", "heal"] = setting(
+        "stop", "If a rank differs, for example because a bit flipped in its memory: stop, or heal it from the others."
+    )
+    on_slow: Literal["warn", "rebalance", "evict", "ignore"] = setting(
+        "warn", "With elastic, a rank that is slow: name it, also give it fewer samples, end it, or do not look."
+    )
     timeout: float = setting(60.0, "Seconds that a rank waits for another one before the run fails.")
     wire: Literal["float16", "bfloat16"] | None = setting(None, "Type in which gradients travel; none for their own.")
     bucket_bytes: int | None = setting(
@@ -68,6 +75,8 @@ class CommConfig:
 
     def __post_init__(self) -> None:
         check_timeout(self.timeout)
+        if self.check_every < 0:
+            raise ValueError(f"check_every={self.check_every}: 0 or more")
         for name in ("bucket_bytes", "growing"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -85,6 +94,8 @@ class CommConfig:
                 raise ValueError(f"elastic=True does not allow sync={self.sync}")
             if self.fused or self.double_buffering:
                 raise ValueError("elastic=True does not allow fused or double_buffering: gradients may be summed twice")
+        elif self.on_slow in ("rebalance", "evict"):
+            raise ValueError(f"on_slow={self.on_slow} is for elastic=True")
         elif self.min_ranks != 1 or self.max_ranks is not None or self.on_change != "keep_batch":
             raise ValueError("min_ranks, max_ranks and on_change are for elastic=True")
 
@@ -109,6 +120,9 @@ class CommConfig:
                 weighted=weighted,
                 record=True,
                 fused=self.fused,
+                check_every=self.check_every,
+                on_difference=self.on_difference,
+                on_slow=self.on_slow,
             ),
             double_buffering=self.double_buffering,
             wire=getattr(torch, self.wire) if self.wire else None,
