@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from phalanx.grad.allreduce import AllReduce
     from phalanx.grad.gossip import Gossip
     from phalanx.grad.replicas import ReplicaError
+    from phalanx.grad.wires import Int8
     from phalanx.nn import models
     from phalanx.nn.batchnorm import MultiNodeBatchNorm, average_batchnorm_, convert_batchnorm
     from phalanx.nn.init import bcast_parameters, init_parameters_, seed_everything
@@ -38,6 +39,7 @@ __all__ = [
     "CommunicationError",
     "Communicator",
     "Gossip",
+    "Int8",
     "LabelSmoothingLoss",
     "Lars",
     "MultiNodeBatchNorm",
@@ -77,6 +79,7 @@ _HOME = {
     "CommunicationError": "phalanx.comm.failure",
     "Communicator": "phalanx.comm.communicator",
     "Gossip": "phalanx.grad.gossip",
+    "Int8": "phalanx.grad.wires",
     "LabelSmoothingLoss": "phalanx.nn.loss",
     "Lars": "phalanx.optim.lars",
     "MultiNodeBatchNorm": "phalanx.nn.batchnorm",

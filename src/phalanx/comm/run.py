@@ -2,6 +2,7 @@
 
 `project` cuts out what one rank does in each step (a value, kept per schedule); `execute` does it on a flat buffer through a
 transport. Chunk c of a buffer of `numel` elements is [c * numel // chunks, (c+1) * numel // chunks): Moves need no padding.
+A chunk that is encoded lies in a second buffer, of bytes, until it is decoded.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from typing import Any
 
 import torch
 
+from phalanx.comm.block_code import Coder
 from phalanx.comm.transports import Message, Transport
-from phalanx.schedule import Collective, Move, Scale, Schedule
+from phalanx.schedule import Collective, Move, Recode, Scale, Schedule
 
+ALIGN = 64  # bytes; messages that land side by side begin on a cache line
 LANES, LANE_BYTES = 4, 512 << 10  # pieces of a buffer that take turns on the network, and the least size of one
 
 REDUCERS: dict[str, Callable[..., object]] = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
@@ -30,15 +33,26 @@ class Receipt:
     chunks: range
     reduce: bool
     direct: bool
+    coded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """One message this rank sends."""
+
+    peer: int
+    chunks: range
+    coded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
     """What one rank does in one step."""
 
-    sends: tuple[tuple[int, range], ...] = ()
+    sends: tuple[Sending, ...] = ()
     receipts: tuple[Receipt, ...] = ()
     scales: tuple[tuple[range, Fraction], ...] = ()
+    recodes: tuple[tuple[range, bool], ...] = ()
     collective: Collective | None = None
 
 
@@ -46,15 +60,16 @@ def project(schedule: Schedule, rank: int) -> tuple[Part, ...]:
     """The schedule as `rank` sees it; steps that do not concern it are left out. Messages of a pair keep the schedule's order."""
     parts = []
     for step in schedule.steps:
-        sends = tuple((op.dst, op.chunks) for op in step.ops if isinstance(op, Move) and op.src == rank)
+        sends = tuple(Sending(op.dst, op.chunks, op.coded) for op in step.ops if isinstance(op, Move) and op.src == rank)
         part = Part(
             sends=sends,
             receipts=tuple(
-                Receipt(op.src, op.chunks, op.reduce, not op.reduce and not _overlaps(op.chunks, sends))
+                Receipt(op.src, op.chunks, op.reduce, not op.reduce and not _overlaps(op.chunks, sends), op.coded)
                 for op in step.ops
                 if isinstance(op, Move) and op.dst == rank
             ),
             scales=tuple((op.chunks, op.factor) for op in step.ops if isinstance(op, Scale) and rank in op.ranks),
+            recodes=tuple((op.chunks, op.coded) for op in step.ops if isinstance(op, Recode) and rank in op.ranks),
             collective=next((op for op in step.ops if isinstance(op, Collective) and rank in op.group), None),
         )
         if part != Part():
@@ -113,8 +128,11 @@ def cut(first: int, last: int, parts: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(bounds))
 
 
-def _overlaps(chunks: range, sends: Sequence[tuple[int, range]]) -> bool:
-    return any(chunks.start < other.stop and other.start < chunks.stop for _, other in sends)
+def _overlaps(chunks: range, sends: Sequence[Sending]) -> bool:
+    return any(chunks.start < send.chunks.stop and send.chunks.start < chunks.stop for send in sends)
+
+
+Scratch = Callable[[int, torch.device, int], torch.Tensor]  # (bytes, where, number) -> as many bytes, kept by their number
 
 
 def execute(
@@ -127,16 +145,17 @@ def execute(
     transport: Transport,
     ranks: Sequence[int],
     tag: int,
-    scratch: Callable[[int, torch.Tensor, int], torch.Tensor],
+    scratch: Scratch,
     got_on: Callable[[], None],
+    coder: Coder | None = None,
 ) -> None:
     """Run the `parts` of rank `me` in place on `flat`. `ranks[i]` is the transport's number of the schedule's rank i.
 
     The `cuts` are pieces of the buffer (`Form.cuts`), which take turns: while one piece is added up, the messages of the others
-    keep the network busy.
+    keep the network busy. A `coder` is needed if the schedule encodes.
     """
     # a tag of its own for every piece: their messages do not wait in one queue
-    pieces = [_Lane(bounds, flat, op, me, transport, ranks, tag ^ i, scratch, i) for i, bounds in enumerate(cuts)]
+    pieces = [_Lane(bounds, flat, op, me, transport, ranks, tag ^ i, scratch, i, coder) for i, bounds in enumerate(cuts)]
     for part in parts:
         for piece in pieces:
             piece.finish()
@@ -158,8 +177,9 @@ class _Lane:
         transport: Transport,
         ranks: Sequence[int],
         tag: int,
-        scratch: Callable[[int, torch.Tensor, int], torch.Tensor],
+        scratch: Scratch,
         number: int,
+        coder: Coder | None,
     ) -> None:
         self.flat, self.op, self.me, self.ranks = flat, op, me, ranks
         self.transport, self.tag, self.scratch, self.number = transport, tag, scratch, number
@@ -167,8 +187,15 @@ class _Lane:
         self.part: Part | None = None
         self.messages: Any = None
         self.landing: list[torch.Tensor] = []
+        self.coder = coder
+        if coder is not None:  # where the code of each chunk begins
+            lengths = (coder.code.nbytes(last - first) for first, last in bounds)
+            self.places = list(itertools.accumulate(lengths, initial=0))
+            self.codes = scratch(self.places[-1], flat.device, LANES + number)
 
-    def view(self, slots: range) -> torch.Tensor:
+    def view(self, slots: range, *, coded: bool = False) -> torch.Tensor:
+        if coded:
+            return self.codes[self.places[slots.start] : self.places[slots.stop]]
         if not slots:
             return self.flat[:0]
         return self.flat[self.bounds[slots[0]][0] : self.bounds[slots[-1]][1]]
@@ -176,17 +203,15 @@ class _Lane:
     def start(self, part: Part) -> None:
         """Post the messages of `part`. What may not be written yet is received next to the buffer."""
         self.part = part
-        targets = [self.view(receipt.chunks) for receipt in part.receipts]
-        room = self.scratch(sum(x.numel() for x, r in zip(targets, part.receipts) if not r.direct), self.flat, self.number)
+        targets = [self.view(receipt.chunks, coded=receipt.coded) for receipt in part.receipts]
+        lengths = [0 if r.direct else -(-x.nbytes // ALIGN) * ALIGN for x, r in zip(targets, part.receipts)]
+        room = self.scratch(sum(lengths), self.flat.device, self.number)
         self.landing, at = [], 0
-        for target, receipt in zip(targets, part.receipts):
-            if receipt.direct:
-                self.landing.append(target)
-            else:
-                self.landing.append(room[at : at + target.numel()])
-                at += target.numel()
+        for target, receipt, length in zip(targets, part.receipts, lengths):
+            self.landing.append(target if receipt.direct else room[at : at + target.nbytes].view(target.dtype))
+            at += length
         self.messages = self.transport.post(
-            [Message(self.ranks[peer], self.view(slots)) for peer, slots in part.sends],
+            [Message(self.ranks[send.peer], self.view(send.chunks, coded=send.coded)) for send in part.sends],
             [Message(self.ranks[receipt.peer], x) for receipt, x in zip(part.receipts, self.landing)],
             self.tag,
         )
@@ -199,12 +224,36 @@ class _Lane:
         self.transport.wait(self.messages)
         if part.collective is not None:  # after the sends, which may read what it overwrites
             self.transport.collective(part.collective, self.view(part.collective.chunks), self.op, self.ranks)
+        encoded: dict[range, list[torch.Tensor]] = {}  # what is decoded and added to the same chunks
         for receipt, x in zip(part.receipts, self.landing):
-            target = self.view(receipt.chunks)
-            if receipt.reduce:
+            target = self.view(receipt.chunks, coded=receipt.coded)
+            if receipt.reduce and receipt.coded:
+                encoded.setdefault(receipt.chunks, []).append(x)
+            elif receipt.reduce:
                 # the lower rank's first on both sides of an exchange: max(0.0, -0.0) and NaN + NaN are one of the two
                 REDUCERS[self.op](*((x, target) if receipt.peer < self.me else (target, x)), out=target)
             elif not receipt.direct:
                 target.copy_(x)
+        for slots, sources in encoded.items():
+            self.add_codes(slots, sources)
+        for slots, coded in part.recodes:
+            self.recode(slots, coded)
         for slots, factor in part.scales:
             self.view(slots).mul_(float(factor))
+
+    def add_codes(self, slots: range, sources: Sequence[torch.Tensor]) -> None:
+        """Add the codes of several ranks to the same chunks, in one pass over each."""
+        assert self.coder is not None
+        for slot in slots:
+            first, last = self.places[slot] - self.places[slots.start], self.places[slot + 1] - self.places[slots.start]
+            self.coder.add([source[first:last] for source in sources], self.view(range(slot, slot + 1)))
+
+    def recode(self, slots: range, coded: bool) -> None:
+        """Chunk by chunk: each begins with a block of its own."""
+        assert self.coder is not None
+        for slot in slots:
+            one = range(slot, slot + 1)
+            if coded:
+                self.coder.encode(self.view(one), self.view(one, coded=True), self.bounds[slot][0])
+            else:
+                self.coder.decode(self.view(one, coded=True), self.view(one))

@@ -19,6 +19,7 @@ from phalanx.grad.averager import Averager
 from phalanx.grad.kept import Kept
 from phalanx.grad.measure import Overlap
 from phalanx.grad.reducer import Group, GroupReducer
+from phalanx.grad.wires import Wire
 
 
 class KeepingReducer(GroupReducer):
@@ -45,7 +46,7 @@ class ElasticAverager(Averager):
         comm: ElasticCommunicator,
         sync: AllReduce,
         *,
-        wire: torch.dtype | None,
+        wire: Wire | None,
         bucket_bytes: int | None,
     ) -> None:
         self.comm = comm

@@ -19,7 +19,8 @@ from phalanx.grad.groups import even, growing
 from phalanx.grad.measure import SMALLEST, measure_bucket
 from phalanx.grad.reducer import Group
 from phalanx.grad.replicas import check_replicas
-from phalanx.grad.wire import carries
+from phalanx.grad.wires import Wire
+from phalanx.grad.wires.carrier import carrier_of
 
 Kind = tuple[torch.dtype, torch.device, torch.Size, tuple[int, ...]]
 
@@ -36,7 +37,7 @@ def agree_on_groups(
     comm: Communicator,
     sync: AllReduce,
     *,
-    wire: torch.dtype | None,
+    wire: Wire | None,
     bucket_bytes: int | None,
     delayed: bool,
 ) -> list[Group]:
@@ -65,9 +66,9 @@ def agree_on_groups(
         arena = Arena(own, runs, multiple=comm.multiple, allocate=comm.buffer)
         for run, flat in zip(runs, arena.groups):
             travels = comm.buffer(flat.numel(), flat.dtype, flat.device) if delayed else flat
-            narrow = comm.buffer(flat.numel(), wire, flat.device) if wire and carries(flat) else None
+            carrier = carrier_of(wire, comm, flat, number=len(made))
             early = not any(members[i] in late for i in run)
-            group = Group(arena, flat, [own[i] for i in run], travels, narrow, early, missing=len(run))
+            group = Group(arena, flat, [own[i] for i in run], travels, carrier, early, missing=len(run))
             made.append((order.index(members[run[-1]]), group))
     made.sort(key=lambda item: item[0])  # by when the last gradient came; equal on all ranks
     return [group for _, group in made]

@@ -10,6 +10,7 @@ from phalanx.comm.communicator import Communicator
 from phalanx.grad.allreduce import AllReduce
 from phalanx.grad.gossip import Gossip, level_of
 from phalanx.grad.sparse import wants_sparse
+from phalanx.grad.wires import Wire, remembers
 from phalanx.optim.multi_node import MultiNodeOptimizer
 from phalanx.optim.wrapped import WrappedOptimizer
 
@@ -24,7 +25,7 @@ def create_multi_node_optimizer(
     *,
     sync: AllReduce | None = None,
     double_buffering: bool = False,
-    wire: torch.dtype | None = None,
+    wire: Wire | None = None,
     bucket_bytes: int | None = None,
 ) -> MultiNodeOptimizer: ...
 
@@ -36,7 +37,7 @@ def create_multi_node_optimizer(
     *,
     sync: Gossip,
     double_buffering: bool = False,
-    wire: torch.dtype | None = None,
+    wire: Wire | None = None,
     bucket_bytes: int | None = None,
 ) -> GossipOptimizer: ...
 
@@ -47,7 +48,7 @@ def create_multi_node_optimizer(
     *,
     sync: AllReduce | Gossip | None = None,
     double_buffering: bool = False,
-    wire: torch.dtype | None = None,
+    wire: Wire | None = None,
     bucket_bytes: int | None = None,
 ) -> MultiNodeOptimizer | GossipOptimizer:
     """Make an optimizer average gradients over the ranks in every step. All ranks call it.
@@ -60,7 +61,7 @@ def create_multi_node_optimizer(
         comm: The communicator.
         sync: How replicas stay together: `AllReduce(...)`, the default, or `Gossip(...)`.
         double_buffering: Apply the mean gradient of the step before. Only with `AllReduce`.
-        wire: Send torch.float16 or torch.bfloat16 instead of the gradients' own dtype.
+        wire: Send torch.float16, torch.bfloat16 or `phalanx.Int8(...)` instead of the gradients' own dtype.
         bucket_bytes: The size of a group of gradients that travels together. By default the first steps measure it.
 
     Returns:
@@ -92,6 +93,8 @@ def create_multi_node_optimizer(
     if isinstance(sync, Gossip):
         if double_buffering:
             raise ValueError("double_buffering is for AllReduce; Gossip(overlap=True) hides its exchange behind the next step")
+        if wire is not None and not isinstance(wire, torch.dtype):
+            raise ValueError(f"wire={wire!r} is for gradients that all ranks sum; Gossip takes torch.float16 and torch.bfloat16")
         if bucket_bytes is not None and level_of(comm, sync) == "rank":
             raise ValueError(f"bucket_bytes={bucket_bytes}: Gossip sends one message; only the ranks of a host have groups")
     if isinstance(sync, AllReduce) and sync.fused and (wire is not None or double_buffering or sync.weighted):
@@ -102,11 +105,14 @@ def create_multi_node_optimizer(
         raise TypeError(f"bucket_bytes={bucket_bytes!r}: an int, or None to measure")
     if bucket_bytes is not None and bucket_bytes < 1:
         raise ValueError(f"bucket_bytes={bucket_bytes}: at least 1, or None to measure")
+    if comm.elastic and remembers(wire):
+        raise ValueError(f"wire={wire!r} keeps what it rounded away, and elastic=True may send it twice: use torch.bfloat16")
     if comm.elastic:
         _check_elastic(optimizer, sync, double_buffering)
     if isinstance(sync, Gossip):
         from phalanx.optim.gossip_step import GossipOptimizer  # a fifth of our import time, and few scripts gossip
 
+        assert wire is None or isinstance(wire, torch.dtype)
         return GossipOptimizer(optimizer, comm, sync, wire, bucket_bytes)
     if bucket_bytes is not None and sync is not None and sync.growing is not None:
         raise ValueError(f"bucket_bytes={bucket_bytes} and growing={sync.growing}: groups follow one of them")

@@ -7,7 +7,8 @@ from .halving_doubling import halving_doubling
 from .hierarchical import hierarchical
 from .jsonform import from_json, to_json
 from .lower import lower
-from .ops import Collective, Goal, Kind, Move, Op, Scale, Schedule, ScheduleError, Step
+from .ops import Collective, Goal, Kind, Move, Op, Recode, Scale, Schedule, ScheduleError, Step
+from .quantised import quantised
 from .recursive_doubling import recursive_doubling
 from .ring import ring
 from .show import show, trace
@@ -23,6 +24,7 @@ __all__ = [
     "Kind",
     "Move",
     "Op",
+    "Recode",
     "Scale",
     "Schedule",
     "ScheduleError",
@@ -40,6 +42,7 @@ __all__ = [
     "latency_steps",
     "lower",
     "lowered_ops",
+    "quantised",
     "recursive_doubling",
     "relabel",
     "ring",

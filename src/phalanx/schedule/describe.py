@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from .ops import Collective, Move, Op
+from .ops import Collective, Move, Op, Recode
 
 
 def describe(op: Op) -> str:
     """One op in a few words, for messages: `Move(0 -> 1, 4)`, `Collective(all_reduce of 0 1 2, 0-5)`."""
     if isinstance(op, Move):
-        return f"Move({op.src} -> {op.dst}, {span(op.chunks)}{', reduce' if op.reduce else ''})"
+        return f"Move({op.src} -> {op.dst}, {span(op.chunks)}{', reduce' if op.reduce else ''}{', coded' if op.coded else ''})"
     if isinstance(op, Collective):
         return f"Collective({op.kind} of {members(op.group)}, {span(op.chunks)})"
+    if isinstance(op, Recode):
+        return f"{'Encode' if op.coded else 'Decode'}({span(op.ranks)}, {span(op.chunks)})"
     return f"Scale({span(op.ranks)}, {span(op.chunks)}, {op.factor})"
 
 

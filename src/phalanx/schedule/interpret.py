@@ -13,7 +13,7 @@ from itertools import pairwise
 from operator import add
 from typing import Any, Generic, Protocol, TypeVar, cast
 
-from .ops import Collective, Move, Schedule, Step
+from .ops import Collective, Move, Recode, Schedule, Step
 
 
 class _Adds(Protocol):
@@ -53,11 +53,22 @@ def interpret(s: Schedule, origins: list[V], scale: Callable[[V, Fraction], V], 
     """Run the well-formed `s` from rank r holding origins[r] in every slot."""
     state = Buffers(s.chunks, origins)
     for step in s.steps:
-        if set(map(type, step.ops)) == {Move}:
-            _run_moves(state, cast("tuple[Move, ...]", step.ops))
-        elif step.ops:
-            _run_mixed(state, step, scale, junk)
+        run_step(state, step, scale, junk, lambda value, coded: value)
     return state
+
+
+def run_step(
+    state: Buffers[V],
+    step: Step,
+    scale: Callable[[V, Fraction], V],
+    junk: Callable[[], V],
+    recode: Callable[[V, bool], V],
+) -> None:
+    """Run one step in place. `recode(value, coded)` is what encoding or decoding makes of a value."""
+    if set(map(type, step.ops)) == {Move}:
+        _run_moves(state, cast("tuple[Move, ...]", step.ops))
+    elif step.ops:
+        _run_mixed(state, step, scale, junk, recode)
 
 
 def _run_moves(state: Buffers[V], moves: tuple[Move, ...]) -> None:
@@ -78,9 +89,15 @@ def _run_moves(state: Buffers[V], moves: tuple[Move, ...]) -> None:
             row[i:j] = map(add, row[i:j], part) if m.reduce else part
 
 
-def _run_mixed(state: Buffers[V], step: Step, scale: Callable[[V, Fraction], V], junk: Callable[[], V]) -> None:
+def _run_mixed(
+    state: Buffers[V],
+    step: Step,
+    scale: Callable[[V, Fraction], V],
+    junk: Callable[[], V],
+    recode: Callable[[V, bool], V],
+) -> None:
     """All ops read, then the moves write, then the others, which share no written slot with the moves."""
-    state.refine(_boundaries(step))
+    state.refine(boundaries(step))
     rows, atom = state.rows, state.atom
     moves = tuple(op for op in step.ops if isinstance(op, Move))
     writes: list[tuple[int, int, list[V]]] = []  # rank, first atom, values
@@ -88,6 +105,8 @@ def _run_mixed(state: Buffers[V], step: Step, scale: Callable[[V, Fraction], V],
         i, j = atom[op.chunks.start], atom[op.chunks.stop]
         if isinstance(op, Collective):
             writes += _collective_writes(op, [rows[rank][i:j] for rank in op.group], i, state, junk)
+        elif isinstance(op, Recode):
+            writes += [(rank, i, [recode(value, op.coded) for value in rows[rank][i:j]]) for rank in op.ranks]
         elif not isinstance(op, Move):
             writes += [(rank, i, [scale(value, op.factor) for value in rows[rank][i:j]]) for rank in op.ranks]
     if moves:
@@ -96,13 +115,14 @@ def _run_mixed(state: Buffers[V], step: Step, scale: Callable[[V, Fraction], V],
         rows[rank][i : i + len(values)] = values
 
 
-def _boundaries(step: Step) -> set[int]:
-    boundaries: set[int] = set()
+def boundaries(step: Step) -> set[int]:
+    """The chunks at which the ops of a step begin and end, parts of collectives included."""
+    found: set[int] = set()
     for op in step.ops:
-        boundaries.update((op.chunks.start, op.chunks.stop))
+        found.update((op.chunks.start, op.chunks.stop))
         if isinstance(op, Collective) and op.kind in ("reduce_scatter", "all_gather"):
-            boundaries.update(op.chunks[:: len(op.chunks) // len(op.group)])
-    return boundaries
+            found.update(op.chunks[:: len(op.chunks) // len(op.group)])
+    return found
 
 
 def _collective_writes(

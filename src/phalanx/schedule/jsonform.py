@@ -6,7 +6,7 @@ import json
 from typing import Any, cast
 
 from .limits import MAX_DIGITS, check_name, check_size, read_factor
-from .ops import Collective, Goal, Kind, Move, Op, Scale, Schedule, ScheduleError, Step
+from .ops import Collective, Goal, Kind, Move, Op, Recode, Scale, Schedule, ScheduleError, Step
 from .plain_json import brief, loads
 from .wellformed import GOALS, KINDS
 
@@ -81,9 +81,13 @@ def _step(data: Any, number: int) -> Step:
 
 def _op_to_json(op: Op) -> dict[str, Any]:
     if isinstance(op, Move):
-        return {"op": "add" if op.reduce else "copy", "src": op.src, "dst": op.dst, "chunks": _run_to_json(op.chunks)}
+        move = {"op": "add" if op.reduce else "copy", "src": op.src, "dst": op.dst, "chunks": _run_to_json(op.chunks)}
+        return move | {"coded": True} if op.coded else move
     if isinstance(op, Collective):
         return {"op": op.kind, "group": op.group, "chunks": _run_to_json(op.chunks)}
+    if isinstance(op, Recode):
+        ranks = _run_to_json(op.ranks)
+        return {"op": "encode" if op.coded else "decode", "ranks": ranks, "chunks": _run_to_json(op.chunks)}
     return {"op": "scale", "ranks": _run_to_json(op.ranks), "chunks": _run_to_json(op.chunks), "factor": str(op.factor)}
 
 
@@ -92,7 +96,8 @@ def _op_from_json(data: Any, where: str) -> Op:
     run = _run_from_json(chunks, f"{where}: chunks")
     if kind in ("copy", "add"):
         src, dst = _fields(data, where, "src", "dst")
-        return Move(_typed(int, src, f"{where}: src"), _typed(int, dst, f"{where}: dst"), run, kind == "add")
+        coded = _typed(bool, data.get("coded", False), f"{where}: coded")
+        return Move(_typed(int, src, f"{where}: src"), _typed(int, dst, f"{where}: dst"), run, kind == "add", coded)
     if kind in KINDS:
         (group,) = _fields(data, where, "group")
         ranks = tuple(_typed(int, rank, f"{where}: a rank") for rank in _typed(list, group, f"{where}: group"))
@@ -104,7 +109,10 @@ def _op_from_json(data: Any, where: str) -> Op:
             return Scale(ranges, run, read_factor(_typed(str, factor, "factor")))
         except ScheduleError as error:
             raise ScheduleError(f"{where}: {error}") from None
-    raise ScheduleError(f"{where}: {brief(kind)} is none of copy, add, scale, {', '.join(KINDS)}")
+    if kind in ("encode", "decode"):
+        (ranks,) = _fields(data, where, "ranks")
+        return Recode(_run_from_json(ranks, f"{where}: ranks"), run, kind == "encode")
+    raise ScheduleError(f"{where}: {brief(kind)} is none of copy, add, scale, encode, decode, {', '.join(KINDS)}")
 
 
 def _run_to_json(run: range) -> list[int]:

@@ -18,6 +18,7 @@ from .describe import describe
 from .formal_sum import JUNK, FormalSum
 from .interpret import Buffers, interpret
 from .ops import Collective, Goal, Move, Op, Schedule, ScheduleError, Step
+from .recoding import check_recoding
 from .wellformed import check
 
 EXACT_UP_TO = 64  # ranks; above it formal sums become slow and fingerprints take over
@@ -31,6 +32,8 @@ def verify(s: Schedule, *, goal: Goal | None = None) -> None:
     """Prove that every rank ends with what the schedule claims.
 
     Up to 64 ranks the proof is exact. Above, it uses fingerprints: a wrong schedule passes with a probability of about 2**-60.
+    Of a schedule that encodes, it also proves that no contribution is encoded more than twice, and that all ranks end with the
+    same bits.
 
     Args:
         s: The schedule to check.
@@ -46,6 +49,7 @@ def verify(s: Schedule, *, goal: Goal | None = None) -> None:
     if goal is not None:
         s = replace(s, goal=goal)
     check(s)
+    check_recoding(s)
     if s.world <= EXACT_UP_TO:
         _verify_exactly(s)
     else:

@@ -9,7 +9,7 @@ from operator import eq
 from typing import NoReturn, cast
 
 from .describe import describe
-from .ops import Collective, Move, Op, Schedule, ScheduleError, Step
+from .ops import Collective, Move, Op, Scale, Schedule, ScheduleError, Step
 
 KINDS = ("all_reduce", "reduce_scatter", "all_gather", "reduce", "broadcast")
 GOALS = ("sum", "mean", "mixing", "copy")
@@ -77,9 +77,9 @@ def _check_op(s: Schedule, number: int, op: Op) -> None:
         if not op.ranks:
             fail("it names no rank")
         ranks = (op.ranks[0], op.ranks[-1])  # a file may name a billion
-        if not isinstance(cast(object, op.factor), Fraction):
+        if isinstance(op, Scale) and not isinstance(cast(object, op.factor), Fraction):
             fail(f"the factor {op.factor!r} is not a Fraction")
-        if op.factor < 0:
+        if isinstance(op, Scale) and op.factor < 0:
             fail(f"the factor {op.factor} is negative")
     for rank in ranks:
         if not 0 <= rank < s.world:

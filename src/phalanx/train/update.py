@@ -16,6 +16,7 @@ from phalanx.comm.communicator import Communicator
 from phalanx.comm.settings import check_timeout
 from phalanx.grad.allreduce import AllReduce
 from phalanx.grad.gossip import Gossip
+from phalanx.grad.wires import Int8, Wire
 from phalanx.optim import lr
 from phalanx.optim.create import create_multi_node_optimizer
 from phalanx.optim.gossip_step import GossipOptimizer
@@ -35,6 +36,14 @@ GOSSIP = {
     "average_every": "Steps after which all replicas become their exact mean; none for evaluations only.",
     "seed": "Seed of the rotation.",
     "patience": "Seconds to wait for a partner before continuing without it; none for 4 usual steps, at least 1 s.",
+}
+
+INT8 = {
+    "block": "Numbers that share a scale, a multiple of 16.",
+    "rounding": "To the nearest number, or up or down at random in proportion.",
+    "error_feedback": "Add what was rounded away to the next gradient.",
+    "level": "Encode what travels between hosts, or what travels between ranks.",
+    "seed": "Seed of stochastic rounding.",
 }
 
 Decay = Literal["constant", "linear", "polynomial", "cosine", "step", "natan"]
@@ -218,7 +227,8 @@ class CommConfig:
         None, "All-reduce schedule: a name such as torus:2x4, or a file. None chooses one for the hosts found."
     )
     timeout: float = setting(60.0, "Seconds that a rank waits for another one before the run fails.")
-    wire: Literal["float16", "bfloat16"] | None = setting(None, "Type in which gradients travel; none for their own.")
+    wire: Literal["float16", "bfloat16", "int8"] | None = setting(None, "How gradients travel; none for their own type.")
+    int8: Int8 = setting(Int8(), "8-bit gradients, with comm.wire=int8.", parts=INT8)
     bucket_bytes: int | None = setting(
         8 << 20, "Bytes of gradients that travel together. Fixed, so that a resumed run adds in the same order; none to measure."
     )
@@ -241,15 +251,22 @@ class CommConfig:
             raise ValueError("fused=True does not allow wire or double_buffering: nothing travels")
         if self.sync == "gossip" and (self.fused or self.double_buffering or self.growing is not None):
             raise ValueError("sync=gossip does not allow fused, double_buffering or growing, which are for all-reduce")
+        if self.sync == "gossip" and self.wire == "int8":
+            raise ValueError("sync=gossip sends weights as float16 or bfloat16; wire=int8 is for gradients that all ranks sum")
+
+    def make_wire(self) -> Wire | None:
+        """The wire as `create_multi_node_optimizer` takes it."""
+        if self.wire is None:
+            return None
+        wires: dict[str, Wire] = {"float16": torch.float16, "bfloat16": torch.bfloat16, "int8": self.int8}
+        return wires[self.wire]
 
     def wrap(
         self, optimizer: torch.optim.Optimizer, comm: Communicator, *, weighted: bool
     ) -> MultiNodeOptimizer | GossipOptimizer:
         """The multi-node optimizer; `weighted` if ranks may have different numbers of samples in a step."""
         if self.sync == "gossip":
-            return create_multi_node_optimizer(
-                optimizer, comm, sync=self.gossip, wire=getattr(torch, self.wire) if self.wire else None
-            )
+            return create_multi_node_optimizer(optimizer, comm, sync=self.gossip, wire=self.make_wire())
         return create_multi_node_optimizer(
             optimizer,
             comm,
@@ -261,6 +278,6 @@ class CommConfig:
                 fused=self.fused,
             ),
             double_buffering=self.double_buffering,
-            wire=getattr(torch, self.wire) if self.wire else None,
+            wire=self.make_wire(),
             bucket_bytes=self.bucket_bytes if self.growing is None else None,
         )
