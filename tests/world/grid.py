@@ -90,7 +90,7 @@ EXEMPT = {
     **{f"phalanx.comm.launch.ALONE.{name}": "of a world of one" for name in
        ("rank", "world", "local_rank", "local_world", "port", "attempt", "listener")},
     "phalanx.comm.elastic.guard.FENCED": "an exit code",
-    "phalanx.comm.elastic.supervisor.TOO_FEW": "an exit code",
+    "phalanx.comm.elastic.head.TOO_FEW": "an exit code",
     "phalanx.comm.elastic.state.TAG": "of messages",
     "phalanx.comm.hotline.CALLERS": "of questions that wait for an answer",
     "phalanx.comm.hotline.HELD": "of questions",

@@ -1,4 +1,4 @@
-"""`phalanx run`: run a script on several ranks of this host, and replace those that die."""
+"""`phalanx run`: run a script on ranks of one host or several, and replace those that die."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from phalanx.cli.numbers import at_least_one, whole
+from phalanx.cli.numbers import at_least_one, not_negative, whole
 from phalanx.cli.usage import UsageError, check_environment
 
 EXAMPLES = """examples:
   phalanx run --ranks 4 train.py --epochs 3              4 ranks; the job continues when some of them die
   phalanx run --ranks 4 --replace 10 train.py            starts at most 10 new ranks for those that die
   phalanx run --ranks 4 -m package.train                 a module instead of a file
+
+  phalanx run --hosts 3 --meet node0:29400 --ranks 4 train.py       the same on 3 hosts, with the same PHALANX_SECRET: 12 ranks
+  srun -N 3 --ntasks-per-node 1 phalanx run --ranks 4 train.py      Slurm says how many hosts there are, and where they meet
 
 The script makes its communicator with phalanx.create_communicator(elastic=True): docs/elastic.md.
 """
@@ -23,13 +26,30 @@ def add_to(verbs: Any) -> None:
     parser = verbs.add_parser(
         "run",
         help="run a script on ranks that may die",
-        description="Run a Python script on several ranks of this host. Ranks that die are replaced, and the others continue.",
+        description="Run a Python script on ranks of one host or several. Ranks that die are replaced, and the others continue.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--ranks", metavar="N", type=at_least_one, required=True, help="processes to start")
+    parser.add_argument("--ranks", metavar="N", type=whole(0), required=True, help="processes to start on this host")
     parser.add_argument(
-        "--replace", metavar="K", type=whole(0), default=0, help="start at most K new ones for those that die (default: 0)"
+        "--replace",
+        metavar="K",
+        type=whole(0),
+        default=0,
+        help="start at most K new ones on this host for those that die (default: 0)",
+    )
+    parser.add_argument(
+        "--hosts", metavar="H", type=at_least_one, help="hosts that run this command (default: 1, or as the launcher says)"
+    )
+    parser.add_argument(
+        "--meet", metavar="HOST:PORT", help="where the hosts meet: the address of one of them (default: as the launcher says)"
+    )
+    parser.add_argument(
+        "--wait",
+        metavar="SECONDS",
+        type=not_negative,
+        default=300.0,
+        help="how long to wait for hosts that are missing, and for a meeting point that is lost (default: 300)",
     )
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
     parser.add_argument("script", metavar="SCRIPT", help="a Python file")
@@ -42,7 +62,21 @@ def run(args: argparse.Namespace) -> int:
     check_environment()
     if not args.module and not Path(args.script).is_file():
         raise UsageError(f"{args.script}: there is no such file")
+    from phalanx.comm.elastic.door import find_door
     from phalanx.comm.elastic.supervisor import Supervisor
+    from phalanx.comm.launch import LaunchError
+    from phalanx.comm.meeting import WrongJobError
 
+    try:
+        door = find_door(args.meet, args.hosts)
+    except LaunchError as error:
+        raise UsageError(str(error)) from None
+    if args.ranks == 0 and door.one_host:
+        raise UsageError(
+            "--ranks 0: on one host there would be no rank; an agent without ranks only holds the meeting point of others"
+        )
     command = ["-m", args.script] if args.module else [args.script]
-    return Supervisor(args.ranks, [*command, *args.arguments], args.replace).run()
+    try:
+        return Supervisor(args.ranks, [*command, *args.arguments], args.replace, door, args.wait).run()
+    except WrongJobError as error:
+        raise UsageError(str(error)) from None

@@ -27,9 +27,8 @@ def is_loopback(host: str) -> bool:
 
 def listen(host: str, port: int, backlog: int) -> socket.socket:
     """A socket at the address of this host that `host` names; OSError if the port is taken."""
-    for family, address in _resolved(host, port):
-        if (listener := _listen_at(family, address, backlog)) is not None:
-            return listener
+    if (listener := listen_here(host, port, backlog)) is not None:
+        return listener
     # a service of Kubernetes, a port that a container engine forwards, a name that /etc/hosts gives to 127.0.1.1
     log.warning(
         "phalanx: %s is not an address of this host, so rank 0 listens on all its addresses at port %d: "
@@ -40,6 +39,14 @@ def listen(host: str, port: int, backlog: int) -> socket.socket:
     dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET
     return socket.create_server(("", port), family=family, dualstack_ipv6=dual, backlog=backlog)
+
+
+def listen_here(host: str, port: int, backlog: int) -> socket.socket | None:
+    """The same, but None if `host` is another one."""
+    for family, address in _resolved(host, port):
+        if (listener := _listen_at(family, address, backlog)) is not None:
+            return listener
+    return None
 
 
 def _listen_at(family: socket.AddressFamily, address: Any, backlog: int) -> socket.socket | None:

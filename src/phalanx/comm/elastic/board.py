@@ -10,9 +10,11 @@
     done/M        M has finished                                    written by M
     out/M         M is in the job no more, and why                  written by the coordinator
     stop          the job ends, and why                             written by the coordinator
-    bell          a counter, unsigned: rung after each of the above, so that the coordinator looks
+    bell          unsigned, another text after each of the above, so that the coordinator looks
 
-The store is torch's TCPStore on a loopback address, or the address that the job meets at. A client serves one thread at a time.
+The agents of a job on several hosts have keys of their own here (agents.py). The store is torch's TCPStore on a loopback address,
+or on the address that the job meets at. A client serves one thread at a time. Whatever reads waits for an answer, which never
+comes if the network is cut; what only writes returns at once.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import datetime
 import json
 import os
 import re
+import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,7 +35,7 @@ import torch.distributed as dist
 from phalanx.comm.elastic.agreement import Proposal, Report
 from phalanx.comm.launch import MEETING, MEMBER, LaunchError, exported_secret
 from phalanx.comm.processes import ProcessId
-from phalanx.comm.signed import SignedStore, Signer
+from phalanx.comm.signed import SignedStore, Signer, peek
 
 PREFIX = "phalanx/elastic"
 BELL = "phalanx/elastic/bell"
@@ -124,12 +127,12 @@ class Board:
         """Other keys of the job, signed too."""
         return SignedStore(self.base, f"{PREFIX}/{self.point.token}/{prefix}", self.signer, self._timeout)
 
-    def ring(self) -> int:
-        return int(self.base.add(BELL, 1))
+    def ring(self) -> None:
+        self.base.set(BELL, secrets.token_hex(4))  # not `add`, which waits for an answer
 
-    def rung(self) -> int:
-        """How often the bell was rung."""
-        return int(self.base.add(BELL, 0))
+    def rung(self) -> bytes | None:
+        """Another text than before if the bell was rung meanwhile."""
+        return peek(self.base, BELL)
 
     def _read(self, key: str) -> bytes | None:
         return self.keys.get(key) if self.keys.check([key]) else None

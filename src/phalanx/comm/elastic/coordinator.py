@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from phalanx.comm.elastic.agreement import Proposal, Roster
@@ -19,6 +19,8 @@ BEAT = 0.25  # seconds between two signs of life of a member
 STILL = 3.0  # seconds without one after which a member is given up, at least; the beats come from a thread of their own
 STEPS_STILL = 2.0  # the same in usual rounds: code that holds Python's lock stops the beats, at most for about a step
 BROKEN = 1.0  # seconds in which a death explains a broken connection; then the same members connect again
+SUSPECT = 1.0  # seconds without one after which a host, whose connections broke too, is given up
+LOST = 5.0  # seconds without an answer of the board after which ranks and agents give it up; longer than STILL, so they learn why
 ASLEEP = 1.0  # seconds between two looks after which the supervisor itself was stopped: no sign of life could be heard
 
 
@@ -62,12 +64,14 @@ class Coordinator:
     say: Callable[[str], None] = lambda words: None
     roster: Roster = field(init=False)
     wants: Ready = field(default_factory=Ready)
+    admits: Callable[[int], bool] = lambda member: True  # whether a member may be let in now
     changes: list[Change] = field(default_factory=list)
     _pulses: dict[int, Pulse] = field(default_factory=dict)
     _published: int = 0
     _proposed: float = 0.0
-    _stood: int = 0  # the newest epoch that was announced to people
-    _rung: int = -1
+    _stood: int = 0  # the newest epoch that was announced to people, and its members
+    _announced: tuple[int, ...] = ()
+    _rung: bytes | None = b"never"
     _looked: float = 0.0
     _listened: float = 0.0
     _broken: float | None = None
@@ -83,8 +87,13 @@ class Coordinator:
         """A process was started that will be this member."""
         self._pulses[member] = Pulse()
 
-    def look(self, ended: Mapping[int, str] | None = None, expected: int | None = None) -> dict[int, str]:
-        """See what has changed. `ended`: members whose processes are over, and how. Returns those that are given up now."""
+    def look(
+        self, ended: Mapping[int, str] | None = None, expected: int | None = None, spared: Collection[int] = ()
+    ) -> dict[int, str]:
+        """See what has changed. `ended`: members whose processes are over, and how. Returns those that are given up now.
+
+        `spared` members are silent, but with their whole host: somebody else decides about them.
+        """
         now = time.monotonic()
         if now - self._looked > ASLEEP:
             for pulse in self._pulses.values():
@@ -95,7 +104,7 @@ class Coordinator:
         given_up: dict[int, str] = {}
         if now - self._listened > BEAT:
             self._listened = now
-            given_up = self._listen(now)
+            given_up = self._listen(now, spared)
             lost |= given_up
         rung = self.board.rung()
         news = rung != self._rung
@@ -113,7 +122,16 @@ class Coordinator:
         self._publish(now)
         return given_up
 
-    def _listen(self, now: float) -> dict[int, str]:
+    def heard(self, member: int) -> float:
+        """When this member gave its last sign of life; 0 if it has given none."""
+        return self._pulses[member].heard if member in self._pulses else 0.0
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a member says that the connections of the newest world do not work."""
+        return self._broken is not None
+
+    def _listen(self, now: float, spared: Collection[int]) -> dict[int, str]:
         """Members that will not answer any more."""
         found: dict[int, str] = {}
         members = self.proposal.members if self.proposal is not None else ()
@@ -123,19 +141,19 @@ class Coordinator:
                 pulse.hear(beat, now)
             if pulse.process is None:
                 pulse.process = self.board.process(member)
-            if member in members and (seconds := pulse.still(now)) is not None:
+            if member in members and member not in spared and (seconds := pulse.still(now)) is not None:
                 found[member] = f"stood still for {seconds:.1f} s and was given up"
         waiting = [m for m in members if m in self._pulses and self._pulses[m].waits_since is not None]
         patient = self.wants.patience
         if any(now - (self._pulses[m].waits_since or now) > patient for m in waiting):
-            for member in set(members) - set(waiting) - found.keys():
+            for member in set(members) - set(waiting) - found.keys() - set(spared):
                 found[member] = f"did not come within {patient:g} s and was given up"
         return found
 
     def _let_in(self) -> None:
         known = self.roster.waiting + (self.proposal.members if self.proposal is not None else ())
         for member in list(self._pulses):
-            if member not in known and (ready := self.board.ready(member)) is not None:
+            if member not in known and self.admits(member) and (ready := self.board.ready(member)) is not None:
                 self.wants = ready
                 self.roster = replace(self.roster, most=ready.most).came(member)
 
@@ -155,9 +173,12 @@ class Coordinator:
         if self.roster.standing >= set(proposal.members) and self._stood < proposal.epoch and proposal.members:
             self._stood = proposal.epoch
             seconds = now - self._proposed
-            change = Change(proposal.epoch, proposal.joined, proposal.left, len(proposal.members), seconds=seconds)
+            # not proposal.joined: a death may have come before the world of a newcomer was announced
+            joined = tuple(member for member in proposal.members if member not in self._announced) if self._announced else ()
+            self._announced = proposal.members
+            change = Change(proposal.epoch, joined, proposal.left, len(proposal.members), seconds=seconds)
             self.changes.append(change)
-            if proposal.joined or proposal.left:
+            if change.joined or change.left:
                 self.say(str(change))
         if self.board.broken(proposal.epoch) and self.proposal is proposal:
             self._broken = self._broken or now

@@ -13,12 +13,11 @@ from typing import NoReturn
 
 from phalanx.comm.elastic.agreement import Proposal
 from phalanx.comm.elastic.board import Beat, Board
-from phalanx.comm.elastic.coordinator import BEAT
+from phalanx.comm.elastic.coordinator import ASLEEP, BEAT, LOST
 from phalanx.comm.ending import say_last
 
 LOOK = 0.05  # seconds between two looks at the board
 FENCED = 75  # the exit code of a process that the others have left behind: EX_TEMPFAIL of sysexits.h
-LOST = 5.0  # seconds without a store after which it counts as gone
 
 
 class Guard:
@@ -30,9 +29,11 @@ class Guard:
         self.lost = ""  # why nothing can be heard any more
         self._heard = threading.Condition()
         self._over = threading.Event()
+        self._answered = time.monotonic()
         self.over: Callable[[Proposal], None] = lambda proposal: None
         self._thread = threading.Thread(target=self._watch, name="phalanx-guard", daemon=True)
         self._thread.start()
+        threading.Thread(target=self._watch_the_watch, name="phalanx-lease", daemon=True).start()
 
     def newer_than(self, epoch: int) -> Proposal | None:
         """The newest proposal, if it is of a later epoch."""
@@ -54,7 +55,7 @@ class Guard:
             self._thread.join(2.0)
 
     def _watch(self) -> None:
-        count, beaten, answered = 0, 0.0, time.monotonic()
+        count, beaten = 0, 0.0
         while not self._over.wait(LOOK):
             try:
                 now = time.monotonic()
@@ -65,14 +66,25 @@ class Guard:
                 if count % 4 == 0 and (why := self._board.stopped()) is not None:
                     self._lose(why)
                     return
-                answered = time.monotonic()
+                self._answered = time.monotonic()
             except RuntimeError:
-                if time.monotonic() - answered > LOST or not self._is_there():
-                    self._lose("the supervisor of this job is gone")
+                if not self._is_there():
+                    self._lose("the agent that holds its meeting point is gone")
                     return
                 continue
             if found is not None:
                 self._hear(found)
+
+    def _watch_the_watch(self) -> None:
+        """If the network is cut, the other thread waits for ever. This process must stop then: the others leave it behind."""
+        looked = time.monotonic()
+        while not self._over.wait(BEAT):
+            now = time.monotonic()
+            if now - looked > ASLEEP:  # this process was stopped: an answer may be there
+                self._answered = now
+            looked = now
+            if not self.lost and now - self._answered > LOST:
+                self._lose(f"its meeting point at {self._board.point.host} does not answer for {LOST:g} s")
 
     def _is_there(self) -> bool:
         try:
@@ -84,6 +96,8 @@ class Guard:
     def _hear(self, proposal: Proposal) -> None:
         if self._member not in proposal.members and (why := self._board.out(self._member)) is not None:
             end_behind(self._member, proposal.epoch, why)
+        if self.lost:
+            return  # too late: this process has given up
         with self._heard:
             self.newest = proposal
             self._heard.notify_all()
@@ -91,6 +105,8 @@ class Guard:
 
     def _lose(self, why: str) -> None:
         with self._heard:
+            if self.lost:
+                return
             self.lost = why
             self._heard.notify_all()
         if self.newest is not None:

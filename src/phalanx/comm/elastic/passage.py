@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from phalanx.comm.elastic.agreement import Conclusion, Proposal, Report, StateLostError, Verdict, conclude
 from phalanx.comm.elastic.board import LOOK, Board, Ready
 from phalanx.comm.elastic.guard import Guard, end_behind
-from phalanx.comm.elastic.world import Superseded, World, form
+from phalanx.comm.elastic.world import Superseded, World, form, unless
 from phalanx.comm.failure import CommunicationError
 from phalanx.comm.hosts import host_key
 from phalanx.native.errors import SharedMemoryError
@@ -62,7 +62,7 @@ class Passage:
         epoch = max(self.tried, before.epoch if before is not None else 0)
         if before is not None:
             before.close()  # the others, who may wait for this rank there, notice it
-            if self.guard.newer_than(epoch) is None:
+            if self.guard.newer_than(epoch) is None and not self.guard.lost:
                 self.board.complain(before.epoch)  # if nobody has died, the connections were at fault
         while True:
             proposal = self._next(epoch)
@@ -96,19 +96,22 @@ class Passage:
     def _enter(self, proposal: Proposal, *, holds: bool, between: bool) -> Crossing:
         if self.member in proposal.joined and not self.is_new:
             end_behind(self.member, proposal.epoch, "became a member at the moment of a death, and the others did not see it")
-        committed = None if self.is_new else self.committed
-        self.board.report(proposal.epoch, self.member, Report(committed, holds, between, self._host))
+        report = Report(None if self.is_new else self.committed, holds, between, self._host)
         superseded: Callable[[], bool] = lambda: self.guard.newer_than(proposal.epoch) is not None or bool(self.guard.lost)  # noqa: E731
-        while (reports := self.board.reports(proposal)) is None:
-            if superseded():
+
+        def meet() -> Crossing:
+            board = self.board.another()  # a thread that is left alone keeps its client busy
+            board.report(proposal.epoch, self.member, report)
+            while (reports := board.reports(proposal)) is None:
+                if superseded():
+                    raise Superseded
+                time.sleep(LOOK)
+            conclusion = conclude(reports)
+            if conclusion.too_early:
+                board.complain(proposal.epoch)
                 raise Superseded
-            time.sleep(LOOK)
-        conclusion = conclude(reports)
-        if conclusion.too_early:
-            self.board.complain(proposal.epoch)
-            raise Superseded
-        world = form(
-            self.board, proposal, self.member, reports, timeout=self.timeout, algorithm=self._algorithm, superseded=superseded
-        )
-        newcomers = tuple(rank for rank, verdict in enumerate(conclusion.verdicts) if verdict is Verdict.HEAL)
-        return Crossing(world, conclusion, newcomers)
+            world = form(board, proposal, self.member, reports, timeout=self.timeout, algorithm=self._algorithm)
+            newcomers = tuple(rank for rank, verdict in enumerate(conclusion.verdicts) if verdict is Verdict.HEAL)
+            return Crossing(world, conclusion, newcomers)
+
+        return unless(superseded, meet, lambda crossing: crossing.world.close())

@@ -294,6 +294,4 @@ class Rounds(Communicator):
 def _alone(passage: Passage) -> World:
     """A newcomer's world until it is let in: it sets its script up as if it were alone."""
     proposal = Proposal(0, (passage.member,))
-    return form(
-        passage.board, proposal, passage.member, [Report(None)], timeout=passage.timeout, algorithm=None, superseded=lambda: False
-    )
+    return form(passage.board, proposal, passage.member, [Report(None)], timeout=passage.timeout, algorithm=None)

@@ -1,42 +1,44 @@
-"""`phalanx run`: starts the ranks of an elastic job on this host, replaces those that die, and holds the meeting point.
+"""`phalanx run`: the agent of one host. It starts ranks, replaces those that die, and meets the agents of the other hosts.
 
-    supervisor                                        rank
-    opens a loopback port
-    starts ranks, with the secret in their environment --> connect, sign what they write
-    serves the store, decides who is a member        <--- signs of life, reports
-    a rank dies: a new epoch without it; starts another one, as long as --replace allows
+    the agent that holds the meeting point            rank, on any host             agent of another host
+    opens a port, serves the store                                                  finds the job there
+    starts ranks, with the secret in their environment --> connect, sign      <---- starts ranks
+    decides who is a member                           <--- signs of life, reports
+    a rank dies: its agent says so; a new epoch without it; its agent starts another one, as long as --replace allows
 
-The supervisor is no rank and does not train, so every rank may die. If the supervisor itself dies, all ranks stop: they raise a
-CommunicationError at their next communication, with which a script can save a checkpoint.
+On one host there is one agent. No agent is a rank, so every rank may die, and every host but the one with the meeting point. If
+that one is lost, all ranks stop: they raise a CommunicationError at their next communication, with which a script can save a
+checkpoint. The other agents wait for the meeting point to come back, and then begin again with new ranks. The same happens
+to an agent whose host was cut off from the meeting point, while the others continue without it.
 """
 
 from __future__ import annotations
 
-import contextlib
-import datetime
 import os
 import secrets
 import signal
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from phalanx.comm.bounded import bounded
+from phalanx.comm.elastic.agents import AgentKeys, Card, Order
 from phalanx.comm.elastic.board import Board, MeetingPoint
-from phalanx.comm.elastic.coordinator import Coordinator
+from phalanx.comm.elastic.children import Children, environment
+from phalanx.comm.elastic.door import Door, enter
 from phalanx.comm.elastic.guard import FENCED
+from phalanx.comm.elastic.head import GRACE, Head
+from phalanx.comm.elastic.line import Line
 from phalanx.comm.ending import say_last
-from phalanx.comm.launch import MEETING, MEMBER, SECRET
-from phalanx.comm.rendezvous import serve
-from phalanx.comm.settings import AGENT
+from phalanx.comm.launch import SECRET
 from phalanx.comm.start import handling
 
 LOOK = 0.02  # seconds between two looks at the ranks
-TOO_FEW = 74  # the exit code when fewer ranks are left than the script wants: EX_IOERR of sysexits.h
-GRACE = 30.0  # seconds that ranks have to end after a signal, or after the job has failed
-LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+NO_MEETING = 69  # the exit code of an agent that cannot reach the meeting point: EX_UNAVAILABLE of sysexits.h
+WAIT = 300.0  # seconds to wait for other hosts, by default
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds before an agent comes back, after it was cut off; twice as long each time
 
 
 @dataclass
@@ -46,133 +48,160 @@ class Supervisor:
     count: int
     arguments: Sequence[str]
     budget: int = 0
-    env: Mapping[str, str] | None = None
-    processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
-    codes: dict[int, int] = field(default_factory=dict)
-    given_up: set[int] = field(default_factory=set)
-    _started: int = 0
-    _were_in: set[int] = field(default_factory=set)
+    door: Door = field(default_factory=Door)
+    wait: float = WAIT
 
     def run(self) -> int:
-        """Until all ranks have ended; returns the exit code of the job."""
+        """Until the job is over; returns its exit code."""
+        secret = secrets.token_hex(32) if self.door.one_host else os.environ[SECRET]
+        os.environ[SECRET] = secret
         heard: list[int] = []
-        with handling(heard), socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
-            self._point = MeetingPoint("127.0.0.1", listener.getsockname()[1], secrets.token_hex(8))
-            self._common = self._environment()
-            os.environ[SECRET] = self._common[SECRET]
-            try:
-                for _ in range(self.count):
-                    self._start()  # now: they import torch while this process does
-                store = serve(listener, self._point.host, self.count, datetime.timedelta(seconds=60))
-                board = Board(self._point, 60.0, store)
-                return self._watch(Coordinator(board, self.count, say=say_last), heard)
-            finally:
-                self._kill()
+        pause = FIRST_PAUSE
+        with handling(heard):
+            while True:
+                try:
+                    point, store = enter(self.door, secret, self.wait, lambda: bool(heard))
+                except TimeoutError as error:
+                    say_last(str(error))
+                    return NO_MEETING
+                except InterruptedError:
+                    return 128 + heard[0]
+                host = _Host(self, point, store, Children(self.arguments, environment(secret)), heard)
+                try:
+                    code = host.run()
+                finally:
+                    host.children.kill()
+                if code is not None:
+                    return code
+                if heard:
+                    return 128 + heard[0]
+                say_last(f"comes back to {self.door}, with new ranks, if it answers within {self.wait:g} s")
+                time.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
 
-    def _environment(self) -> dict[str, str]:
-        found = dict(os.environ if self.env is None else self.env)
-        for name in LAUNCHER:  # of a launcher that started this process: its ranks are others
-            found.pop(name, None)
-        found |= {AGENT: str(os.getpid()), MEETING: self._point.to_text(), SECRET: secrets.token_hex(32)}
-        found.setdefault("OMP_NUM_THREADS", "1")  # ranks that share a machine fight for its cores
-        found.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-        return found
 
-    def _start(self) -> int:
-        member, self._started = self._started, self._started + 1
-        self.processes[member] = subprocess.Popen(
-            [sys.executable, *self.arguments],
-            env=self._common | {MEMBER: str(member)},
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C comes from this process, once, and not from the terminal as well
-        )
-        return member
+class _Host:
+    """This host in one job, until the job is over or cannot be reached any more."""
 
-    def _watch(self, coordinator: Coordinator, heard: list[int]) -> int:
-        for member in self.processes:
-            coordinator.expect(member)
-        sent, until = 0, float("inf")
-        failed = 0
+    def __init__(self, order: Supervisor, point: MeetingPoint, store: Any, children: Children, heard: list[int]) -> None:
+        self._order, self._point, self._store, self.children, self._heard = order, point, store, children, heard
+        self._sent = 0  # signals that were passed on
+        self._out: set[int] = set()  # ranks that the job has given up
+        self._wanted = 0  # ranks that are about to start
+        self._begun = False  # whether the first world was formed
+        self._granted: list[int] = []
+        self._until = float("inf")
+        self._ending: int | None = None  # the exit code of this agent, if a signal ends it
+
+    def run(self) -> int | None:
+        """The exit code of the job; None if its meeting point was lost."""
+        board = Board(self._point, 60.0, self._store)
+        head = None
+        if self._store is not None:
+            head = Head(board, self._order.door.hosts, self._order.wait, say_last)
+        keys = AgentKeys(board.another() if head else board)
+        card = Card(socket.gethostname(), ranks=self._order.count, tag=secrets.token_hex(4))
+        try:
+            self._agent = bounded(10.0, lambda: keys.introduce(card), "phalanx-meeting")
+        except (RuntimeError, TimeoutError):
+            return None
+        self._line = Line(keys, self._agent, lambda: self._order.budget + self._wanted, far=head is None)
+        for number in range(self._order.count):
+            self._want(self._agent * self._order.count + number)
+        try:
+            return self._watch(head)
+        finally:
+            self._line.close()
+
+    def _want(self, wish: int) -> None:
+        """Ask for a number for a new rank."""
+        self._wanted += 1
+        self._line.post(lambda keys: self._granted.append(keys.claim_member(self._agent, wish)))
+
+    def _watch(self, head: Head | None) -> int | None:
         while True:
-            ended = self._ended()
-            while sent < len(heard):
-                if heard[sent] == signal.SIGTSTP:  # the ranks have to stop before this process does
-                    del heard[sent]
-                    self._signal(signal.SIGSTOP)
-                    os.kill(os.getpid(), signal.SIGSTOP)  # returns when the shell says `fg`
-                    self._signal(signal.SIGCONT)
-                    continue
-                self._signal(heard[sent])
-                sent, until = sent + 1, time.monotonic() + GRACE
-            running = set(self.processes) - self.codes.keys() - self.given_up
-            begun = coordinator.proposal is not None
-            given_up = coordinator.look(ended, expected=None if begun else len(running))
-            self.given_up |= given_up.keys()
-            lost = [m for m in {**ended, **given_up} if self.codes.get(m) != 0]
-            running -= given_up.keys()
-            proposal = coordinator.proposal
-            self._were_in |= coordinator.roster.standing
-            # who was never a member came too late; the others may still save what they have learned
-            over = proposal is not None and not proposal.members and not running & self._were_in
-            if not running or over or time.monotonic() > until:
-                break
-            if not heard and not failed:
-                for _ in lost[: self.budget if begun else 0]:
-                    self.budget -= 1
-                    coordinator.expect(self._start())
-                failed = self._too_few(coordinator)
-                if failed:
-                    until = time.monotonic() + GRACE
+            self._start()
+            for member, end in self.children.ended().items():
+                self._line.post(lambda keys, member=member, end=end: keys.ended(member, end))  # type: ignore[misc]
+                if end.code not in (0, FENCED) and member not in self._out:
+                    self._replace(member)  # one that was left behind is replaced when the order comes
+            self._forward_signals(head)
+            if (code := self._obey(self._line.orders())) is not None:
+                return code
+            if head is not None and (code := head.look()) is not None:
+                self.children.kill()
+                head.close(code, self._agent)
+                return code
+            if head is None and (why := self._line.lost()):
+                self._stop(f"the meeting point {self._order.door} {why}: the ranks of this host stop")
+                return None
+            if self._ending is not None and (not self.children.running or time.monotonic() > self._until):
+                return self._leave(f"got signal {self._ending - 128}", self._ending)
             time.sleep(LOOK)
-        if heard:
-            return 128 + heard[0]
-        return failed or self._outcome()
 
-    def _ended(self) -> dict[int, str]:
-        """Members whose processes are over since the last look, and how."""
-        found = {}
-        for member, process in self.processes.items():
-            if member in self.codes or (code := process.poll()) is None:
+    def _start(self) -> None:
+        """Start the ranks that have got their numbers."""
+        granted, self._granted = self._granted, []
+        for member in granted:
+            self.children.start(member, self._point)
+        if granted:
+            started = list(self.children.processes)
+
+            def tell(keys: AgentKeys) -> None:
+                keys.started(self._agent, started)
+                self._wanted -= len(granted)  # now, and not before: the head must know of them all the time
+
+            self._line.post(tell)
+
+    def _replace(self, member: int, *, free: bool = False) -> None:
+        """Start another rank for one that the job has lost."""
+        self._out.add(member)
+        if self._ending is not None or not self._begun or not (free or self._order.budget):
+            return
+        self._order.budget -= not free
+        self._want(member + 1)
+
+    def _forward_signals(self, head: Head | None) -> None:
+        while self._sent < len(self._heard):
+            number = self._heard[self._sent]
+            if number == signal.SIGTSTP:  # the ranks have to stop before this process does
+                del self._heard[self._sent]
+                self.children.suspend_all()
                 continue
-            self.codes[member] = code
-            if member not in self.given_up:
-                how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
-                found[member] = how if code else "finished"
-        return found
+            self._sent += 1
+            self._until, self._ending = time.monotonic() + GRACE, self._ending or 128 + number
+            if head is not None:
+                head.signal(number)  # which sends it to all agents, this one as well
+            else:
+                self.children.signal(number)
 
-    def _too_few(self, coordinator: Coordinator) -> int:
-        """Whether the job has to end, because fewer ranks are left than it wants and none will come; the exit code."""
-        proposal = coordinator.proposal
-        if proposal is None or not coordinator.roster.stands:
-            return 0
-        coming = len(set(self.processes) - self.codes.keys() - self.given_up - set(proposal.members))
-        finished = any(code == 0 for code in self.codes.values())
-        if len(proposal.members) >= coordinator.wants.least or coming or self.budget or finished:
-            return 0
-        words = f"{len(proposal.members)} of at least {coordinator.wants.least} ranks are left, and no more will come"
-        say_last(words)
-        coordinator.board.stop(words)
-        return TOO_FEW
+    def _obey(self, orders: Sequence[Order]) -> int | None:
+        for order in orders:
+            if order.kind == "over":
+                self.children.kill()
+                return self._leave("the job is over", order.number)
+            if order.kind == "begin":
+                self._begun = True
+            elif order.kind == "signal":
+                self.children.signal(order.number)
+                self._until, self._ending = time.monotonic() + GRACE, self._ending or 128 + order.number
+            elif order.kind == "out":
+                for member in set(order.members) & (self.children.processes.keys() - self._out):
+                    self._replace(member, free=order.number == 1)
+        return None
 
-    def _outcome(self) -> int:
-        """0 if the job outlived its losses: a rank came to the end of its script, and none raised after that."""
-        codes = [code for member, code in self.codes.items() if member not in self.given_up and code != FENCED]  # in order
-        if 0 in codes:
-            return next((code for code in codes[codes.index(0) :] if code > 0), 0)
-        return _status(codes[-1]) if codes else 1
+    def _leave(self, why: str, code: int) -> int:
+        self.children.kill()
+        self._line.post(lambda keys: keys.leave(self._agent, why))
+        return code
 
-    def _signal(self, number: int) -> None:
-        for member, process in self.processes.items():
-            if member not in self.codes:
-                with contextlib.suppress(ProcessLookupError):
-                    process.send_signal(number)
-
-    def _kill(self) -> None:
-        """Return when no rank is left, not even one that stood still."""
-        self._signal(signal.SIGKILL)
-        for process in self.processes.values():
-            process.wait()
-
-
-def _status(code: int) -> int:
-    return code if code > 0 else 128 - code
+    def _stop(self, why: str) -> None:
+        """The meeting point is lost: let the ranks end by themselves, which may save what they have learned."""
+        say_last(why)
+        until = time.monotonic() + GRACE
+        while self.children.running and time.monotonic() < until:
+            self.children.ended()
+            while self._sent < len(self._heard):
+                self.children.signal(self._heard[self._sent])
+                self._sent += 1
+            time.sleep(LOOK)

@@ -69,9 +69,8 @@ def form(
     *,
     timeout: float,
     algorithm: Schedule | None,
-    superseded: Callable[[], bool],
 ) -> World:
-    """Connect the members of a proposal, who have all reported. Raises Superseded if the coordinator wants another world."""
+    """Connect the members of a proposal, who have all reported. `board` is a client for this world alone."""
     rank, size = proposal.members.index(member), len(proposal.members)
     keys = tuple(report.host for report in reports)
     members = Members(f"epoch {proposal.epoch}", tuple(range(size)), rank, keys)
@@ -80,7 +79,7 @@ def form(
     teams: list[HostTeam] = []
 
     def share(name: str, place: int, width: int) -> HostTeam | None:
-        team = HostTeam.join(own.under("memory"), place, width, timeout=timeout, name=name)
+        team = HostTeam.join(board.under("memory"), place, width, timeout=timeout, name=name)
         if team is not None:
             teams.append(team)
         return team
@@ -88,38 +87,48 @@ def form(
     def connect() -> Connection:
         if size == 1:
             return Connection(members, LocalTransport(LocalWorld(1), 0), Issuer(timeout, None), None, algorithm)
-        meeting = dist.PrefixStore(f"{PREFIX}/{own.point.token}/gloo/{proposal.epoch}", own.base)
-        gloo = make_gloo(meeting, rank, size, interface=_interface(own.point.host), timeout=timeout)
+        meeting = dist.PrefixStore(f"{PREFIX}/{board.point.token}/gloo/{proposal.epoch}", board.base)
+        gloo = make_gloo(meeting, rank, size, interface=_interface(board.point.host), timeout=timeout)
         transport = GlooTransport(gloo, FOR_EVER.total_seconds())
         issuer = Issuer(timeout, None, transport.cut)
         transport.got_on = issuer.activity.got_on
         return Connection(members, transport, issuer, None, algorithm, share=share)
 
-    own = board.another() if size > 1 else board  # a thread that is given up keeps its client busy for a while
-    return World(proposal, member, _unless(superseded, connect), teams)
+    return World(proposal, member, connect(), teams)
 
 
 def _interface(host: str) -> str | None:
     return interface_towards("127.0.0.1" if is_loopback(host) else host, 9)
 
 
-def _unless(superseded: Callable[[], bool], work: Callable[[], T]) -> T:
-    """The result of `work`, which may wait for members that have died. Such a wait is left alone: it ends with its timeout."""
+def unless(superseded: Callable[[], bool], work: Callable[[], T], too_late: Callable[[T], None]) -> T:
+    """The result of `work`, which may wait for members that have died, or for a store that does not answer.
+
+    Raises Superseded if the coordinator wants another world. Then the wait is left alone, and a result that comes after all
+    is given to `too_late`.
+    """
     result: list[T] = []
     error: list[BaseException] = []
-    done = threading.Event()
+    done, deciding = threading.Event(), threading.Lock()
+    left_alone = False
 
     def run() -> None:
         try:
             result.append(work())
         except BaseException as caught:  # noqa: BLE001  raised in the calling thread
             error.append(caught)
-        done.set()
+        with deciding:
+            done.set()
+        if left_alone and result:
+            too_late(result[0])
 
     threading.Thread(target=run, name="phalanx-meeting", daemon=True).start()
     while not done.wait(LOOK):
         if superseded():
-            raise Superseded
+            with deciding:
+                left_alone = not done.is_set()
+            if left_alone:
+                raise Superseded
     if error:
         raise error[0]
     return result[0]

@@ -1,0 +1,222 @@
+"""The agent that holds the meeting point also leads the job: it knows all agents and their ranks, and when the job is over.
+
+    agents ---- who they are, which ranks they started, how these ended, signs of life ----> Head.look
+    agents <--- orders: pass a signal on, these ranks are out, end with this code ---------- Head
+
+Who is a member is the coordinator's decision. The head tells it which processes have ended, and which hosts are silent.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from phalanx.comm.elastic.agents import AgentKeys, Card, End, Order
+from phalanx.comm.elastic.board import Board
+from phalanx.comm.elastic.coordinator import ASLEEP, BEAT, STILL, SUSPECT, Coordinator
+from phalanx.comm.elastic.guard import FENCED
+
+TOO_FEW = 74  # the exit code when fewer ranks are left than the script wants: EX_IOERR of sysexits.h
+GRACE = 30.0  # seconds that ranks have to end after a signal, or after the job has failed
+FAREWELL = 5.0  # seconds that agents have to read the last order
+NOT_YET = 1 << 30  # ranks that the first world waits for while hosts are missing
+
+
+@dataclass
+class Host:
+    """An agent as the head knows it."""
+
+    card: Card
+    heard: float
+    count: int = -1
+    budget: int = 0
+    members: list[int] = field(default_factory=list)
+    left: bool = False
+    lost: bool = False  # silent for so long that its members were given up; it may come back
+
+    @property
+    def here(self) -> bool:
+        return not (self.left or self.lost)
+
+
+class Head:
+    """Leads one job of `hosts` agents. `wait`: seconds to wait for hosts, at the start and when too few ranks are left."""
+
+    def __init__(self, board: Board, hosts: int, wait: float, say: Callable[[str], None]) -> None:
+        self._board, self._keys, self._hosts, self._wait, self._say = board, AgentKeys(board), hosts, wait, say
+        self.coordinator = Coordinator(board, NOT_YET, say=say)
+        self.agents: dict[int, Host] = {}
+        self.codes: dict[int, int] = {}  # in the order in which ranks ended
+        self.given_up: set[int] = set()
+        self._were_in: set[int] = set()
+        self._orders = itertools.count()
+        self._rung: bytes | None = b"never"
+        self._begun = self._looked = time.monotonic()
+        self._listened = 0.0
+        self._until = float("inf")  # when ranks that do not end are killed
+        self._code: int | None = None  # of the job, if it is decided before its ranks have ended
+        self._short_since: float | None = None
+
+    def signal(self, number: int) -> None:
+        """The user wants the job to end."""
+        self.order(Order("signal", number))
+        if self._code is None or self._code < 128:
+            self._code = 128 + number
+        self._until = time.monotonic() + GRACE
+
+    def order(self, order: Order) -> None:
+        self._keys.order(next(self._orders), order)
+
+    def look(self) -> int | None:
+        """See what has changed; the exit code of the job once it is over."""
+        now = time.monotonic()
+        if now - self._looked > ASLEEP:  # this process was stopped: no sign of life could be heard
+            for host in self.agents.values():
+                host.heard = now
+        self._looked = now
+        ended = self._read() if (rung := self._board.rung()) != self._rung else {}
+        self._rung = rung
+        if now - self._listened > BEAT:
+            self._listened = now
+            self._listen(now)
+        silent = self._silent_hosts(now)
+        lost = self._give_up(silent, now)
+        spared = {member for agent in silent for member in self.agents[agent].members}
+        begun = self.coordinator.proposal is not None
+        words = {member: str(end) for member, end in ended.items() if member not in self.given_up} | lost
+        given_up = self.coordinator.look(words, None if begun else self._expected(), spared)
+        if not begun and self.coordinator.proposal is not None:
+            self.order(Order("begin"))
+        fenced = [member for member, end in ended.items() if end.code == FENCED and member not in self.given_up]
+        if given_up or fenced:
+            self.order(Order("out", 0, (*given_up, *fenced)))
+        if lost:
+            self.order(Order("out", 1, tuple(lost)))
+        self.given_up |= {**lost, **given_up}.keys()
+        self._were_in |= self.coordinator.roster.standing
+        return self._decide(now)
+
+    def close(self, code: int, own: int) -> None:
+        """Tell all agents, and wait until they know; `own` is the one in this process."""
+        self.order(Order("over", code))
+        others = [agent for agent, host in self.agents.items() if host.here and agent != own]
+        until = time.monotonic() + FAREWELL
+        while time.monotonic() < until and any(self._keys.has_left(agent) is None for agent in others):
+            time.sleep(0.02)
+
+    # ---- what agents say -------------------------------------------------------------------------------------------------------
+
+    def _read(self) -> dict[int, End]:
+        """New agents, new members, and members that have ended."""
+        while (card := self._keys.card(len(self.agents))) is not None:
+            self.agents[len(self.agents)] = Host(card, time.monotonic())
+        ended: dict[int, End] = {}
+        for agent, host in self.agents.items():
+            for member in self._keys.members(agent):
+                if member not in host.members:
+                    host.members.append(member)
+                    self.coordinator.expect(member)
+                if member not in self.codes and (end := self._keys.end_of(member)) is not None:
+                    self.codes[member], ended[member] = end.code, end
+            host.left = host.left or self._keys.has_left(agent) is not None
+        return ended
+
+    def _listen(self, now: float) -> None:
+        for agent, host in self.agents.items():
+            if (pulse := self._keys.pulse(agent)) is not None and pulse[0] != host.count:
+                host.count, host.budget = pulse
+                host.heard, host.lost = now, False
+
+    # ---- hosts that are gone ---------------------------------------------------------------------------------------------------
+
+    def _silent_hosts(self, now: float) -> dict[int, float]:
+        """Agents that are silent with all their ranks, and for how long."""
+        found: dict[int, float] = {}
+        for agent, host in self.agents.items():
+            if host.here:
+                seconds = now - max([host.heard, *(self.coordinator.heard(member) for member in self._running_on(host))])
+                if seconds > SUSPECT:
+                    found[agent] = seconds
+        return found
+
+    def _give_up(self, silent: Mapping[int, float], now: float) -> dict[int, str]:
+        """The members of hosts that are silent for too long. Where connections broke, silence is explained sooner."""
+        limit = SUSPECT if self.coordinator.is_broken else STILL
+        lost: dict[int, str] = {}
+        for agent, seconds in silent.items():
+            host = self.agents[agent]
+            if seconds <= limit:
+                continue
+            host.lost = True
+            lost |= dict.fromkeys(
+                self._running_on(host), f"was on {host.card.name}, which gave no sign of life for {seconds:.1f} s"
+            )
+        return lost
+
+    def _running_on(self, host: Host) -> list[int]:
+        return [member for member in host.members if member not in self.codes and member not in self.given_up]
+
+    # ---- is it over? -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def _running(self) -> set[int]:
+        return {member for host in self.agents.values() if not host.lost for member in self._running_on(host)}
+
+    def _have_come(self) -> bool:
+        return sum(1 for host in self.agents.values() if host.here and host.card.ranks) >= self._hosts
+
+    def _coming(self) -> int:
+        """Ranks that agents are about to start for the first time."""
+        return sum(max(0, host.card.ranks - len(host.members)) for host in self.agents.values() if host.here)
+
+    def _expected(self) -> int:
+        """How many ranks the first world waits for."""
+        return len(self._running) + self._coming() if self._have_come() else NOT_YET
+
+    def _decide(self, now: float) -> int | None:
+        proposal, running = self.coordinator.proposal, self._running
+        begun = proposal is not None
+        if now > self._until:
+            return self._outcome()
+        if not running and (begun or (self._have_come() and not self._coming()) or self._code is not None):
+            return self._outcome()
+        # who was never a member came too late; the others may still save what they have learned
+        if proposal is not None and not proposal.members and not running & self._were_in:
+            return self._outcome()
+        if self._code is None and (why := self._too_few(now)):
+            self._say(why)
+            self._board.stop(why)
+            self._code, self._until = TOO_FEW, now + GRACE
+        return None
+
+    def _too_few(self, now: float) -> str:
+        """Why the job has to end, because fewer ranks are left than it wants and none will come."""
+        proposal = self.coordinator.proposal
+        if proposal is None:
+            came = sum(1 for host in self.agents.values() if host.here and host.card.ranks)
+            late = not self._have_come() and now - self._begun > self._wait
+            return f"{came} of {self._hosts} hosts have come within {self._wait:g} s" if late else ""
+        if not self.coordinator.roster.stands:
+            return ""
+        coming = self._running - set(proposal.members)
+        budget = sum(host.budget for host in self.agents.values() if host.here)
+        finished = any(code == 0 for code in self.codes.values())
+        if len(proposal.members) >= self.coordinator.wants.least or coming or budget or finished:
+            self._short_since = None
+            return ""
+        self._short_since = self._short_since or now
+        if self._hosts > 1 and now - self._short_since < self._wait:
+            return ""  # another host may take the place of the lost one
+        return f"{len(proposal.members)} of at least {self.coordinator.wants.least} ranks are left, and no more will come"
+
+    def _outcome(self) -> int:
+        """0 if the job outlived its losses: a rank came to the end of its script, and none raised after that."""
+        if self._code is not None:
+            return self._code
+        codes = [code for member, code in self.codes.items() if member not in self.given_up and code != FENCED]  # in order
+        if 0 in codes:
+            return next((code for code in codes[codes.index(0) :] if code > 0), 0)
+        last = codes[-1] if codes else 1
+        return last if last > 0 else 128 - last
