@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from phalanx.grad.allreduce import AllReduce
     from phalanx.grad.gossip import Gossip
     from phalanx.grad.replicas import ReplicaError
-    from phalanx.grad.wires import Int8
+    from phalanx.grad.wires import Int8, PowerSGD
     from phalanx.nn import models
     from phalanx.nn.batchnorm import MultiNodeBatchNorm, average_batchnorm_, convert_batchnorm
     from phalanx.nn.init import bcast_parameters, init_parameters_, seed_everything
@@ -44,6 +44,7 @@ __all__ = [
     "Lars",
     "MultiNodeBatchNorm",
     "Pending",
+    "PowerSGD",
     "ReplicaError",
     "Schedule",
     "ScheduleError",
@@ -84,6 +85,7 @@ _HOME = {
     "Lars": "phalanx.optim.lars",
     "MultiNodeBatchNorm": "phalanx.nn.batchnorm",
     "Pending": "phalanx.comm.pending",
+    "PowerSGD": "phalanx.grad.wires",
     "ReplicaError": "phalanx.grad.replicas",
     "Stage": "phalanx.data.batch",
     "average_batchnorm_": "phalanx.nn.batchnorm",

@@ -63,11 +63,23 @@ def test_a_wrong_schedule_fails_with_the_facts(tmp_path, capsys):
     assert err == "phalanx: ring(2): chunk 1 of rank 0 ends as x1, wanted x0 + x1 (step 2: Move(1 -> 0, 1))\n"
 
 
-def test_a_collective_that_cannot_be_lowered_fails(tmp_path, capsys):
+def test_chunks_that_do_not_divide_over_the_ranks_are_fine_but_not_for_parts_with_owners(tmp_path, capsys):
     path = tmp_path / "mine.txt"
-    path.write_text(to_text(ring(3)).replace("chunks 3", "chunks 4").replace("[0:3]", "[0:4]"))
+    text = to_text(ring(3)).replace("chunks 3", "chunks 4").replace("[0:3]", "[0:4]")
+    path.write_text(text)
+    assert main(["verify", str(path)]) == 0
+    assert "equal bits on all ranks" in capsys.readouterr().out
+    path.write_text(text.replace("all_reduce", "reduce_scatter"))
     assert main(["verify", str(path)]) == 1
-    assert "cannot be cut into equal parts" in capsys.readouterr().err
+    assert "cannot be cut into 3 equal parts" in capsys.readouterr().err
+
+
+def test_ranks_that_add_in_different_orders_are_named(tmp_path, capsys):
+    path = tmp_path / "flood.txt"
+    sends = "".join(f"  add {(dst + k) % 3} -> {dst} [0]\n" for dst in range(3) for k in (1, 2))
+    path.write_text(f'schedule "flood"\nworld 3\nchunks 1\ngoal sum\nroot 0\nstep "all"\n{sends}')
+    assert main(["verify", str(path)]) == 0
+    assert "; but the ranks do not end with equal bits: chunk 0 is x2 + (x0 + x1) on rank 0 and" in capsys.readouterr().out
 
 
 def test_a_malformed_file_fails_naming_file_and_line(tmp_path, capsys):

@@ -2,9 +2,10 @@
 
 import random
 from collections.abc import Sequence
+from itertools import count
 from typing import Any
 
-from phalanx.schedule import Collective, Move, Schedule
+from phalanx.schedule import Collective, Move, Schedule, Step
 
 
 def run(s: Schedule, inputs: Sequence[Sequence[Any]], junk: random.Random | None = None) -> list[list[Any]]:
@@ -15,7 +16,7 @@ def run(s: Schedule, inputs: Sequence[Sequence[Any]], junk: random.Random | None
         before = [list(row) for row in state]
         for op in step.ops:
             if isinstance(op, Move):
-                for c in op.chunks:
+                for c in [c for run in op.runs for c in run]:
                     state[op.dst][c] = state[op.dst][c] + before[op.src][c] if op.reduce else before[op.src][c]
             elif isinstance(op, Collective):
                 for i, c in enumerate(op.chunks):
@@ -56,3 +57,30 @@ def copies_root(s: Schedule) -> bool:
     """Whether every rank ends with the buffer of the root."""
     inputs = integers(s)
     return all(row == inputs[s.root] for row in run(s, inputs))
+
+
+def paper_swing(n: int, *, together: bool) -> Schedule:
+    """Swing as in the paper, for a power of two: block r belongs to rank r, so messages are scattered over the buffer.
+
+    With `together` each is one Move, and without it every run of chunks is a Move of its own.
+    """
+    rounds = n.bit_length() - 1
+    partner = [[(r + (1 - (-2) ** (s + 1)) // 3 * (1 if r % 2 == 0 else -1)) % n for r in range(n)] for s in range(rounds)]
+    blocks = [{r} for r in range(n)]  # that rank r answers for, from the last step backwards
+    halving, doubling = [], []
+    for s in reversed(range(rounds)):
+        runs = [tuple(joined_runs(part)) for part in blocks]
+        give = [(r, q, runs[q], True) for r, q in enumerate(partner[s])]
+        back = [(r, q, runs[r], False) for r, q in enumerate(partner[s])]
+        for steps, messages in ((halving, give), (doubling, back)):
+            if together:
+                steps.append(Step(tuple(Move(*message) for message in messages)))
+            else:
+                steps.append(Step(tuple(Move(src, dst, run, add) for src, dst, part, add in messages for run in part)))
+        blocks = [part | blocks[partner[s][r]] for r, part in enumerate(blocks)]
+    return Schedule(f"swing of the paper ({n})", n, n, tuple(halving[::-1] + doubling))
+
+
+def joined_runs(numbers: set[int]) -> list[range]:
+    starts = [i for i in sorted(numbers) if i - 1 not in numbers]
+    return [range(i, next(j for j in count(i) if j not in numbers)) for i in starts]

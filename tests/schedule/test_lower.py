@@ -91,11 +91,13 @@ def test_a_group_of_one_becomes_nothing():
     assert lower(with_move).steps == (Step((kept,), "x"),)
 
 
-def test_parts_that_cannot_be_equal_are_an_error():
+def test_parts_that_cannot_be_equal_are_an_error_where_they_have_owners():
     s = Schedule("odd", 3, 4, (Step((Collective("all_reduce", (0, 1, 2), range(4)),)),))
-    verify(s)  # a library does not mind
-    with pytest.raises(ScheduleError, match=r"odd: all_reduce of 4 chunks by 3 ranks cannot be cut .* give .* a multiple of 3"):
-        lower(s)
+    verify(s)
+    verify(lower(s))
+    owned = Schedule("odd", 3, 4, (*s.steps, Step((Collective("all_gather", (0, 1, 2), range(4)),))))
+    with pytest.raises(ScheduleError, match=r"odd: all_gather of 4 chunks by 3 ranks cannot be cut .* give .* a multiple of 3"):
+        lower(owned)
 
 
 def test_lowered_ops_counts_what_lower_makes():

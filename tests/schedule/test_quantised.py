@@ -147,7 +147,7 @@ def test_ranks_that_round_for_themselves_end_with_different_bits():
     alone = of(
         [Move(0, 1, range(1))], [Recode(range(1), range(1), coded=True)], [Recode(range(1), range(1), coded=False)], goal="copy"
     )
-    assert "their bits may differ" in error(alone)
+    assert "chunk 0 is code(x0) on rank 0 and x0 on rank 1" in error(alone)
 
 
 def test_the_picture_shows_codes():

@@ -9,10 +9,11 @@ import os
 
 import pytest
 import torch
+from tests.schedule.oracle import paper_swing
 from tests.world.test_reductions import LARGE, SMALL, contribution, equal, totals
 
 import phalanx
-from phalanx.schedule import Schedule, chain, gossip, lower, recursive_doubling, relabel
+from phalanx.schedule import Collective, Schedule, Step, chain, gossip, lower, recursive_doubling, relabel, swing
 
 BITS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
 
@@ -35,6 +36,9 @@ def algorithms(n):
     yield phalanx.tree(n)
     yield phalanx.tree(n, pipeline=1)
     yield recursive_doubling(n)
+    yield swing(n)
+    yield from [paper_swing(n, together=True)] if n.bit_count() == 1 else []
+    yield Schedule("two chunks too many", n, n + 2, (Step((Collective("all_reduce", tuple(range(n)), range(n + 2)),)),))
     yield relabel(phalanx.ring(n), list(reversed(range(n))))
 
 

@@ -110,7 +110,7 @@ class _Compiler:
         if all(isinstance(op, Move) for op in ops):
             moves = cast("list[Move]", ops)
             src, dst = np.array([m.src for m in moves]), np.array([m.dst for m in moves])
-            yield self._moves(step.label, src, dst, np.array([len(m.chunks) for m in moves]) / chunks)
+            yield self._moves(step.label, src, dst, np.array([m.count for m in moves]) / chunks)
             return
         if all(isinstance(op, Collective) for op in ops):
             collectives = cast("list[Collective]", ops)

@@ -92,7 +92,7 @@ def parse_planned(text: str) -> Plan:
             raise ScheduleError(f"{schedule.name} is not an all-reduce of {grid[0]} x {grid[1]} ranks")
         if work(schedule) > MAX_WORK:
             raise ScheduleError(f"{schedule.name}: a check takes {work(schedule):,} additions, more than {MAX_WORK:,}")
-        verify(schedule)
+        verify(schedule, bitwise=True)
         if lowered_ops(schedule) <= MAX_LOWERED:  # an extra check of the messages, which follow from what was verified
             verify(lower(schedule))
     if not ranges or [limit for limit, _ in ranges] != sorted({limit for limit, _ in ranges}):

@@ -17,7 +17,7 @@ import torch
 
 from phalanx.comm.block_code import Coder
 from phalanx.comm.transports import Message, Transport
-from phalanx.schedule import Collective, Move, Recode, Scale, Schedule
+from phalanx.schedule import Chunks, Collective, Move, Recode, Scale, Schedule
 
 ALIGN = 64  # bytes; messages that land side by side begin on a cache line
 LANES, LANE_BYTES = 4, 512 << 10  # pieces of a buffer that take turns on the network, and the least size of one
@@ -30,7 +30,7 @@ class Receipt:
     """One message this rank receives: added, or written, at once (`direct`) or after its sends have left the slot."""
 
     peer: int
-    chunks: range
+    chunks: Chunks
     reduce: bool
     direct: bool
     coded: bool = False
@@ -41,7 +41,7 @@ class Sending:
     """One message this rank sends."""
 
     peer: int
-    chunks: range
+    chunks: Chunks
     coded: bool = False
 
 
@@ -64,7 +64,7 @@ def project(schedule: Schedule, rank: int) -> tuple[Part, ...]:
         part = Part(
             sends=sends,
             receipts=tuple(
-                Receipt(op.src, op.chunks, op.reduce, not op.reduce and not _overlaps(op.chunks, sends), op.coded)
+                Receipt(op.src, op.chunks, op.reduce, not op.reduce and _can_land(op.chunks, sends), op.coded)
                 for op in step.ops
                 if isinstance(op, Move) and op.dst == rank
             ),
@@ -101,7 +101,7 @@ class Form:
         # where the place matters a piece is a part of each chunk, so neighbouring chunks of a piece are not one range of memory.
         # All ranks must decide alike: what is a call for the ranks of one host is messages for the others
         alike = not calls or all(len(op.group) == schedule.world for op in collectives)
-        can = moves and (not placed or (alike and all(len(op.chunks) == 1 for op in lowered.ops())))
+        can = moves and (not placed or (alike and all(len(run) == 1 for op in lowered.ops() for run in op.runs)))
         return Form(schedule, project(lowered, rank), cut, placed, LANES if can else 1)
 
     def cuts(self, flat: torch.Tensor) -> list[Bounds]:
@@ -128,8 +128,13 @@ def cut(first: int, last: int, parts: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(bounds))
 
 
-def _overlaps(chunks: range, sends: Sequence[Sending]) -> bool:
-    return any(chunks.start < send.chunks.stop and send.chunks.start < chunks.stop for send in sends)
+def _can_land(chunks: Chunks, sends: Sequence[Sending]) -> bool:
+    """Whether a message can be received straight into its place: one range, of which nothing is being sent."""
+    if not isinstance(chunks, range):
+        return False
+    # several runs are sent from a copy
+    runs = [send.chunks for send in sends if isinstance(send.chunks, range)]
+    return not any(chunks.start < run.stop and run.start < chunks.stop for run in runs)
 
 
 Scratch = Callable[[int, torch.device, int], torch.Tensor]  # (bytes, where, number) -> as many bytes, kept by their number
@@ -194,27 +199,46 @@ class _Lane:
             self.codes = scratch(self.places[-1], flat.device, LANES + number)
 
     def view(self, slots: range, *, coded: bool = False) -> torch.Tensor:
-        if coded:
-            return self.codes[self.places[slots.start] : self.places[slots.stop]]
         if not slots:
             return self.flat[:0]
+        if coded:
+            return self.codes[self.places[slots.start] : self.places[slots.stop]]
         return self.flat[self.bounds[slots[0]][0] : self.bounds[slots[-1]][1]]
 
+    def views(self, message: Sending | Receipt) -> list[torch.Tensor]:
+        chunks = message.chunks
+        return [self.view(run, coded=message.coded) for run in ((chunks,) if isinstance(chunks, range) else chunks)]
+
     def start(self, part: Part) -> None:
-        """Post the messages of `part`. What may not be written yet is received next to the buffer."""
+        """Post the messages of `part`. What may not be written yet, or is no single run, goes via the scratch."""
         self.part = part
-        targets = [self.view(receipt.chunks, coded=receipt.coded) for receipt in part.receipts]
-        lengths = [0 if r.direct else -(-x.nbytes // ALIGN) * ALIGN for x, r in zip(targets, part.receipts)]
-        room = self.scratch(sum(lengths), self.flat.device, self.number)
-        self.landing, at = [], 0
-        for target, receipt, length in zip(targets, part.receipts, lengths):
-            self.landing.append(target if receipt.direct else room[at : at + target.nbytes].view(target.dtype))
-            at += length
+        beside = [r for r in part.receipts if not r.direct]
+        packed = [send for send in part.sends if not isinstance(send.chunks, range)]
+        aside: list[Sending | Receipt] = [*beside, *packed]
+        lengths = [sum(view.nbytes for view in self.views(message)) for message in aside]
+        places = list(itertools.accumulate((-(-length // ALIGN) * ALIGN for length in lengths), initial=0))
+        room = self.scratch(places[-1], self.flat.device, self.number)
+        rooms = iter([room[at : at + length] for at, length in zip(places, lengths)])
+        self.landing = [self.views(r)[0] if r.direct else self.typed(next(rooms), r) for r in part.receipts]
+        sends = [
+            self.views(send)[0] if isinstance(send.chunks, range) else self.packed(send, self.typed(next(rooms), send))
+            for send in part.sends
+        ]
         self.messages = self.transport.post(
-            [Message(self.ranks[send.peer], self.view(send.chunks, coded=send.coded)) for send in part.sends],
+            [Message(self.ranks[send.peer], x) for send, x in zip(part.sends, sends)],
             [Message(self.ranks[receipt.peer], x) for receipt, x in zip(part.receipts, self.landing)],
             self.tag,
         )
+
+    def typed(self, room: torch.Tensor, message: Sending | Receipt) -> torch.Tensor:
+        return room if message.coded else room.view(self.flat.dtype)
+
+    def packed(self, send: Sending, room: torch.Tensor) -> torch.Tensor:
+        """Several runs one after the other, as one message."""
+        views = self.views(send)
+        for view, place in zip(views, room.split([view.numel() for view in views])):
+            place.copy_(view)
+        return room
 
     def finish(self) -> None:
         """Wait for the messages of the part that was started, and do the rest of it."""
@@ -224,36 +248,40 @@ class _Lane:
         self.transport.wait(self.messages)
         if part.collective is not None:  # after the sends, which may read what it overwrites
             self.transport.collective(part.collective, self.view(part.collective.chunks), self.op, self.ranks)
-        encoded: dict[range, list[torch.Tensor]] = {}  # what is decoded and added to the same chunks
+        encoded: dict[int, list[torch.Tensor]] = {}  # what is decoded and added to a chunk
         for receipt, x in zip(part.receipts, self.landing):
-            target = self.view(receipt.chunks, coded=receipt.coded)
-            if receipt.reduce and receipt.coded:
-                encoded.setdefault(receipt.chunks, []).append(x)
-            elif receipt.reduce:
-                # the lower rank's first on both sides of an exchange: max(0.0, -0.0) and NaN + NaN are one of the two
-                REDUCERS[self.op](*((x, target) if receipt.peer < self.me else (target, x)), out=target)
-            elif not receipt.direct:
-                target.copy_(x)
-        for slots, sources in encoded.items():
-            self.add_codes(slots, sources)
-        for slots, coded in part.recodes:
-            self.recode(slots, coded)
+            if receipt.direct:
+                continue
+            if receipt.coded and receipt.reduce:
+                self.collect(receipt, x, encoded)
+                continue
+            targets = self.views(receipt)
+            for target, piece in zip(targets, x.split([target.numel() for target in targets])):
+                if receipt.reduce:
+                    # the lower rank's first on both sides of an exchange: max(0.0, -0.0) and NaN + NaN are one of the two
+                    REDUCERS[self.op](*((piece, target) if receipt.peer < self.me else (target, piece)), out=target)
+                else:
+                    target.copy_(piece)
+        if self.coder is not None:
+            for slot, sources in encoded.items():  # in one pass over each chunk, however many ranks have sent it
+                self.coder.add(sources, self.view(range(slot, slot + 1)))
+            for slots, coded in part.recodes:
+                self.recode(self.coder, slots, coded)
         for slots, factor in part.scales:
             self.view(slots).mul_(float(factor))
 
-    def add_codes(self, slots: range, sources: Sequence[torch.Tensor]) -> None:
-        """Add the codes of several ranks to the same chunks, in one pass over each."""
-        assert self.coder is not None
-        for slot in slots:
-            first, last = self.places[slot] - self.places[slots.start], self.places[slot + 1] - self.places[slots.start]
-            self.coder.add([source[first:last] for source in sources], self.view(range(slot, slot + 1)))
+    def collect(self, receipt: Receipt, x: torch.Tensor, encoded: dict[int, list[torch.Tensor]]) -> None:
+        """The codes of a message, by the chunk that they are added to."""
+        runs = (receipt.chunks,) if isinstance(receipt.chunks, range) else receipt.chunks
+        slots = [slot for run in runs for slot in run]
+        for slot, code in zip(slots, x.split([self.places[slot + 1] - self.places[slot] for slot in slots])):
+            encoded.setdefault(slot, []).append(code)
 
-    def recode(self, slots: range, coded: bool) -> None:
+    def recode(self, coder: Coder, slots: range, coded: bool) -> None:
         """Chunk by chunk: each begins with a block of its own."""
-        assert self.coder is not None
         for slot in slots:
             one = range(slot, slot + 1)
             if coded:
-                self.coder.encode(self.view(one), self.view(one, coded=True), self.bounds[slot][0])
+                coder.encode(self.view(one), self.view(one, coded=True), self.bounds[slot][0])
             else:
-                self.coder.decode(self.view(one, coded=True), self.view(one))
+                coder.decode(self.view(one, coded=True), self.view(one))

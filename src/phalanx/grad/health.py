@@ -144,9 +144,7 @@ class Health:
         gone = {name: p for p, name in names.items() if id(p) in over}
         # on a GPU this becomes known when the gradients are those of a later step
         bad = [name for name, p in gone.items() if not (p.grad is None or bool(torch.isfinite(p.grad).all()))] or list(gone)
-        why = (
-            "some rank's gradient was not, and what shares a block with it travels as NaN. Look at the loss, or use a GradScaler"
-        )
+        why = "some rank's gradient was not, and what travels with it becomes NaN. Look at the loss, or use a GradScaler"
         if isinstance(wire, torch.dtype):
             why = (
                 f"on the way as {wire} it exceeded {torch.finfo(wire).max:g}, or it was not finite before. "

@@ -20,7 +20,7 @@ from phalanx.grad.measure import SMALLEST, measure_bucket
 from phalanx.grad.reducer import Group
 from phalanx.grad.replicas import check_replicas
 from phalanx.grad.wires import Wire
-from phalanx.grad.wires.carrier import carrier_of
+from phalanx.grad.wires.carrier import carrier_of, rows_of
 
 Kind = tuple[torch.dtype, torch.device, torch.Size, tuple[int, ...]]
 
@@ -66,9 +66,10 @@ def agree_on_groups(
         arena = Arena(own, runs, multiple=comm.multiple, allocate=comm.buffer)
         for run, flat in zip(runs, arena.groups):
             travels = comm.buffer(flat.numel(), flat.dtype, flat.device) if delayed else flat
-            carrier = carrier_of(wire, comm, flat, number=len(made))
             early = not any(members[i] in late for i in run)
-            group = Group(arena, flat, [own[i] for i in run], travels, carrier, early, missing=len(run))
+            group = Group(arena, flat, [own[i] for i in run], travels, None, early, missing=len(run))
+            shapes = {group.place(p): rows_of(p) for p in group.params}
+            group.wire = carrier_of(wire, comm, flat, shapes=shapes, number=len(made))
             made.append((order.index(members[run[-1]]), group))
     made.sort(key=lambda item: item[0])  # by when the last gradient came; equal on all ranks
     return [group for _, group in made]

@@ -61,7 +61,8 @@ def create_multi_node_optimizer(
         comm: The communicator.
         sync: How replicas stay together: `AllReduce(...)`, the default, or `Gossip(...)`.
         double_buffering: Apply the mean gradient of the step before. Only with `AllReduce`.
-        wire: Send torch.float16, torch.bfloat16 or `phalanx.Int8(...)` instead of the gradients' own dtype.
+        wire: Send torch.float16, torch.bfloat16, `phalanx.Int8(...)` or `phalanx.PowerSGD(...)` instead of the gradients as
+            they are.
         bucket_bytes: The size of a group of gradients that travels together. By default the first steps measure it.
 
     Returns:

@@ -7,11 +7,12 @@ from .halving_doubling import halving_doubling
 from .hierarchical import hierarchical
 from .jsonform import from_json, to_json
 from .lower import lower
-from .ops import Collective, Goal, Kind, Move, Op, Recode, Scale, Schedule, ScheduleError, Step
+from .ops import Chunks, Collective, Goal, Kind, Move, Op, Recode, Scale, Schedule, ScheduleError, Step
 from .quantised import quantised
 from .recursive_doubling import recursive_doubling
 from .ring import ring
 from .show import show, trace
+from .swing import swing
 from .text import from_text, to_text
 from .torus import torus
 from .traffic import latency_steps, lowered_ops, sent
@@ -19,6 +20,7 @@ from .tree import tree
 from .verify import verify
 
 __all__ = [
+    "Chunks",
     "Collective",
     "Goal",
     "Kind",
@@ -49,6 +51,7 @@ __all__ = [
     "scatter_gather",
     "sent",
     "show",
+    "swing",
     "to_json",
     "to_text",
     "torus",

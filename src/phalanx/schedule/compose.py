@@ -80,6 +80,7 @@ def _with_chunks(s: Schedule, chunks: int) -> Schedule:
         return s
 
     def finer(op: Op) -> Op:
-        return replace(op, chunks=range(op.chunks.start * factor, op.chunks.stop * factor))
+        runs = tuple(range(run.start * factor, run.stop * factor) for run in op.runs)
+        return replace(op, chunks=runs) if isinstance(op, Move) else replace(op, chunks=runs[0])
 
     return replace(s, chunks=chunks, steps=tuple(Step(tuple(map(finer, step.ops)), step.label) for step in s.steps))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from .ops import Collective, Move, Op, Recode
+from typing import cast
+
+from .ops import Chunks, Collective, Move, Op, Recode
 
 
 def describe(op: Op) -> str:
     """One op in a few words, for messages: `Move(0 -> 1, 4)`, `Collective(all_reduce of 0 1 2, 0-5)`."""
     if isinstance(op, Move):
-        return f"Move({op.src} -> {op.dst}, {span(op.chunks)}{', reduce' if op.reduce else ''}{', coded' if op.coded else ''})"
+        return f"Move({op.src} -> {op.dst}, {spans(op.chunks)}{', reduce' if op.reduce else ''}{', coded' if op.coded else ''})"
     if isinstance(op, Collective):
         return f"Collective({op.kind} of {members(op.group)}, {span(op.chunks)})"
     if isinstance(op, Recode):
@@ -18,9 +20,17 @@ def describe(op: Op) -> str:
 
 def span(part: range) -> str:
     """A run of numbers for people: `4`, `0-5`."""
-    if part.step != 1 or len(part) == 0:
-        return str(part)
+    if not isinstance(cast(object, part), range) or part.step != 1 or len(part) == 0:
+        return f"{part!s:.80}"
     return str(part.start) if len(part) == 1 else f"{part.start}-{part[-1]}"
+
+
+def spans(chunks: Chunks, limit: int = 8) -> str:
+    """Chunks for people: `0-1,4,6-7`, the middle of many runs left out."""
+    if isinstance(chunks, range):
+        return span(chunks)
+    shown = [span(run) for run in chunks]
+    return ",".join(shown if len(shown) <= limit else [*shown[: limit - 2], "..", shown[-1]]) or "nothing"
 
 
 def members(group: tuple[int, ...], limit: int = 8) -> str:

@@ -23,7 +23,10 @@ class FormalSum:
         return FormalSum(weights)
 
     def times(self, factor: Fraction) -> FormalSum:
-        return FormalSum({origin: weight * factor for origin, weight in self.weights.items()} if factor else {})
+        """Every weight times `factor`. Zero times junk is still junk: it may be infinite, or no number."""
+        if not factor:
+            return FormalSum({JUNK: 1} if JUNK in self.weights else {})
+        return FormalSum({origin: weight * factor for origin, weight in self.weights.items()})
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, FormalSum) and self.weights == other.weights

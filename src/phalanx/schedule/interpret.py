@@ -1,4 +1,4 @@
-"""The interpreter that the checker runs: a schedule on any values that add, scale, and may be junk.
+"""The interpreter that the checker runs: what every slot holds after a schedule, as an expression over the ranks' inputs.
 
 Speed comes from *atoms*: adjacent chunks that all ops so far treated alike are one entry of a rank's list.
 """
@@ -7,26 +7,19 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
-from fractions import Fraction
-from functools import reduce
 from itertools import pairwise
-from operator import add
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import cast
 
+from .expressions import Expressions
 from .ops import Collective, Move, Recode, Schedule, Step
 
-
-class _Adds(Protocol):
-    def __add__(self, other: Any, /) -> Any: ...
+Add = Callable[[int, int], int]
 
 
-V = TypeVar("V", bound=_Adds)
-
-
-class Buffers(Generic[V]):
+class Buffers:
     """What every slot holds: rows[rank][atom], where atom i is the run of chunks that begins at starts[i]."""
 
-    def __init__(self, chunks: int, origins: list[V]) -> None:
+    def __init__(self, chunks: int, origins: Iterable[int]) -> None:
         self.chunks = chunks
         self.starts = [0]
         self.atom = {0: 0, chunks: 1}  # chunk boundary -> index of the atom that begins there
@@ -43,37 +36,35 @@ class Buffers(Generic[V]):
         self.starts = sorted([*self.starts, *fresh])
         self.atom = {boundary: i for i, boundary in enumerate([*self.starts, self.chunks])}
         for row in self.rows:
-            finer: list[V] = []
+            finer: list[int] = []
             for value, more in zip(row, cuts, strict=True):
                 finer += [value] * (1 + more)
             row[:] = finer
 
+    def atoms(self, runs: tuple[range, ...]) -> list[int]:
+        """The atoms of several runs, whose boundaries are boundaries of atoms."""
+        atom = self.atom
+        return [i for run in runs for i in range(atom[run.start], atom[run.stop])]
 
-def interpret(s: Schedule, origins: list[V], scale: Callable[[V, Fraction], V], junk: Callable[[], V]) -> Buffers[V]:
-    """Run the well-formed `s` from rank r holding origins[r] in every slot."""
-    state = Buffers(s.chunks, origins)
+
+def interpret(s: Schedule, terms: Expressions) -> Buffers:
+    """Run the well-formed `s` from rank r holding its input in every slot. `terms` gets to know what it makes."""
+    state = Buffers(s.chunks, range(s.world))
     for step in s.steps:
-        run_step(state, step, scale, junk, lambda value, coded: value)
+        if set(map(type, step.ops)) == {Move}:
+            _run_moves(state, cast("tuple[Move, ...]", step.ops), terms.add)
+        elif step.ops:
+            _run_mixed(state, step, terms)
     return state
 
 
-def run_step(
-    state: Buffers[V],
-    step: Step,
-    scale: Callable[[V, Fraction], V],
-    junk: Callable[[], V],
-    recode: Callable[[V, bool], V],
-) -> None:
-    """Run one step in place. `recode(value, coded)` is what encoding or decoding makes of a value."""
-    if set(map(type, step.ops)) == {Move}:
-        _run_moves(state, cast("tuple[Move, ...]", step.ops))
-    elif step.ops:
-        _run_mixed(state, step, scale, junk, recode)
-
-
-def _run_moves(state: Buffers[V], moves: tuple[Move, ...]) -> None:
+def _run_moves(state: Buffers, moves: tuple[Move, ...], add: Add) -> None:
     """All read, then all write; one-atom moves, the bulk of a lowered schedule, without slices."""
-    starts, stops = [m.chunks.start for m in moves], [m.chunks.stop for m in moves]
+    if any(type(m.chunks) is not range for m in moves):
+        _run_scattered(state, moves, add)
+        return
+    chunks = [cast("range", m.chunks) for m in moves]
+    starts, stops = [run.start for run in chunks], [run.stop for run in chunks]
     state.refine({*starts, *stops})
     rows, atom = state.rows, state.atom
     begins, ends = [atom[start] for start in starts], [atom[stop] for stop in stops]
@@ -81,7 +72,7 @@ def _run_moves(state: Buffers[V], moves: tuple[Move, ...]) -> None:
         values = [rows[m.src][i] for m, i in zip(moves, begins, strict=True)]
         for m, i, value in zip(moves, begins, values, strict=True):
             row = rows[m.dst]
-            row[i] = row[i] + value if m.reduce else value
+            row[i] = add(row[i], value) if m.reduce else value
     else:
         slices = [rows[m.src][i:j] for m, i, j in zip(moves, begins, ends, strict=True)]
         for m, i, j, part in zip(moves, begins, ends, slices, strict=True):
@@ -89,28 +80,40 @@ def _run_moves(state: Buffers[V], moves: tuple[Move, ...]) -> None:
             row[i:j] = map(add, row[i:j], part) if m.reduce else part
 
 
-def _run_mixed(
-    state: Buffers[V],
-    step: Step,
-    scale: Callable[[V, Fraction], V],
-    junk: Callable[[], V],
-    recode: Callable[[V, bool], V],
-) -> None:
+def _run_scattered(state: Buffers, moves: tuple[Move, ...], add: Add) -> None:
+    """The same where a message may carry several runs."""
+    distinct = {id(m.chunks): m.runs for m in moves}  # by identity: the moves of a step often share their chunks
+    state.refine({edge for runs in distinct.values() for run in runs for edge in (run.start, run.stop)})
+    places = {key: state.atoms(runs) for key, runs in distinct.items()}
+    rows = state.rows
+    values = [[rows[m.src][i] for i in places[id(m.chunks)]] for m in moves]
+    for m, part in zip(moves, values, strict=True):
+        row, at = rows[m.dst], places[id(m.chunks)]
+        if m.reduce:
+            part = [add(row[i], value) for i, value in zip(at, part, strict=True)]
+        for i, value in zip(at, part, strict=True):
+            row[i] = value
+
+
+def _run_mixed(state: Buffers, step: Step, terms: Expressions) -> None:
     """All ops read, then the moves write, then the others, which share no written slot with the moves."""
     state.refine(boundaries(step))
     rows, atom = state.rows, state.atom
     moves = tuple(op for op in step.ops if isinstance(op, Move))
-    writes: list[tuple[int, int, list[V]]] = []  # rank, first atom, values
+    writes: list[tuple[int, int, list[int]]] = []  # rank, first atom, values
     for op in step.ops:
+        if isinstance(op, Move):
+            continue
         i, j = atom[op.chunks.start], atom[op.chunks.stop]
         if isinstance(op, Collective):
-            writes += _collective_writes(op, [rows[rank][i:j] for rank in op.group], i, state, junk)
+            writes += _collective_writes(op, [rows[rank][i:j] for rank in op.group], i, state, terms)
         elif isinstance(op, Recode):
-            writes += [(rank, i, [recode(value, op.coded) for value in rows[rank][i:j]]) for rank in op.ranks]
-        elif not isinstance(op, Move):
-            writes += [(rank, i, [scale(value, op.factor) for value in rows[rank][i:j]]) for rank in op.ranks]
+            if op.coded:  # decoding computes nothing new: the code stands for the same numbers
+                writes += [(rank, i, [terms.encode(value) for value in rows[rank][i:j]]) for rank in op.ranks]
+        else:
+            writes += [(rank, i, [terms.scale(value, op.factor) for value in rows[rank][i:j]]) for rank in op.ranks]
     if moves:
-        _run_moves(state, moves)
+        _run_moves(state, moves, terms.add)
     for rank, i, values in writes:
         rows[rank][i : i + len(values)] = values
 
@@ -119,15 +122,16 @@ def boundaries(step: Step) -> set[int]:
     """The chunks at which the ops of a step begin and end, parts of collectives included."""
     found: set[int] = set()
     for op in step.ops:
-        found.update((op.chunks.start, op.chunks.stop))
+        for run in op.runs:
+            found.update((run.start, run.stop))
         if isinstance(op, Collective) and op.kind in ("reduce_scatter", "all_gather"):
             found.update(op.chunks[:: len(op.chunks) // len(op.group)])
     return found
 
 
 def _collective_writes(
-    op: Collective, held: list[list[V]], first: int, state: Buffers[V], junk: Callable[[], V]
-) -> Iterable[tuple[int, int, list[V]]]:
+    op: Collective, held: list[list[int]], first: int, state: Buffers, terms: Expressions
+) -> Iterable[tuple[int, int, list[int]]]:
     """What `op` leaves in its ranks, which held `held` in the atoms from `first` on."""
     group, width = op.group, len(held[0])
     if op.kind == "broadcast":
@@ -136,17 +140,16 @@ def _collective_writes(
         bounds = _part_bounds(op, first, state)
         gathered = [value for row, (i, j) in zip(held, bounds, strict=True) for value in row[i:j]]
         return [(rank, first, gathered) for rank in group]
-    total = reduce(lambda left, right: list(map(add, left, right)), held)
+    total = held[0] if len(group) == 1 else [terms.call(inputs) for inputs in zip(*held, strict=True)]
     if op.kind == "all_reduce":
         return [(rank, first, total) for rank in group]
     kept = [(0, width), *[(0, 0)] * (len(group) - 1)] if op.kind == "reduce" else _part_bounds(op, first, state)
-    return [
-        (rank, first, [*(junk() for _ in range(i)), *total[i:j], *(junk() for _ in range(j, width))])
-        for rank, (i, j) in zip(group, kept, strict=True)
-    ]
+    junk = terms.junk
+    terms.leaves_junk = terms.leaves_junk or len(group) > 1
+    return [(rank, first, [*[junk] * i, *total[i:j], *[junk] * (width - j)]) for rank, (i, j) in zip(group, kept, strict=True)]
 
 
-def _part_bounds(op: Collective, first: int, state: Buffers[V]) -> list[tuple[int, int]]:
+def _part_bounds(op: Collective, first: int, state: Buffers) -> list[tuple[int, int]]:
     """Where part i of `op` begins and ends, in atoms counted from `first`."""
     length = len(op.chunks) // len(op.group)
     edges = [state.atom[chunk] - first for chunk in range(op.chunks.start, op.chunks.stop + 1, length)]

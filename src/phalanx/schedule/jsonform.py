@@ -6,13 +6,13 @@ import json
 from typing import Any, cast
 
 from .limits import MAX_DIGITS, check_name, check_size, read_factor
-from .ops import Collective, Goal, Kind, Move, Op, Recode, Scale, Schedule, ScheduleError, Step
+from .ops import Chunks, Collective, Goal, Kind, Move, Op, Recode, Scale, Schedule, ScheduleError, Step
 from .plain_json import brief, loads
 from .wellformed import GOALS, KINDS
 
 
 def to_json(s: Schedule) -> str:
-    """Write a schedule as JSON, for other programs: one line per step, runs as [start, stop].
+    """Write a schedule as JSON, for other programs: one line per step, runs as [start, stop], several of a message in a list.
 
     Args:
         s: The schedule.
@@ -81,7 +81,7 @@ def _step(data: Any, number: int) -> Step:
 
 def _op_to_json(op: Op) -> dict[str, Any]:
     if isinstance(op, Move):
-        move = {"op": "add" if op.reduce else "copy", "src": op.src, "dst": op.dst, "chunks": _run_to_json(op.chunks)}
+        move = {"op": "add" if op.reduce else "copy", "src": op.src, "dst": op.dst, "chunks": _runs_to_json(op)}
         return move | {"coded": True} if op.coded else move
     if isinstance(op, Collective):
         return {"op": op.kind, "group": op.group, "chunks": _run_to_json(op.chunks)}
@@ -93,11 +93,12 @@ def _op_to_json(op: Op) -> dict[str, Any]:
 
 def _op_from_json(data: Any, where: str) -> Op:
     kind, chunks = _fields(data, where, "op", "chunks")
-    run = _run_from_json(chunks, f"{where}: chunks")
     if kind in ("copy", "add"):
         src, dst = _fields(data, where, "src", "dst")
+        runs = _runs_from_json(chunks, f"{where}: chunks")
         coded = _typed(bool, data.get("coded", False), f"{where}: coded")
-        return Move(_typed(int, src, f"{where}: src"), _typed(int, dst, f"{where}: dst"), run, kind == "add", coded)
+        return Move(_typed(int, src, f"{where}: src"), _typed(int, dst, f"{where}: dst"), runs, kind == "add", coded)
+    run = _run_from_json(chunks, f"{where}: chunks")
     if kind in KINDS:
         (group,) = _fields(data, where, "group")
         ranks = tuple(_typed(int, rank, f"{where}: a rank") for rank in _typed(list, group, f"{where}: group"))
@@ -113,6 +114,17 @@ def _op_from_json(data: Any, where: str) -> Op:
         (ranks,) = _fields(data, where, "ranks")
         return Recode(_run_from_json(ranks, f"{where}: ranks"), run, kind == "encode")
     raise ScheduleError(f"{where}: {brief(kind)} is none of copy, add, scale, encode, decode, {', '.join(KINDS)}")
+
+
+def _runs_to_json(op: Move) -> list[Any]:
+    return _run_to_json(op.chunks) if isinstance(op.chunks, range) else [_run_to_json(run) for run in op.chunks]
+
+
+def _runs_from_json(data: Any, where: str) -> Chunks:
+    """`[0, 2]`, or several runs that travel together: `[[0, 2], [4, 5]]`."""
+    if isinstance(data, list) and data and all(isinstance(run, list) for run in data):
+        return tuple(_run_from_json(run, where) for run in data)
+    return _run_from_json(data, where)
 
 
 def _run_to_json(run: range) -> list[int]:

@@ -51,11 +51,12 @@ def work(s: Schedule) -> int:
     borders = {0}
     parts: set[tuple[range, int]] = set()
     for op in s.ops():
-        borders.update((op.chunks.start, op.chunks.stop))
+        for run in op.runs:
+            borders.update((run.start, run.stop))
         if isinstance(op, Collective) and op.kind in ("reduce_scatter", "all_gather"):
             parts.add((op.chunks, len(op.group)))
     atoms = min(s.chunks, len(borders) + sum(size for _, size in parts))
-    return s.world * atoms + sum(min(_ranks(op), s.world) * min(atoms, len(op.chunks)) for op in s.ops())
+    return s.world * atoms + sum(min(_ranks(op), s.world) * min(atoms, op.count) for op in s.ops())
 
 
 def _ranks(op: Op) -> int:

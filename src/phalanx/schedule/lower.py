@@ -25,7 +25,7 @@ def lower(s: Schedule, *, keep: Callable[[Collective], bool] | None = None) -> S
         The same algorithm with only `Move` and `Scale` left, apart from what `keep` selects.
 
     Raises:
-        ScheduleError: If the chunks of a collective do not divide over its ranks.
+        ScheduleError: If the chunks of a reduce_scatter or all_gather do not divide over its ranks.
 
     Example:
         >>> s = phalanx.schedule.lower(phalanx.ring(4))
@@ -62,12 +62,12 @@ def _rounds(c: Collective, cut: _Cutter) -> Iterator[Iterable[Op]]:
         parts = cut(c)
         for t in range(size - 1):  # rank i sends part i-t-1; the last part it receives is its own
             turn = size - t - 1
-            yield map(Move, group, following, parts[turn:] + parts[:turn], repeat(True))
+            yield _around(group, following, parts[turn:] + parts[:turn], reduce=True)
     if c.kind in ("all_reduce", "all_gather"):
         parts = cut(c)
         for t in range(size - 1):  # rank i sends part i-t: first its own, then what it has just received
             turn = (size - t) % size
-            yield map(Move, group, following, parts[turn:] + parts[:turn])
+            yield _around(group, following, parts[turn:] + parts[:turn], reduce=False)
     if c.kind == "reduce":
         for i in reversed(range(1, size)):
             yield (Move(group[i], group[i - 1], c.chunks, reduce=True),)
@@ -76,21 +76,30 @@ def _rounds(c: Collective, cut: _Cutter) -> Iterator[Iterable[Op]]:
             yield (Move(group[i - 1], group[i], c.chunks),)
 
 
+def _around(senders: tuple[int, ...], receivers: tuple[int, ...], parts: tuple[range, ...], *, reduce: bool) -> Iterable[Op]:
+    """One round of a ring. A rank whose part is empty has nothing to send."""
+    if all(parts):
+        return map(Move, senders, receivers, parts, repeat(reduce))
+    return [Move(src, dst, part, reduce) for src, dst, part in zip(senders, receivers, parts, strict=True) if part]
+
+
 class _Cutter:
-    """Cuts the chunks of a collective into one part per rank; equal parts are one object, which saves memory by the million."""
+    """Cuts the chunks of a collective into one part per rank; equal parts are one object, which saves memory by the million.
+
+    The parts of an all_reduce belong to nobody, so they may differ in length by one, or be empty.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.parts: dict[tuple[range, int], tuple[range, ...]] = {}
 
     def __call__(self, c: Collective) -> tuple[range, ...]:
-        size = len(c.group)
+        size, count = len(c.group), len(c.chunks)
+        if count % size and c.kind != "all_reduce":
+            raise ScheduleError(
+                f"{self.name}: {c.kind} of {count} chunks by {size} ranks cannot be cut into equal parts;"
+                f" give the schedule a multiple of {size} chunks there"
+            )
         if (c.chunks, size) not in self.parts:
-            length, rest = divmod(len(c.chunks), size)
-            if rest:
-                raise ScheduleError(
-                    f"{self.name}: {c.kind} of {len(c.chunks)} chunks by {size} ranks cannot be cut into equal parts;"
-                    f" give the schedule a multiple of {size} chunks there"
-                )
-            self.parts[c.chunks, size] = tuple(c.chunks[i * length : (i + 1) * length] for i in range(size))
+            self.parts[c.chunks, size] = tuple(c.chunks[i * count // size : (i + 1) * count // size] for i in range(size))
         return self.parts[c.chunks, size]

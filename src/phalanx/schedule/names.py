@@ -9,7 +9,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import binomial, gossip, halving_doubling, hierarchical, quantised, recursive_doubling, ring, scatter_gather, torus, tree
+from . import (
+    binomial,
+    gossip,
+    halving_doubling,
+    hierarchical,
+    quantised,
+    recursive_doubling,
+    ring,
+    scatter_gather,
+    swing,
+    torus,
+    tree,
+)
 from .jsonform import from_json
 from .limits import MAX_LOWERED, MAX_RANKS, MAX_WORK, work
 from .lower import lower
@@ -45,11 +57,12 @@ def _dissemination(n: int, number: int = 0) -> Schedule:
 SCHEDULES = {
     "ring": NamedSchedule("N", r"\d+", ring),
     "torus": NamedSchedule("ROWSxCOLS", r"\d+(x\d+)*", torus),
-    "hierarchical": NamedSchedule("HOSTSxPER_HOST", r"\d+x\d+", hierarchical),
     "quantised": NamedSchedule("HOSTSxPER_HOST", r"\d+x\d+", quantised),
+    "hierarchical": NamedSchedule("HOSTSxPER_HOST", r"\d+x\d+", hierarchical),
     "halving-doubling": NamedSchedule("N", r"\d+", halving_doubling),
     "recursive-doubling": NamedSchedule("N", r"\d+", recursive_doubling),
     "tree": NamedSchedule("N", r"\d+", tree),
+    "swing": NamedSchedule("N", r"\d+", swing),
     "gossip": NamedSchedule("N[:ROUND]", r"\d+(:\d+)?", _dissemination),
     "gossip-hypercube": NamedSchedule("N[:ROUND]", r"\d+(:\d+)?", _hypercube),
     "binomial": NamedSchedule("N", r"\d+", binomial),
@@ -89,7 +102,7 @@ def find_all_reduce(text: str, ranks: int, option: str) -> Schedule:
     if work(s) > MAX_WORK:
         raise InputError(f"{option}: checking it takes {work(s):,} additions, more than {MAX_WORK:,}")
     try:
-        verify(s)
+        verify(s, bitwise=True)
         if lowered_ops(s) <= MAX_LOWERED:
             verify(lower(s))
     except ScheduleError as error:

@@ -10,11 +10,12 @@ memory want `Move` (one message). `lower` turns the first into the second, and `
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
+Chunks = range | tuple[range, ...]
 Kind = Literal["all_reduce", "reduce_scatter", "all_gather", "reduce", "broadcast"]
 Goal = Literal["sum", "mean", "mixing", "copy"]
 
@@ -38,7 +39,8 @@ class Move:
     Args:
         src: The rank that sends.
         dst: The rank that receives.
-        chunks: The chunks that travel.
+        chunks: The chunks that travel: a range, or several ranges (or chunk numbers) as one message. Ranges that touch become
+            one, and several are kept as a sorted tuple.
         reduce: Add to the receiver's chunks instead of overwriting them.
         coded: The chunks are encoded (see `Recode`), so the message is as short as the code. An encoded chunk that is added
             is decoded on the way; one that overwrites stays encoded.
@@ -46,13 +48,29 @@ class Move:
     Example:
         >>> phalanx.schedule.Move(0, 1, range(4, 6), reduce=True)
         Move(src=0, dst=1, chunks=range(4, 6), reduce=True, coded=False)
+        >>> phalanx.schedule.Move(0, 1, [range(4, 6), 0, 1]).chunks
+        (range(0, 2), range(4, 6))
     """
 
     src: int
     dst: int
-    chunks: range
+    chunks: Chunks
     reduce: bool = False
     coded: bool = False
+
+    def __post_init__(self) -> None:
+        if type(self.chunks) is not range:
+            object.__setattr__(self, "chunks", joined(self.chunks))
+
+    @property
+    def runs(self) -> tuple[range, ...]:
+        """The chunks as ranges."""
+        return (self.chunks,) if isinstance(self.chunks, range) else self.chunks
+
+    @property
+    def count(self) -> int:
+        """How many chunks travel."""
+        return len(self.chunks) if isinstance(self.chunks, range) else sum(map(len, self.chunks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +95,16 @@ class Collective:
     group: tuple[int, ...]
     chunks: range
 
+    @property
+    def runs(self) -> tuple[range, ...]:
+        """The chunks as ranges, as those of a `Move`: here always one."""
+        return (self.chunks,)
+
+    @property
+    def count(self) -> int:
+        """How many chunks it works on."""
+        return len(self.chunks)
+
 
 @dataclass(frozen=True, slots=True)
 class Scale:
@@ -96,6 +124,16 @@ class Scale:
     ranks: range
     chunks: range
     factor: Fraction
+
+    @property
+    def runs(self) -> tuple[range, ...]:
+        """The chunks as ranges, as those of a `Move`: here always one."""
+        return (self.chunks,)
+
+    @property
+    def count(self) -> int:
+        """How many chunks it works on."""
+        return len(self.chunks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +157,33 @@ class Recode:
     chunks: range
     coded: bool
 
+    @property
+    def runs(self) -> tuple[range, ...]:
+        """The chunks as ranges, as those of a `Move`: here always one."""
+        return (self.chunks,)
+
+    @property
+    def count(self) -> int:
+        """How many chunks it works on."""
+        return len(self.chunks)
+
 
 Op = Move | Collective | Scale | Recode
+
+
+def joined(chunks: Iterable[range | int]) -> Chunks:
+    """Ranges and single chunks, sorted, and those that touch as one. What makes no sense stays for `verify` to refuse."""
+    parts = tuple(chunks) if isinstance(chunks, Iterable) else (chunks,)
+    runs = [part if isinstance(part, range) else range(part, part + 1) for part in parts if isinstance(part, (int, range))]
+    if len(runs) < len(parts) or not all(run.step == 1 and len(run) for run in runs):
+        return parts  # type: ignore[return-value]
+    found: list[range] = []
+    for run in sorted(runs, key=lambda run: run.start):
+        if found and found[-1].stop == run.start:
+            found[-1] = range(found[-1].start, run.stop)
+        else:
+            found.append(run)
+    return found[0] if len(found) == 1 else tuple(found)
 
 
 @dataclass(frozen=True, slots=True)

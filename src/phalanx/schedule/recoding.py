@@ -1,83 +1,48 @@
-"""The proof for schedules that encode: who holds what in which form, how often a contribution is rounded, whose bits are equal.
-
-Sums are proved by `verify` as if encoding changed nothing. Here every value is a term: a number that stands for how it was
-computed, down to the order of additions. Equal terms are equal bits, because encoding is a function and a + b = b + a.
-"""
+"""Who holds which chunks encoded: what must hold of every op of a schedule that encodes, before asking what it computes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from fractions import Fraction
-from itertools import count
 from typing import NoReturn
 
 from .describe import describe
-from .interpret import Buffers, boundaries, run_step
+from .interpret import Buffers, boundaries
 from .ops import Collective, Move, Op, Recode, Schedule, ScheduleError
 
 MOST = 2  # times that a contribution may be encoded: on its way to a sum, and with it
 
 
-@dataclass(frozen=True, slots=True)
-class Term:
-    """What a slot holds: how it was computed, how often some contribution to it was encoded, and whether it is encoded now."""
-
-    bits: int
-    times: int = 0
-    coded: bool = False
-
-    def __add__(self, other: Term) -> Term:
-        return Term(hash(("add", min(self.bits, other.bits), max(self.bits, other.bits))), max(self.times, other.times))
-
-    def times_(self, factor: Fraction) -> Term:
-        return Term(hash(("scale", self.bits, factor)), self.times)
-
-    def recoded(self, coded: bool) -> Term:
-        """Decoding computes nothing new: the code stands for the same numbers."""
-        return Term(hash(("encode", self.bits)), self.times + 1, coded=True) if coded else Term(self.bits, self.times)
-
-
-def check_recoding(s: Schedule) -> None:
-    """Raise `ScheduleError` where `s` uses codes wrongly, rounds a contribution more than twice, or ranks end with other bits."""
+def check_forms(s: Schedule) -> None:
+    """Raise `ScheduleError` where an op needs full precision and finds a code, or the other way round."""
     if not s.coded:
-        _check_uncoded(s)
+        for number, step in enumerate(s.steps, start=1):
+            for op in step.ops:
+                if isinstance(op, Move) and op.coded:
+                    _fail(s, number, op, "it carries a code, but no step encodes anything")
         return
-    fresh = count()
-    state = Buffers(s.chunks, [Term(hash(("input", rank))) for rank in range(s.world)])
+    state = Buffers(s.chunks, [False] * s.world)  # whether each slot is held encoded
     for number, step in enumerate(s.steps, start=1):
         state.refine(boundaries(step))
         for op in step.ops:
             _check_op(s, number, op, state)
-        run_step(state, step, Term.times_, lambda: Term(hash(("junk", next(fresh)))), Term.recoded)
-    for rank, row in enumerate(state.rows):
-        for chunk, value, first in zip(state.starts, row, state.rows[0], strict=True):
-            if value.coded:
-                raise ScheduleError(f"{s.name}: chunk {chunk} of rank {rank} ends encoded; decode it in the last step")
-            if value.times > MOST:
-                raise ScheduleError(
-                    f"{s.name}: chunk {chunk} of rank {rank} has a contribution that was encoded {value.times} times; every"
-                    f" time rounds it again, so at most {MOST} are allowed"
-                )
-            if s.goal != "mixing" and value.bits != first.bits:
-                raise ScheduleError(
-                    f"{s.name}: chunk {chunk} of rank {rank} is computed in another way than that of rank 0, so their bits may"
-                    " differ; encode a result once, and let all ranks decode the same code"
-                )
-
-
-def _check_uncoded(s: Schedule) -> None:
-    for number, step in enumerate(s.steps, start=1):
         for op in step.ops:
-            if isinstance(op, Move) and op.coded:
-                _fail(s, number, op, "it carries a code, but no step encodes anything")
+            atoms = state.atoms(op.runs)
+            if isinstance(op, Recode) or (isinstance(op, Move) and not op.reduce):
+                for rank in op.ranks if isinstance(op, Recode) else (op.dst,):
+                    for i in atoms:
+                        state.rows[rank][i] = op.coded
+    for rank, row in enumerate(state.rows):
+        for chunk, coded in zip(state.starts, row, strict=True):
+            if coded:
+                raise ScheduleError(f"{s.name}: chunk {chunk} of rank {rank} ends encoded; decode it in the last step")
 
 
-def _check_op(s: Schedule, number: int, op: Op, state: Buffers[Term]) -> None:
+def _check_op(s: Schedule, number: int, op: Op, state: Buffers) -> None:
     """Whether the slots that `op` reads and writes are held in the form that it needs."""
-    atoms = slice(state.atom[op.chunks.start], state.atom[op.chunks.stop])
+    atoms = state.atoms(op.runs)
 
     def held(rank: int, coded: bool) -> bool:
-        return all(value.coded == coded for value in state.rows[rank][atoms])
+        row = state.rows[rank]
+        return all(row[i] == coded for i in atoms)
 
     if isinstance(op, Move):
         if not held(op.src, op.coded):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from textwrap import wrap
 from typing import Any
 
-from .describe import describe, members, span
+from .describe import describe, members, span, spans
 from .ops import Collective, Move, Op, Recode, Schedule, Step
 
 SHORT = {"all_reduce": "AR", "reduce_scatter": "RS", "all_gather": "AG", "reduce": "R", "broadcast": "B"}
@@ -104,10 +104,9 @@ def _column(number: int, step: Step, ranks: list[int], marks: set[str]) -> list[
 def _words(op: Op) -> Iterator[tuple[int, str, str]]:
     """For every rank that `op` concerns: the rank, the key of its legend, its word in the cell."""
     if isinstance(op, Move):
-        what = f"{span(op.chunks)}{chr(39) * op.coded}"
-        yield op.src, "→", f"{what}→{op.dst}"
-        sign = "+" if op.reduce else "="
-        yield op.dst, sign, f"{sign}{what}←{op.src}"
+        chunks, sign = f"{spans(op.chunks, limit=4)}{chr(39) * op.coded}", "+" if op.reduce else "="
+        yield op.src, "→", f"{chunks}→{op.dst}"
+        yield op.dst, sign, f"{sign}{chunks}←{op.src}"
     elif isinstance(op, Collective):
         short = SHORT[op.kind]
         text = f"{short} {span(op.chunks)} {{{members(op.group, limit=4)}}}"

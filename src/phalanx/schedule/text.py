@@ -14,7 +14,8 @@
 
 The other ops are `all_reduce 0 1 2 [0:6]` (likewise reduce_scatter, all_gather, reduce, broadcast), `scale 0:4 [0] by 1/2`, and
 `encode 0:4 [0]` and `decode 0:4 [0]`. Messages of encoded chunks end in `coded`: `add 0 -> 1 [4] coded`.
-Runs are half-open, as in Python: `[0:6]` are the chunks 0 to 5, `[4]` is chunk 4. Lines that begin with # are comments.
+Runs are half-open, as in Python: `[0:6]` are the chunks 0 to 5, `[4]` is chunk 4. One message can carry several runs:
+`copy 0 -> 1 [0:2 4]`. Lines that begin with # are comments.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ from .wellformed import GOALS, KINDS
 HEADER = ("schedule", "world", "chunks", "goal", "root")
 INT = rf"-?\d{{1,{MAX_DIGITS}}}"
 RUN = rf"({INT}(?::{INT}){{0,2}})"
-MOVE = re.compile(rf"(copy|add) ({INT}) -> ({INT}) \[{RUN}\]( coded)?", re.ASCII)
+MOVE = re.compile(rf"(copy|add) ({INT}) -> ({INT}) \[([-\d: ]+)\]( coded)?", re.ASCII)
 COLLECTIVE = re.compile(rf"({'|'.join(KINDS)})((?: {INT})*) \[{RUN}\]", re.ASCII)
 SCALE = re.compile(rf"scale {RUN} \[{RUN}\] by (\S+)", re.ASCII)
+RUNS = re.compile(rf"{RUN}(?: {RUN})*", re.ASCII)
 RECODE = re.compile(rf"(encode|decode) {RUN} \[{RUN}\]", re.ASCII)
 SHOWN = 120  # characters of a line in a message
 
@@ -125,7 +127,9 @@ def _steps(lines: list[tuple[int, str]]) -> Iterator[Step]:
 
 def _op_to_text(op: Op) -> str:
     if isinstance(op, Move):
-        return f"{'add' if op.reduce else 'copy'} {op.src} -> {op.dst} [{_run_to_text(op.chunks)}]{' coded' * op.coded}"
+        return (
+            f"{'add' if op.reduce else 'copy'} {op.src} -> {op.dst} [{' '.join(map(_run_to_text, op.runs))}]{' coded' * op.coded}"
+        )
     if isinstance(op, Collective):
         return " ".join([op.kind, *map(str, op.group), f"[{_run_to_text(op.chunks)}]"])
     if isinstance(op, Recode):
@@ -135,9 +139,10 @@ def _op_to_text(op: Op) -> str:
 
 def _op_from_text(line: str, number: int) -> Op:
     try:
-        if found := MOVE.fullmatch(line):
+        if (found := MOVE.fullmatch(line)) and RUNS.fullmatch(found.group(4)):
             verb, src, dst, chunks, coded = found.groups()
-            return Move(int(src), int(dst), _run_from_text(chunks), verb == "add", coded is not None)
+            runs = tuple(map(_run_from_text, chunks.split(" ")))
+            return Move(int(src), int(dst), runs[0] if len(runs) == 1 else runs, verb == "add", coded is not None)
         if found := COLLECTIVE.fullmatch(line):
             kind, group, chunks = found.groups()
             return Collective(cast("Kind", kind), tuple(map(int, group.split())), _run_from_text(chunks))
@@ -150,8 +155,8 @@ def _op_from_text(line: str, number: int) -> Op:
     except ValueError as error:  # a run in steps of zero
         raise ScheduleError(f"line {number}: {_shown(line)}: {error}") from None
     raise ScheduleError(
-        f"line {number}: {_shown(line)} is none of 'step \"...\"', 'copy 0 -> 1 [4]', 'add 0 -> 1 [4:6]', 'all_reduce 0 1 [0:2]',"
-        " 'scale 0:2 [0] by 1/2', 'encode 0:2 [0]', 'decode 0:2 [0]'"
+        f"line {number}: {_shown(line)} is none of 'step \"...\"', 'copy 0 -> 1 [4]', 'add 0 -> 1 [4:6 9]', 'all_reduce 0 1"
+        " [0:2]', 'scale 0:2 [0] by 1/2', 'encode 0:2 [0]', 'decode 0:2 [0]'"
     )
 
 

@@ -43,7 +43,7 @@ def sent(s: Schedule, counts: Callable[[int, int], bool] | None = None, *, code:
     chunks = [Fraction()] * s.world
     for op in lower(s).ops():
         if isinstance(op, Move) and (counts is None or counts(op.src, op.dst)):
-            chunks[op.src] += len(op.chunks) * (code if op.coded else 1)
+            chunks[op.src] += op.count * (code if op.coded else 1)
     return tuple(count / s.chunks for count in chunks)
 
 
@@ -64,7 +64,7 @@ def lowered_ops(s: Schedule) -> int:
     for op in s.ops():
         if isinstance(op, Collective):
             size = len(op.group)
-            ring = size * (size - 1)
+            ring = min(size, len(op.chunks)) * (size - 1)  # fewer chunks than ranks leave some with nothing to send
             count += {"all_reduce": 2 * ring, "reduce_scatter": ring, "all_gather": ring}.get(op.kind, size - 1)
         else:
             count += 1

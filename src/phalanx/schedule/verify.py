@@ -1,24 +1,25 @@
 """The checker: runs a schedule on symbols instead of tensors, and compares what every slot ends as with the claim.
 
-One interpreter, two kinds of value. A formal sum {origin: weight} with exact fractions says everything, and is used for small
-worlds. A fingerprint, one random integer per origin modulo a prime, is a homomorphic image of it: a wrong schedule passes with a
-probability of about 2^-60, and thousands of ranks take seconds. Chunks never mix, so when a fingerprint is wrong the guilty chunk
-alone is run again with formal sums, to explain.
+The interpreter makes expressions, which know every addition and its order. Up to 64 ranks each is worked out as a formal sum
+{origin: weight} with exact fractions. Above, as a fingerprint, one random integer per origin modulo a prime: a wrong schedule
+passes with a probability of about 2^-60, and thousands of ranks take seconds. If a fingerprint is wrong, its slot alone is worked
+out as a formal sum, to explain.
 """
 
 from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from .describe import describe
+from .expressions import Expressions
 from .formal_sum import JUNK, FormalSum
 from .interpret import Buffers, interpret
-from .ops import Collective, Goal, Move, Op, Schedule, ScheduleError, Step
-from .recoding import check_recoding
+from .ops import Collective, Goal, Move, Op, Schedule, ScheduleError
+from .recoding import MOST, check_forms
 from .wellformed import check
 
 EXACT_UP_TO = 64  # ranks; above it formal sums become slow and fingerprints take over
@@ -28,16 +29,19 @@ EXACT_UP_TO = 64  # ranks; above it formal sums become slow and fingerprints tak
 PRIME = 2**60 - 3677
 
 
-def verify(s: Schedule, *, goal: Goal | None = None) -> None:
+def verify(s: Schedule, *, goal: Goal | None = None, bitwise: bool = False) -> None:
     """Prove that every rank ends with what the schedule claims.
 
     Up to 64 ranks the proof is exact. Above, it uses fingerprints: a wrong schedule passes with a probability of about 2**-60.
-    Of a schedule that encodes, it also proves that no contribution is encoded more than twice, and that all ranks end with the
-    same bits.
+
+    Of a schedule that encodes, it also proves that no contribution is encoded more than twice, and that all ranks end with
+    equal bits.
 
     Args:
         s: The schedule to check.
         goal: Check this claim instead of the schedule's own.
+        bitwise: Also prove that all ranks end with equal bits, whatever the inputs. They do if every rank's result comes from the
+            same additions in the same order. Replicas of a model need that to stay equal, so `create_communicator` asks for it.
 
     Raises:
         ScheduleError: If the result is wrong, or an op makes no sense. The message names the rank, the chunk, what it holds and
@@ -45,83 +49,131 @@ def verify(s: Schedule, *, goal: Goal | None = None) -> None:
 
     Example:
         >>> phalanx.schedule.verify(phalanx.torus(2, 3))
+        >>> phalanx.schedule.verify(phalanx.torus(2, 3), bitwise=True)
     """
     if goal is not None:
         s = replace(s, goal=goal)
     check(s)
-    check_recoding(s)
-    if s.world <= EXACT_UP_TO:
-        _verify_exactly(s)
-    else:
-        _verify_by_fingerprints(s)
-
-
-def _verify_exactly(s: Schedule) -> None:
-    final = _formal(s)
+    check_forms(s)
+    terms = Expressions(s.world)
+    proof = _Proof(s, terms, interpret(s, terms))
     if s.goal == "mixing":
-        for atom, chunk in enumerate(final.starts):
-            _check_doubly_stochastic(s, chunk, [row[atom] for row in final.rows])
-        return
-    wanted = _wanted(s)
-    right: list[FormalSum] = []  # the last row found right; most others hold the very same objects, which compare fast
-    for rank, row in enumerate(final.rows):
-        if row != right:
-            for chunk, value in zip(final.starts, row, strict=True):
-                if value != wanted:
-                    raise _wrong_end(s, rank, chunk, value)
-            right = row
+        proof.check_mixing()
+    else:
+        proof.check_ends()
+    if s.coded:
+        proof.check_roundings()
+    if bitwise or (s.coded and s.goal != "mixing"):
+        proof.check_equal()
 
 
-def _verify_by_fingerprints(s: Schedule) -> None:
-    rng = random.Random(0)  # the same prints every time: a failure can be repeated
-    prints = [rng.randrange(1, PRIME) for _ in range(s.world)]
+@dataclass(frozen=True, slots=True)
+class _Proof:
+    """What a schedule leaves in every slot, and how that compares with its claim."""
 
-    def scale(value: int, factor: Fraction) -> int:
-        if factor.denominator % PRIME == 0:
-            raise ScheduleError(f"{s.name}: the factor {factor} cannot be followed modulo {PRIME}; choose another")
-        return value * factor.numerator * pow(factor.denominator, -1, PRIME) % PRIME
+    s: Schedule
+    terms: Expressions
+    final: Buffers
 
-    def junk() -> int:
-        return rng.randrange(1, PRIME)
+    def check_ends(self) -> None:
+        """Every slot of every rank is what the goal says."""
+        values = set().union(*self.final.rows)
+        wrong = values - self._right(values)
+        for rank, row in enumerate(self.final.rows if wrong else []):
+            for chunk, value in zip(self.final.starts, row, strict=True):
+                if value in wrong:
+                    raise self._wrong_end(rank, chunk, value)
 
-    if s.goal == "mixing":  # no weight is ever negative, so what is left to show is that rows and columns add up to 1
-        _check_all(s, interpret(s, [1] * s.world, scale, junk), 1)
-        final = interpret(s, prints, scale, junk)
-        for atom, chunk in enumerate(final.starts):
-            if (sum(row[atom] for row in final.rows) - sum(prints)) % PRIME:
-                raise _explain(s, 0, chunk)
-        return
-    total = sum(prints)
-    wanted = {"sum": total, "mean": scale(total, Fraction(1, s.world)), "copy": prints[s.root]}[s.goal]
-    _check_all(s, interpret(s, prints, scale, junk), wanted)
+    def _right(self, values: set[int]) -> set[int]:
+        """Those of `values` that are what the goal says."""
+        s = self.s
+        if s.world <= EXACT_UP_TO:
+            wanted = _wanted(s)
+            return {value for value, found in self._formal(values).items() if found == wanted}
+        inputs = self._random_inputs()
+        total = sum(inputs[: s.world])
+        goal = {"sum": total, "mean": _scale(s, total, Fraction(1, s.world)), "copy": inputs[s.root]}[s.goal] % PRIME
+        found = self._prints(inputs)
+        return {value for value in values if found[value] == goal} - self.terms.spoiled()
+
+    def check_mixing(self) -> None:
+        """Rows and columns add up to 1. No weight is ever negative."""
+        columns = {chunk: [row[atom] for row in self.final.rows] for atom, chunk in enumerate(self.final.starts)}
+        if self.s.world <= EXACT_UP_TO:
+            for chunk, column in columns.items():
+                self._check_doubly_stochastic(chunk, column)
+            return
+        inputs = self._random_inputs()
+        total, found, ones = sum(inputs[: self.s.world]), self._prints(inputs), self._prints([1] * len(inputs))
+        wrong = self.terms.spoiled() | {value for value, held in enumerate(ones) if held != 1}
+        for chunk, column in columns.items():
+            if not wrong.isdisjoint(column):
+                rank = next(rank for rank, value in enumerate(column) if value in wrong)
+                raise self._wrong_end(rank, chunk, column[rank])
+            if (sum(found[value] for value in column) - total) % PRIME:
+                self._check_doubly_stochastic(chunk, column)
+
+    def check_roundings(self) -> None:
+        """No input was encoded more often than needed: every time rounds it again."""
+        times = self.terms.encodings()
+        for rank, row in enumerate(self.final.rows):
+            for chunk, value in zip(self.final.starts, row, strict=True):
+                if times[value] > MOST:
+                    raise ScheduleError(
+                        f"{self.s.name}: chunk {chunk} of rank {rank} has a contribution that was encoded {times[value]} times;"
+                        f" every time rounds it again, so at most {MOST} are allowed"
+                    )
+
+    def check_equal(self) -> None:
+        """All ranks hold the same expression."""
+        first, s, text = self.final.rows[0], self.s, self.terms.text
+        for rank, row in enumerate(self.final.rows):
+            for chunk, mine, other in zip(self.final.starts, first, row, strict=True) if row != first else ():
+                if mine != other:
+                    way_out = "" if s.lowered else "; or try lower(schedule), which has no library calls"
+                    raise ScheduleError(
+                        f"{s.name}: the ranks do not end with equal bits: chunk {chunk} is {text(mine)} on rank 0 and"
+                        f" {text(other)} on rank {rank}, which may round differently ({_last_writer(s, rank, chunk)}). Let one"
+                        f" rank add, and copy its sum to the others{way_out}"
+                    )
+
+    def _formal(self, values: Iterable[int]) -> dict[int, FormalSum]:
+        junk = self.terms.junk
+        return self.terms.evaluate(values, lambda i: FormalSum({JUNK if i == junk else i: 1}), FormalSum.__add__, FormalSum.times)
+
+    def _random_inputs(self) -> list[int]:
+        rng = random.Random(0)  # the same prints every time: a failure can be repeated
+        return [rng.randrange(1, PRIME) for _ in range(self.s.world + 1)]  # the last is junk
+
+    def _prints(self, inputs: list[int]) -> list[int]:
+        return self.terms.prints(inputs, PRIME, lambda value, factor: _scale(self.s, value, factor))
+
+    def _check_doubly_stochastic(self, chunk: int, column: list[int]) -> None:
+        received: dict[int, int | Fraction] = defaultdict(int)
+        sums = self._formal(column)
+        for rank, value in enumerate(column):
+            weights = sums[value].weights
+            if JUNK in weights or sum(weights.values()) != 1:
+                raise self._wrong_end(rank, chunk, value)
+            for origin, weight in weights.items():
+                received[origin] += weight
+        for origin in range(self.s.world):
+            if received[origin] != 1:
+                raise ScheduleError(
+                    f"{self.s.name}: the weights of x{origin} in chunk {chunk} add up to {received[origin]} over the ranks,"
+                    " wanted 1"
+                )
+
+    def _wrong_end(self, rank: int, chunk: int, value: int) -> ScheduleError:
+        wanted = "weights that add up to 1" if self.s.goal == "mixing" else str(_wanted(self.s))
+        ends, culprit = self._formal([value])[value], _last_writer(self.s, rank, chunk)
+        return ScheduleError(f"{self.s.name}: chunk {chunk} of rank {rank} ends as {ends}, wanted {wanted} ({culprit})")
 
 
-def _check_all(s: Schedule, final: Buffers[int], wanted: int) -> None:
-    right: list[int] = []  # the last row found right
-    for rank, row in enumerate(final.rows):
-        if row != right:
-            for chunk, value in zip(final.starts, row, strict=True):
-                if (value - wanted) % PRIME:
-                    raise _explain(s, rank, chunk)
-            right = row
-
-
-def _check_doubly_stochastic(s: Schedule, chunk: int, column: list[FormalSum]) -> None:
-    received: dict[int, int | Fraction] = defaultdict(int)
-    for rank, value in enumerate(column):
-        if JUNK in value.weights or sum(value.weights.values()) != 1:
-            raise _wrong_end(s, rank, chunk, value)
-        for origin, weight in value.weights.items():
-            received[origin] += weight
-    for origin in range(s.world):
-        if received[origin] != 1:
-            raise ScheduleError(
-                f"{s.name}: the weights of x{origin} in chunk {chunk} add up to {received[origin]} over the ranks, wanted 1"
-            )
-
-
-def _formal(s: Schedule) -> Buffers[FormalSum]:
-    return interpret(s, [FormalSum({rank: 1}) for rank in range(s.world)], FormalSum.times, lambda: FormalSum({JUNK: 1}))
+def _scale(s: Schedule, value: int, factor: Fraction) -> int:
+    if factor.denominator % PRIME == 0:
+        raise ScheduleError(f"{s.name}: the factor {factor} cannot be followed modulo {PRIME}; choose another")
+    return value * factor.numerator * pow(factor.denominator, -1, PRIME) % PRIME
 
 
 def _wanted(s: Schedule) -> FormalSum:
@@ -130,53 +182,10 @@ def _wanted(s: Schedule) -> FormalSum:
     return FormalSum(dict.fromkeys(range(s.world), 1 if s.goal == "sum" else Fraction(1, s.world)))
 
 
-def _explain(s: Schedule, rank: int, chunk: int) -> ScheduleError:
-    """The error that formal sums give for the one chunk which a fingerprint has found guilty."""
-    if s.goal == "mixing":
-        try:
-            _check_doubly_stochastic(s, chunk, [row[0] for row in _formal(_only(s, chunk)).rows])
-        except ScheduleError as error:
-            return error
-    return _wrong_end(s, rank, chunk, _formal(_past(_only(s, chunk), rank)).rows[rank][0])
-
-
-def _only(s: Schedule, chunk: int) -> Schedule:
-    """What `s` does to `chunk`, as a schedule of one chunk."""
-
-    def alone(op: Op) -> Op:
-        if isinstance(op, Collective) and op.kind in ("reduce_scatter", "all_gather"):
-            # for one part, these are a reduce to, or a broadcast from, the part's owner
-            owner = (chunk - op.chunks.start) * len(op.group) // len(op.chunks)
-            group = (op.group[owner], *op.group[:owner], *op.group[owner + 1 :])
-            return Collective("reduce" if op.kind == "reduce_scatter" else "broadcast", group, range(1))
-        return replace(op, chunks=range(1))
-
-    steps = (Step(tuple(alone(op) for op in step.ops if chunk in op.chunks), step.label) for step in s.steps)
-    return replace(s, chunks=1, steps=tuple(steps))
-
-
-def _past(s: Schedule, rank: int) -> Schedule:
-    """The ops of `s`, which has one chunk, on which the end of `rank` depends: formal sums of all ranks would fill the memory."""
-    needed = {rank}
-    steps: list[Step] = []
-    for step in reversed(s.steps):
-        ops = tuple(op for op in step.ops if not needed.isdisjoint(_written(op)))
-        needed -= {op.dst for op in ops if isinstance(op, Move) and not op.reduce}
-        needed.update(*((op.src,) if isinstance(op, Move) else _written(op) for op in ops))
-        steps.append(Step(ops, step.label))
-    return replace(s, steps=tuple(reversed(steps)))
-
-
-def _wrong_end(s: Schedule, rank: int, chunk: int, value: FormalSum) -> ScheduleError:
-    wanted = "weights that add up to 1" if s.goal == "mixing" else str(_wanted(s))
-    culprit = _last_writer(s, rank, chunk)
-    return ScheduleError(f"{s.name}: chunk {chunk} of rank {rank} ends as {value}, wanted {wanted} ({culprit})")
-
-
 def _last_writer(s: Schedule, rank: int, chunk: int) -> str:
     for number, step in reversed(list(enumerate(s.steps, start=1))):
         for op in reversed(step.ops):
-            if chunk in op.chunks and rank in _written(op):
+            if rank in _written(op) and any(chunk in run for run in op.runs):
                 return f"step {number}: {describe(op)}"
     return "no step writes it"
 

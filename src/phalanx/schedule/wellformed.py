@@ -5,25 +5,34 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from fractions import Fraction
+from itertools import pairwise
+from numbers import Integral
 from operator import eq
 from typing import NoReturn, cast
 
 from .describe import describe
-from .ops import Collective, Move, Op, Scale, Schedule, ScheduleError, Step
+from .ops import Chunks, Collective, Move, Op, Recode, Scale, Schedule, ScheduleError, Step
 
 KINDS = ("all_reduce", "reduce_scatter", "all_gather", "reduce", "broadcast")
 GOALS = ("sum", "mean", "mixing", "copy")
+SMALLEST, LARGEST = Fraction(1, 2**126), Fraction(2**127)  # of a factor: the normal numbers of float32 and bfloat16
+MOST_RANKS = 1 << 24  # the checker keeps a list per rank
 
 
 def check(s: Schedule) -> None:
     """Raise `ScheduleError` where an op names what does not exist, or where two ops of a step get in each other's way."""
+    for name, number in (("world", s.world), ("chunks", s.chunks), ("root", s.root)):
+        if not _whole(number):
+            raise ScheduleError(f"{s.name}: {name} {number!r} is not a whole number")
     if s.world < 1 or s.chunks < 1:
         raise ScheduleError(f"{s.name}: world {s.world} and chunks {s.chunks} must both be at least 1")
     if s.goal not in GOALS:
         raise ScheduleError(f"{s.name}: goal {s.goal!r} is none of {', '.join(GOALS)}")
     if not 0 <= s.root < s.world:
         raise ScheduleError(f"{s.name}: root {s.root} is not a rank of a world of {s.world}")
-    known: dict[int, range] = {}
+    if s.world > MOST_RANKS:
+        raise ScheduleError(f"{s.name}: a world of {s.world:,} ranks; the checker takes at most {MOST_RANKS:,}")
+    known: dict[int, Chunks] = {}
     for number, step in enumerate(s.steps, start=1):
         if set(map(type, step.ops)) == {Move}:
             _check_moves(s, number, cast("tuple[Move, ...]", step.ops), known)
@@ -33,13 +42,14 @@ def check(s: Schedule) -> None:
             _check_writers(s, number, step)
 
 
-def _check_moves(s: Schedule, number: int, moves: tuple[Move, ...], known: dict[int, range]) -> None:
+def _check_moves(s: Schedule, number: int, moves: tuple[Move, ...], known: dict[int, Chunks]) -> None:
     """The same as `_check_op` and `_check_writers`, at full speed for a step of moves without fault."""
     sources, targets = [m.src for m in moves], [m.dst for m in moves]
     parts = {id(m.chunks): m.chunks for m in moves}  # by identity: lowered schedules share their ranges
     fresh = [part for key, part in parts.items() if key not in known]
     sound = (
-        min(sources) >= 0
+        {*map(type, sources), *map(type, targets)} == {int}
+        and min(sources) >= 0
         and min(targets) >= 0
         and max(sources) < s.world
         and max(targets) < s.world
@@ -50,7 +60,7 @@ def _check_moves(s: Schedule, number: int, moves: tuple[Move, ...], known: dict[
         for move in moves:
             _check_op(s, number, move)
     known.update((id(part), part) for part in fresh)
-    if len(set(targets)) < len(moves):
+    if len(set(targets)) < len(moves) and not all(m.reduce for m in moves):
         _check_writers(s, number, s.steps[number - 1])
 
 
@@ -58,12 +68,19 @@ def _check_op(s: Schedule, number: int, op: Op) -> None:
     def fail(fact: str) -> NoReturn:
         raise ScheduleError(f"{s.name}: {fact} (step {number}: {describe(op)})")
 
+    if not isinstance(cast(object, op), (Move, Collective, Scale, Recode)):
+        raise ScheduleError(f"{s.name}: {op!r:.80} is no Move, Collective, Scale or Recode (step {number})")
+    if not isinstance(op, Move) and not isinstance(cast(object, op.chunks), range):
+        fail(f"chunks {op.chunks!r:.80} are not a range")
     if isinstance(op, Move):
         ranks: Iterable[int] = (op.src, op.dst)
         if op.src == op.dst:
             fail(f"rank {op.src} sends to itself")
     elif isinstance(op, Collective):
         ranks = op.group
+        for rank in ranks if isinstance(cast(object, ranks), (tuple, list)) else [ranks]:
+            if not _whole(rank):
+                raise ScheduleError(f"{s.name}: rank {rank!r:.80} of the group is not a whole number (step {number}: {op!r:.80})")
         if op.kind not in KINDS:
             fail(f"kind {op.kind!r} is none of {', '.join(KINDS)}")
         if not op.group:
@@ -74,22 +91,36 @@ def _check_op(s: Schedule, number: int, op: Op) -> None:
         if op.kind in ("reduce_scatter", "all_gather") and len(op.chunks) % len(op.group):
             fail(f"{len(op.chunks)} chunks cannot be cut into {len(op.group)} equal parts")
     else:
+        if not isinstance(cast(object, op.ranks), range):
+            fail(f"ranks {op.ranks!r:.80} are not a range")
         if not op.ranks:
             fail("it names no rank")
         ranks = (op.ranks[0], op.ranks[-1])  # a file may name a billion
-        if isinstance(op, Scale) and not isinstance(cast(object, op.factor), Fraction):
-            fail(f"the factor {op.factor!r} is not a Fraction")
-        if isinstance(op, Scale) and op.factor < 0:
-            fail(f"the factor {op.factor} is negative")
+        if isinstance(op, Scale):
+            if not isinstance(cast(object, op.factor), Fraction):
+                fail(f"the factor {op.factor!r} is not a Fraction")
+            if op.factor < 0:
+                fail(f"the factor {op.factor} is negative")
+            if op.factor and not SMALLEST <= op.factor <= LARGEST:
+                fail("the factor is beyond what a float32 can hold: give one from 2^-126 to 2^127, or 0")
     for rank in ranks:
+        if not _whole(rank):
+            fail(f"rank {rank!r} is not a whole number")
         if not 0 <= rank < s.world:
             fail(f"rank {rank} is not in a world of {s.world}")
     if not _inside(op.chunks, s.chunks):
         fail(f"chunks {op.chunks} are not a non-empty run of the {s.chunks} chunks")
 
 
-def _inside(part: range, chunks: int) -> bool:
-    return part.step == 1 and 0 <= part.start < part.stop <= chunks
+def _whole(number: object) -> bool:
+    return isinstance(number, Integral) and not isinstance(number, bool)
+
+
+def _inside(part: Chunks, chunks: int) -> bool:
+    if isinstance(part, range):
+        return part.step == 1 and 0 <= part.start < part.stop <= chunks
+    runs = all(isinstance(cast(object, run), range) and _inside(run, chunks) for run in part)
+    return runs and len(part) > 0 and all(left.stop <= right.start for left, right in pairwise(part))
 
 
 def _check_writers(s: Schedule, number: int, step: Step) -> None:
@@ -98,7 +129,7 @@ def _check_writers(s: Schedule, number: int, step: Step) -> None:
     writes: dict[int, list[tuple[int, int, bool, Op]]] = defaultdict(list)  # rank -> (start, stop, adds, op)
     for op in step.ops:
         if isinstance(op, Move):
-            writes[op.dst].append((op.chunks.start, op.chunks.stop, op.reduce, op))
+            writes[op.dst] += [(run.start, run.stop, op.reduce, op) for run in op.runs]
         elif isinstance(op, Collective):
             for rank in op.group:
                 if rank in member:
@@ -112,7 +143,7 @@ def _check_writers(s: Schedule, number: int, step: Step) -> None:
             for rank in op.ranks:
                 writes[rank].append((op.chunks.start, op.chunks.stop, False, op))
     for rank, entries in writes.items():
-        if len(entries) > 1:
+        if len(entries) > 1 and not all(adds for _, _, adds, _ in entries):
             _check_overlaps(s, number, rank, entries)
 
 

@@ -16,7 +16,7 @@ from phalanx.comm.communicator import Communicator
 from phalanx.comm.settings import check_timeout
 from phalanx.grad.allreduce import AllReduce
 from phalanx.grad.gossip import Gossip
-from phalanx.grad.wires import Int8, Wire
+from phalanx.grad.wires import Int8, PowerSGD, Wire
 from phalanx.optim import lr
 from phalanx.optim.create import create_multi_node_optimizer
 from phalanx.optim.gossip_step import GossipOptimizer
@@ -44,6 +44,12 @@ INT8 = {
     "error_feedback": "Add what was rounded away to the next gradient.",
     "level": "Encode what travels between hosts, or what travels between ranks.",
     "seed": "Seed of stochastic rounding.",
+}
+
+POWERSGD = {
+    "rank": "Columns of the two thin matrices that a gradient becomes.",
+    "start": "Steps at the beginning that are not compressed.",
+    "seed": "Seed of the first directions.",
 }
 
 Decay = Literal["constant", "linear", "polynomial", "cosine", "step", "natan"]
@@ -227,8 +233,11 @@ class CommConfig:
         None, "All-reduce schedule: a name such as torus:2x4, or a file. None chooses one for the hosts found."
     )
     timeout: float = setting(60.0, "Seconds that a rank waits for another one before the run fails.")
-    wire: Literal["float16", "bfloat16", "int8"] | None = setting(None, "How gradients travel; none for their own type.")
+    wire: Literal["float16", "bfloat16", "int8", "powersgd"] | None = setting(
+        None, "How gradients travel; none for their own type."
+    )
     int8: Int8 = setting(Int8(), "8-bit gradients, with comm.wire=int8.", parts=INT8)
+    powersgd: PowerSGD = setting(PowerSGD(), "Low-rank gradients, with comm.wire=powersgd.", parts=POWERSGD)
     bucket_bytes: int | None = setting(
         8 << 20, "Bytes of gradients that travel together. Fixed, so that a resumed run adds in the same order; none to measure."
     )
@@ -251,15 +260,15 @@ class CommConfig:
             raise ValueError("fused=True does not allow wire or double_buffering: nothing travels")
         if self.sync == "gossip" and (self.fused or self.double_buffering or self.growing is not None):
             raise ValueError("sync=gossip does not allow fused, double_buffering or growing, which are for all-reduce")
-        if self.sync == "gossip" and self.wire == "int8":
-            raise ValueError("sync=gossip sends weights as float16 or bfloat16; wire=int8 is for gradients that all ranks sum")
+        if self.sync == "gossip" and self.wire in ("int8", "powersgd"):
+            raise ValueError(f"sync=gossip goes with wire=float16 and bfloat16; {self.wire} is for gradients that all ranks sum")
 
     def make_wire(self) -> Wire | None:
         """The wire as `create_multi_node_optimizer` takes it."""
         if self.wire is None:
             return None
-        wires: dict[str, Wire] = {"float16": torch.float16, "bfloat16": torch.bfloat16, "int8": self.int8}
-        return wires[self.wire]
+        own: dict[str, Wire] = {"int8": self.int8, "powersgd": self.powersgd}
+        return own.get(self.wire) or {"float16": torch.float16, "bfloat16": torch.bfloat16}[self.wire]
 
     def wrap(
         self, optimizer: torch.optim.Optimizer, comm: Communicator, *, weighted: bool

@@ -1,6 +1,6 @@
 """What carries one group of gradients: made from a wire, it keeps what the wire needs between steps.
 
-carrier = carrier_of(wire, comm, flat, places=...)    None if `flat` travels as it is
+carrier = carrier_of(wire, comm, flat, shapes={range(0, 12): 3, range(12, 16): 1})    # None if it travels as it is
 pending = carrier.leave(flat, mean=True, label="...")    # all ranks
 pending.wait()
 finite = carrier.arrive(flat)    # now `flat` is the mean over the ranks, the same bits on all
@@ -8,7 +8,7 @@ finite = carrier.arrive(flat)    # now `flat` is the mean over the ranks, the sa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -16,7 +16,7 @@ import torch
 from phalanx.comm.communicator import Communicator
 from phalanx.comm.pending import Pending
 from phalanx.grad.wire import carries
-from phalanx.grad.wires import Int8, Wire
+from phalanx.grad.wires import Int8, PowerSGD, Wire
 from phalanx.grad.wires.halves import Halves
 
 
@@ -38,13 +38,20 @@ class Carrier(Protocol):
         """Continue with what `state` returned, maybe of another group or another run; what is missing begins anew."""
 
 
-def carrier_of(wire: Wire | None, comm: Communicator, flat: torch.Tensor, *, number: int = 0) -> Carrier | None:
-    """The carrier of tensors like `flat`, or None if they travel as they are. All ranks call it together.
+def carrier_of(
+    wire: Wire | None, comm: Communicator, flat: torch.Tensor, *, shapes: Mapping[range, int], number: int = 0
+) -> Carrier | None:
+    """The carrier of flat tensors like `flat`, or None if they travel as they are. All ranks call it together.
 
-    `number` tells groups apart, the same on all ranks.
+    `shapes` has the places of the tensors in `flat`, and the rows of each as a matrix (`rows_of`). `number` tells groups apart.
+    Both are the same on all ranks.
     """
     if wire is None or comm.size == 1:
         return None
+    if isinstance(wire, PowerSGD):
+        from phalanx.grad.wires.low_rank import LowRank
+
+        return LowRank(wire, comm, flat, shapes) if flat.dtype is torch.float32 else None
     if isinstance(wire, Int8):
         if flat.dtype is not torch.float32 or (wire.level == "host" and comm.inter_size == 1):
             return None
@@ -52,6 +59,13 @@ def carrier_of(wire: Wire | None, comm: Communicator, flat: torch.Tensor, *, num
 
         return EightBits(wire, comm, flat, number)
     return Halves(comm, comm.buffer(flat.numel(), wire, flat.device)) if carries(flat) else None
+
+
+def rows_of(p: torch.Tensor) -> int:
+    """Of a tensor as a matrix whose rows lie one behind the other in memory; vectors have one row."""
+    if p.dim() < 2 or p.numel() == 0:
+        return 1
+    return p.shape[max(range(p.dim()), key=p.stride)]
 
 
 def keep(carriers: Sequence[tuple[Carrier | None, dict[str, range]]]) -> dict[str, dict[str, torch.Tensor]]:
