@@ -12,6 +12,7 @@ from phalanx.comm.planned import parse_planned
 from phalanx.schedule import (
     ScheduleError,
     from_json,
+    from_msccl,
     from_text,
     gossip,
     halving_doubling,
@@ -21,6 +22,7 @@ from phalanx.schedule import (
     ring,
     show,
     to_json,
+    to_msccl,
     to_text,
     torus,
     trace,
@@ -61,6 +63,13 @@ JSONS = Parser(
     tuple(to_json(s).encode() for s in SEEDS),
     JSON,
 )
+MSCCL = Parser(
+    "MSCCL's XML",
+    lambda data: use(from_msccl(data.decode("utf-8", "replace"))),
+    (ScheduleError,),
+    tuple(to_msccl(s).encode() for s in (ring(3), tree(3), halving_doubling(4), ring(1))),
+    TEXT,
+)
 PLANNED = Parser(
     "planned schedules",
     lambda data: parse_planned(data.decode("utf-8", "replace")),
@@ -78,6 +87,11 @@ def test_text(cases):
 @pytest.mark.parametrize("cases", blocks())
 def test_json(cases):
     assert set(fuzz(JSONS, cases)) == {"accepted", "refused"}
+
+
+@pytest.mark.parametrize("cases", blocks())
+def test_msccl(cases):
+    assert set(fuzz(MSCCL, cases)) == {"accepted", "refused"}
 
 
 @pytest.mark.parametrize("cases", blocks())

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from phalanx.cli.usage import UsageError
-from phalanx.schedule import lower, lowered_ops, show, to_json, to_text, trace
+from phalanx.schedule import lower, lowered_ops, show, to_json, to_msccl, to_text, trace
 from phalanx.schedule.limits import MAX_LOWERED
 from phalanx.schedule.names import FORMS, find_schedule
 from phalanx.schedule.printable import one_line
@@ -31,13 +31,14 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("schedule", metavar="SCHEDULE", help=f"{FORMS}; or a file, text or JSON")
+    parser.add_argument("schedule", metavar="SCHEDULE", help=f"{FORMS}; or a file: text, JSON or the XML of MSCCL")
     parser.add_argument("--lower", action="store_true", help="show every collective as single messages")
     parser.add_argument("--all", action="store_true", help="show all ranks and steps, however many")
     parser.add_argument("--trace", metavar="FILE", type=Path, help="also write a Chrome trace")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--text", action="store_true", help="print one line per op, which `phalanx verify` reads")
     form.add_argument("--json", action="store_true", help="print JSON")
+    form.add_argument("--msccl", action="store_true", help="print the XML of MSCCL, for an all-reduce")
     parser.set_defaults(run=run)
 
 
@@ -48,8 +49,9 @@ def run(args: argparse.Namespace) -> int:
         if (count := lowered_ops(s)) > MAX_LOWERED:
             raise UsageError(f"{args.schedule}: {count:,} messages, but --lower makes at most {MAX_LOWERED:,}: use fewer ranks")
         s = lower(s)
-    if args.text or args.json:
-        sys.stdout.write(to_text(s) if args.text else to_json(s))
+    form = next((write for chosen, write in ((args.text, to_text), (args.json, to_json), (args.msccl, to_msccl)) if chosen), None)
+    if form:
+        sys.stdout.write(form(s))
     else:
         width = shutil.get_terminal_size((100, 24)).columns
         limits = {"max_ranks": s.world, "max_steps": len(s.steps)} if args.all else {}

@@ -5,17 +5,19 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import signal
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phalanx.cli.early_signals import ending_at_once
-from phalanx.cli.numbers import at_least_one
+from phalanx.cli.numbers import at_least_one, whole
 from phalanx.cli.recipes import load, recipe_names
 from phalanx.cli.terminal import forgive_output, tell
 from phalanx.cli.train_directory import RUNS, agree_on_directory, prepare_directory
 from phalanx.cli.usage import UsageError, check_environment
-from phalanx.comm.launch import Launch, LaunchError, discover
+from phalanx.comm.launch import MEETING, Launch, LaunchError, discover
 from phalanx.comm.settings import AGENT
 from phalanx.comm.start import end_with_agent, start_ranks
 from phalanx.schedule import ScheduleError
@@ -34,6 +36,7 @@ EXAMPLES = """examples:
   phalanx train gpt-tiny                                 a small GPT on text that comes with Phalanx
   phalanx train my_recipe.py                             a recipe of your own
   phalanx train --set model=my_nets:make_model --set model.args.width=64 --set optimizer=adamw --set rate.peak=0.001
+  phalanx train --ranks 4 --set comm.elastic=true --replace 10      ranks that die are replaced, and the others continue
   phalanx train --settings                               every name that --set takes, and what it means
   torchrun --nproc-per-node 8 -m phalanx train imagenet-resnet50
 """
@@ -54,6 +57,12 @@ def add_to(verbs: Any) -> None:
         metavar="N",
         type=at_least_one,
         help="processes to start here (default: as many as cores, or the most below that which divide the batch)",
+    )
+    parser.add_argument(
+        "--replace",
+        metavar="K",
+        type=whole(0),
+        help="with comm.elastic=true: start at most K new ranks for those that die (default: 0)",
     )
     parser.add_argument(
         "--set",
@@ -107,6 +116,12 @@ def prepare_and_train(args: argparse.Namespace, launch: Launch) -> int:
         config = resolve(args.recipe, args.settings, plan.settings if plan else None)
         if args.show:
             return show(config)
+        if args.replace is not None and not config.comm.elastic:
+            raise UsageError(f"--replace {args.replace} is for ranks that may die: --set comm.elastic=true")
+        if MEETING in os.environ:
+            if args.out is None:
+                raise UsageError("ranks that join later have to find the run: name its directory with --out DIR")
+            return train_here(args, config, args.out, plan)
         if launch.how != "alone":
             if args.ranks not in (None, launch.world):
                 raise UsageError(f"--ranks {args.ranks}, but {launch.how} started {launch.world}: leave --ranks out")
@@ -129,6 +144,13 @@ def prepare_and_train(args: argparse.Namespace, launch: Launch) -> int:
     planned = ["--plan", str(args.plan)] if args.plan else []
     settings = [word for setting in args.settings for word in ("--set", setting)]
     command = ["train", args.recipe, "--ranks", str(ranks), "--out", str(out), *resume, *planned, *settings]
+    if config.comm.elastic:
+        from phalanx.comm.elastic.supervisor import Supervisor
+
+        code = Supervisor(ranks, ["-m", "phalanx", *command], args.replace or 0, announces=False).run()
+        if 0 < code <= 128 or code == 128 + signal.SIGKILL:  # not a request to stop, for which rank 0 says the same
+            tell(f"to continue from the last checkpoint: {resuming_command(args, out, ranks)}")
+        return code
     again = resuming_command(args, out, ranks)
     # the report shows this command, so it must work when typed
     return start_ranks(ranks, ["-m", "phalanx", *command], held=True, too_early=f"phalanx: {TOO_EARLY}\nto start again: {again}")
@@ -218,25 +240,31 @@ def train_here(args: argparse.Namespace, config: RunConfig, out: Path | None, pl
     from phalanx.train.trainer import train
 
     launch = discover()
-    if launch.how != "alone":  # a rank that is alone has no agent, whatever the environment says
+    elastic = MEETING in os.environ
+    if launch.how != "alone" and not elastic:  # a rank that is alone has no agent, whatever the environment says
         end_with_agent()
-    if plan:
+    if plan and not elastic:
         plan.check(config, launch.world)
     if "OMP_NUM_THREADS" not in os.environ and launch.world > 1:
         torch.set_num_threads(1)
-    find_algorithm(config.comm, launch.world)
+    if not elastic:
+        find_algorithm(config.comm, launch.world)
     try:
         comm = create_communicator_for(config.comm)
     except (CommunicationError, LaunchError) as error:  # other ranks did not come, or another process has the port
         tell(error)
         return 1
-    signals = StopSignals("stopping before the first step; Ctrl-C again ends at once", speaks=comm.rank == 0)
+    signals = StopSignals("stopping before the first step; Ctrl-C again ends at once", speaks=comm.rank == 0 and not comm.is_new)
     try:
         with signals, comm:
-            out = agree_on_directory(out, config, comm, resume=args.resume)
-            again = resuming_command(args, out, comm.size)
-            with one_job(out, comm):  # as train() does, because the plan is one of the records
-                if plan and comm.rank == 0:
+            if not comm.is_new:
+                wanted = out
+                out = comm.as_one(lambda: agree_on_directory(wanted, config, comm, resume=args.resume))
+            assert out is not None
+            again = resuming_command(args, out, args.ranks if comm.elastic else comm.size)
+            # as train() does, because the plan is one of the records
+            with nullcontext() if comm.is_new else one_job(out, comm):
+                if plan and comm.rank == 0 and not comm.is_new:
                     write_json(out / FILE, plan.content)
                 result = train(config, comm, out=out, resume=args.resume, resume_command=again, signals=signals)
         forgive_output()
@@ -256,9 +284,10 @@ def train_here(args: argparse.Namespace, config: RunConfig, out: Path | None, pl
         return 1
 
 
-def resuming_command(args: argparse.Namespace, out: Path, ranks: int) -> str:
+def resuming_command(args: argparse.Namespace, out: Path, ranks: int | None) -> str:
     """The command line that continues this run, without the launcher's own part."""
-    started_here = AGENT in os.environ or discover().how == "alone"
+    started_here = ranks is not None and (AGENT in os.environ or discover().how == "alone")
     words = ["phalanx", "train", args.recipe, *(["--ranks", str(ranks)] if started_here else []), "--resume", "--out", str(out)]
+    words += ["--replace", str(args.replace)] if args.replace is not None else []
     words += ["--plan", str(args.plan)] if args.plan else []
     return shlex.join([*words, *(word for setting in args.settings for word in ("--set", setting))])

@@ -30,7 +30,7 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("schedule", metavar="SCHEDULE", help=f"{FORMS}; or a file, text or JSON")
+    parser.add_argument("schedule", metavar="SCHEDULE", help=f"{FORMS}; or a file: text, JSON or the XML of MSCCL")
     parser.add_argument("--all", action="store_true", help=f"check more than {MAX_LOWERED:,} messages, however long it takes")
     parser.set_defaults(run=run)
 

@@ -22,7 +22,7 @@ from phalanx.comm.issuer import Issuer
 from phalanx.comm.launch import MEETING, LaunchError, discover
 from phalanx.comm.members import Members
 from phalanx.comm.planned import warn_if_unplanned
-from phalanx.comm.settings import check_timeout, forced_form
+from phalanx.comm.settings import check_ranks, check_timeout, forced_form
 from phalanx.comm.transports.local import LocalTransport, LocalWorld
 from phalanx.native.team import HostTeam
 from phalanx.schedule import Schedule
@@ -189,11 +189,7 @@ def _check(algorithm: Schedule | None, timeout: float) -> None:
 
 
 def _check_elastic(elastic: bool, least: int, most: int | None, backend: str | None) -> None:
-    for name, value in (("min_ranks", least), ("max_ranks", most)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise ValueError(f"{name}={value!r}: a number of ranks, at least 1")
-    if most is not None and most < least:
-        raise ValueError(f"min_ranks={least} is more than max_ranks={most}")
+    check_ranks(least, most)
     if not elastic and (least != 1 or most is not None):
         raise ValueError("min_ranks and max_ranks are for elastic=True")
     if elastic and backend not in (None, "gloo"):

@@ -44,8 +44,21 @@ class RoomVerbs:
         """Who is here: the number of the epoch, and the members in rank order. It changes with `elastic=True` alone."""
         return Membership(1, self._connection.members.ranks)
 
+    @property
+    def is_new(self) -> bool:
+        """Whether this process came to an elastic job that was under way, and has not got its state yet."""
+        return False
+
     def after_step(self) -> None:
         """An optimizer has made a step. For elastic communicators."""
+
+    def as_one(self, work: Callable[[], T]) -> T:
+        """The result of `work`, whose verbs belong together: if a rank of an elastic job dies in it, all others repeat it."""
+        return work()
+
+    def has_left(self, member: int) -> bool:
+        """Whether this member of an elastic job is known to be gone. Any thread may ask."""
+        return False
 
     @property
     def patience(self) -> float:

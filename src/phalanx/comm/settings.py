@@ -49,3 +49,12 @@ def check_timeout(timeout: float) -> None:
         raise TypeError(f"timeout={timeout!r}: use a number of seconds")
     if not 0 < timeout <= LONGEST:
         raise ValueError(f"timeout={timeout!r}: use seconds, more than 0 and at most {LONGEST:,.0f}")
+
+
+def check_ranks(least: int, most: int | None) -> None:
+    """Check the fewest and the most ranks of an elastic job."""
+    for name, value in (("min_ranks", least), ("max_ranks", most)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ValueError(f"{name}={value!r}: a number of ranks, at least 1")
+    if most is not None and most < least:
+        raise ValueError(f"min_ranks={least} is more than max_ranks={most}")

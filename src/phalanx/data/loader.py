@@ -203,6 +203,8 @@ class Loader:
 
     def state_dict(self) -> dict[str, Any]:
         """The position as plain data, with the settings that the order depends on."""
+        if self.world is not None:
+            self._position = self.world.settle(self._position)  # a rank may have died in the last step
         state = to_state(self._position, self._supply.identity())
         return state if self.world is None else state | self.world.state(self._position)
 

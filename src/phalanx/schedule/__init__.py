@@ -7,6 +7,8 @@ from .halving_doubling import halving_doubling
 from .hierarchical import hierarchical
 from .jsonform import from_json, to_json
 from .lower import lower
+from .msccl_export import to_msccl
+from .msccl_import import from_msccl
 from .ops import Chunks, Collective, Goal, Kind, Move, Op, Recode, Scale, Schedule, ScheduleError, Step
 from .quantised import quantised
 from .recursive_doubling import recursive_doubling
@@ -35,6 +37,7 @@ __all__ = [
     "binomial",
     "chain",
     "from_json",
+    "from_msccl",
     "from_text",
     "gossip",
     "gossip_partners",
@@ -53,6 +56,7 @@ __all__ = [
     "show",
     "swing",
     "to_json",
+    "to_msccl",
     "to_text",
     "torus",
     "trace",

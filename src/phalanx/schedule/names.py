@@ -25,6 +25,7 @@ from . import (
 from .jsonform import from_json
 from .limits import MAX_LOWERED, MAX_RANKS, MAX_WORK, work
 from .lower import lower
+from .msccl_import import from_msccl
 from .ops import Schedule, ScheduleError
 from .text import from_text
 from .traffic import lowered_ops
@@ -73,7 +74,7 @@ FORMS = ", ".join(f"{name}:{entry.form}" for name, entry in SCHEDULES.items())
 
 
 def find_schedule(text: str) -> Schedule:
-    """The schedule called `text` in the table, or else the one in the file of that name, text or JSON.
+    """The schedule called `text` in the table, or else the one in the file of that name: text, JSON or MSCCL's XML.
 
     InputError if there is neither; ScheduleError if the file does not hold a schedule.
     """
@@ -85,9 +86,15 @@ def find_schedule(text: str) -> Schedule:
         raise InputError(f"{text!r} is neither a schedule nor a file{hint}; the schedules are {FORMS}")
     content = read_text(text)
     try:
-        return from_json(content) if content.lstrip().startswith("{") else from_text(content)
+        return _read(content)
     except ScheduleError as error:
         raise ScheduleError(f"{text}: {error}") from None
+
+
+def _read(content: str) -> Schedule:
+    """A schedule in any of the forms: JSON, the XML of MSCCL, or text."""
+    start = content.lstrip()[:1]
+    return from_json(content) if start == "{" else from_msccl(content) if start == "<" else from_text(content)
 
 
 def find_all_reduce(text: str, ranks: int, option: str) -> Schedule:

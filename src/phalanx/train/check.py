@@ -55,7 +55,8 @@ def check(config: RunConfig, ranks: int, train: Any, test: Any) -> SampleFacts:
                 raise ValueError(
                     f"batch={stage.batch}, but data.source={source} has {samples} samples to train: use a smaller batch"
                 )
-            stage.split(ranks, config.micro_batch)
+            if not config.comm.elastic:  # ranks that come and go need not divide the batch
+                stage.split(ranks, config.micro_batch)
         config.course  # noqa: B018  raises if rate, momentum and plan contradict each other
         config.optimizer.rule.check()
         config.model.batchnorm.check(ranks)

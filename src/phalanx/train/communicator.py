@@ -20,6 +20,10 @@ def find_algorithm(config: CommConfig, ranks: int) -> Schedule | None:
 def create_communicator_for(config: CommConfig) -> Communicator:
     """The communicator of all ranks of this job, with the algorithm (which it verifies) and the timeout of the configuration."""
     algorithm = None if config.algorithm is None else find_schedule(config.algorithm)
+    if config.elastic:
+        return create_communicator(
+            algorithm, timeout=config.timeout, elastic=True, min_ranks=config.min_ranks, max_ranks=config.max_ranks
+        )
     return create_communicator(algorithm, timeout=config.timeout)
 
 
@@ -28,7 +32,9 @@ def check_communicator(config: CommConfig, comm: Communicator) -> None:
 
     A setting that has its default asks for nothing.
     """
-    if config.algorithm is not None:
+    if config.elastic and not comm.elastic:
+        raise ConfigError("comm.elastic=true, but the communicator is not elastic: create_communicator(elastic=True)")
+    if config.algorithm is not None and not config.elastic:  # a schedule is for one number of ranks
         wanted = find_schedule(config.algorithm)
         if comm.schedule != wanted:
             raise ConfigError(

@@ -129,6 +129,9 @@ class RunConfig:
                 "use data.on_bad=error, and data.last=drop or pad"
             )
 
+        if self.comm.elastic and self.model.batchnorm.statistics == "shared":
+            raise ConfigError("model.batchnorm.statistics=shared does not go with comm.elastic: ranks may die in a layer")
+
     @property
     def plan(self) -> BatchPlan:
         return BatchPlan(self.stages or (Stage(self.epochs, self.batch),))

@@ -63,12 +63,15 @@ def create_multi_node_evaluator(evaluate: Any, comm: Communicator) -> Callable[.
 
     @functools.wraps(local, updated=())
     def over_all_ranks(*args: Any, **options: Any) -> dict[str, float]:
-        own, problem = local(*args, **options), None
-        try:
-            totals = read_results(own)
-        except (TypeError, ValueError) as error:
-            totals, problem = {}, f"{type(error).__name__}: {error}"
-        ranks = comm.allgather_obj((totals, problem))
+        def evaluate_together() -> list[Any]:
+            own, problem = local(*args, **options), None
+            try:
+                totals = read_results(own)
+            except (TypeError, ValueError) as error:
+                totals, problem = {}, f"{type(error).__name__}: {error}"
+            return comm.allgather_obj((totals, problem))
+
+        ranks = comm.as_one(evaluate_together)  # again from the beginning if a rank dies: its share of the samples counts, too
         for rank, (_, text) in enumerate(ranks):
             if text is not None:
                 raise TypeError(f"the results of rank {rank}: {text}")

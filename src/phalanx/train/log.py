@@ -27,9 +27,10 @@ from phalanx.train.config import RunConfig, plain
 from phalanx.train.environment import describe_environment, launcher, schedule_of
 from phalanx.train.interval import OwnInterval
 from phalanx.train.progress import Progress, show_progress
+from phalanx.train.recorded import Recorded
 from phalanx.train.report import write_report
-from phalanx.train.rows import Rows, write_json
-from phalanx.train.sinks import RunFacts, Sinks, open_sinks
+from phalanx.train.rows import write_json
+from phalanx.train.sinks import RunFacts, open_sinks
 from phalanx.train.stragglers import StragglerWatch, Times
 
 
@@ -38,10 +39,10 @@ class Log:
 
     def __init__(self, config: RunConfig, comm: Communicator, out: Path | None, *, resume: bool, show: bool) -> None:
         self.config, self.comm, self.out = config, comm, out
-        self._speaks = comm.rank == 0
-        self._progress: Progress | None = show_progress(config) if show and self._speaks else None
-        self._rows: Rows | None = None
-        self._sinks = open_sinks(config, self._warn_of_sink) if self._speaks else Sinks(self.warn)
+        self._show = show
+        self._progress: Progress | None = None
+        self._recorded = Recorded(out, lambda: open_sinks(config, self._warn_of_sink), self.warn)
+        self._open()
         self.task = config.find_task()
         self.samples = (0, 0)  # to train and to test with; known when the data are open
         self.units = 1  # what speed counts, per sample; known when the data are open
@@ -51,7 +52,17 @@ class Log:
         self._now = OwnInterval(time.perf_counter())
         self._closed: list[OwnInterval] = []  # over, but not written: on a GPU their sums are on the way to the host
         self._watch = StragglerWatch()
-        self._told_of_loss = self._told_of_disk = False
+        self._told_of_loss = False
+        self._running, self._step, self._changes = False, 0, 0  # changes of membership that have a row
+
+    @property
+    def _speaks(self) -> bool:
+        return self.comm.rank == 0 and not self.comm.is_new
+
+    def _open(self) -> None:
+        if self._speaks and not self._recorded.writes:
+            self._recorded.open()
+            self._progress = show_progress(self.config) if self._show else None
 
     @property
     def seconds(self) -> float:
@@ -86,21 +97,26 @@ class Log:
 
     def begin(self, step: int, seconds: float) -> None:
         """The first step comes next; earlier starts of this run did `step` steps in `seconds`."""
+        self._open()
         if self._speaks:
-            environment = describe_environment(self.comm, self.config.comm, self.task, per_sample=self.units)
+            facts = self._facts(step, resume=self._resume)
             if self.out is not None:
-                self._rows = Rows(self.out / "metrics.jsonl", keep_to_step=step if self._resume else None)
                 write_json(self.out / "config.json", plain(self.config))
-                write_json(self.out / "environment.json", environment)
-            self._sinks.begin(RunFacts(self.config, self.comm.size, *self.samples, environment, self.out, step, self._resume))
+                write_json(self.out / "environment.json", facts.environment)
+            self._recorded.begin(facts)
         self._before, self._begun = seconds, time.perf_counter()
         self._now.since = time.perf_counter()
-        self._write({"kind": "start", "step": step, "ranks": self.comm.size, "seconds": seconds})
+        self._running, self._step, self._changes = True, step, len(self.comm.membership.history)
+        self._recorded.write({"kind": "start", "step": step, "ranks": self.comm.size, "seconds": seconds})
         if self._progress is not None and self._resume:
             self._progress.say(f"resumed after step {step}" if step else "no checkpoint yet: starting from the beginning")
 
+    def _facts(self, step: int, *, resume: bool) -> RunFacts:
+        environment = describe_environment(self.comm, self.config.comm, self.task, per_sample=self.units)
+        return RunFacts(self.config, self.comm.size, *self.samples, environment, self.out, step, resume)
+
     def begin_epoch(self, epoch: int) -> None:
-        self._sinks.write({"kind": "epoch", "epoch": epoch})
+        self._recorded.tell({"kind": "epoch", "epoch": epoch})
 
     def step(
         self,
@@ -122,6 +138,8 @@ class Log:
         """
         self._now.add(loss=loss, right=right, samples=samples, times=times, travelling=travelling)
         self._now.latest = {"step": number, "epoch": epoch, "rate": rate, "batch": batch, "groups": groups}
+        self._step = number
+        self._follow()
 
     def interval(self, *, complete: bool = True) -> float | None:
         """Write and show the means over all ranks since the last interval. All ranks call it.
@@ -170,6 +188,8 @@ class Log:
             "wait_share": mean.wait / mean.total if mean.total else 0.0,
             "overlapped_share": 1 - waited / travelling if travelling and self.comm.size > 1 else None,
         }
+        if self.comm.elastic:
+            row |= {"ranks": self.comm.size, "membership": self.comm.membership.epoch}
         self._write(row)
         if self._progress is not None:
             self._progress.interval(row, self.comm.size, self._left(row["epoch"]))
@@ -187,7 +207,7 @@ class Log:
         return max(times.total for times in ranks)
 
     def begin_evaluation(self, epoch: int) -> None:
-        self._sinks.write({"kind": "evaluating", "epoch": epoch})
+        self._recorded.tell({"kind": "evaluating", "epoch": epoch})
 
     def evaluation(self, step: int, epoch: int, found: dict[str, float]) -> None:
         self._write({"kind": "evaluation", "step": step, "epoch": epoch, "seconds": self.seconds, **found})
@@ -234,15 +254,39 @@ class Log:
             warnings.warn(words, RuntimeWarning, stacklevel=2)
 
     def _write(self, row: dict[str, Any]) -> None:
-        """Write a row. A full disk does not stop training."""
-        self._sinks.write(row)
-        try:
-            if self._rows is not None:
-                self._rows.write(row)
-        except OSError as error:
-            if not self._told_of_disk:
-                self._told_of_disk = True
-                self.warn(f"rows are missing from {self.out}: {error.strerror or error}; training continues")
+        """Note a row, on all ranks."""
+        self._follow()
+        self._recorded.write(row)
+
+    # ---- ranks that die and join -----------------------------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        """If ranks of an elastic run have died or joined: write a row for each change, and write for a rank 0 that has died."""
+        if not self.comm.elastic or not self._running:
+            return
+        if self._speaks and not self._recorded.writes:
+            self._progress = show_progress(self.config) if self._show else None
+            self._recorded.take_over(self._facts(self._step, resume=True))
+        changes = self.comm.membership.history
+        if len(changes) > self._changes:
+            self._watch = StragglerWatch()  # ranks have other numbers
+        new, self._changes = changes[self._changes :], len(changes)
+        for change in new:
+            facts = {"membership": change.epoch, "joined": change.joined, "left": change.left, "ranks": change.size}
+            more = {"redone": change.redone, "held_up": change.seconds}
+            self._recorded.write({"kind": "membership", "step": self._step, "seconds": self.seconds} | facts | more)
+            if self._progress is not None:
+                self._progress.say(str(change))
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a rank that joins has to know, in case it becomes the one that writes."""
+        return {"seconds": self.seconds, "rows": self._recorded.state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """This rank joins a run."""
+        self._before, self._begun, self._running = state["seconds"], time.perf_counter(), True
+        self._recorded.load(state["rows"])
+        self._now = OwnInterval(time.perf_counter())
 
     def __enter__(self) -> Log:
         return self
@@ -251,6 +295,4 @@ class Log:
         if self._progress is not None:
             self._progress.close()
         with contextlib.suppress(OSError):  # a full disk, which had its warning
-            if self._rows is not None:
-                self._rows.close()
-        self._sinks.close()
+            self._recorded.close()

@@ -23,6 +23,7 @@ from phalanx.optim.multi_node import MultiNodeOptimizer
 from phalanx.train.checkpoint import Checkpointer, CheckpointError, RandomState
 from phalanx.train.clock import StepEvents
 from phalanx.train.config import RunConfig
+from phalanx.train.continuity import Continuity
 from phalanx.train.course import Course
 from phalanx.train.evaluate import create_multi_node_evaluator
 from phalanx.train.initial_weights import load_initial_weights
@@ -55,7 +56,11 @@ class Trainer:
     tracer: Tracer
     position: RunPosition = field(default_factory=RunPosition)
     resume_command: str = ""  # shown to a person who stops the run
+    continuity: Continuity = field(init=False)
     _events: StepEvents | None = field(default=None, init=False)  # of the last step, on a GPU
+
+    def __post_init__(self) -> None:
+        self.continuity = Continuity(self.comm, self.log.out)
 
     def run(self, checkpoints: Checkpointer | None, *, resume: bool, signals: StopSignals | None = None) -> Result:
         """Train to the end; with `resume`, from the newest checkpoint on. `signals` may have heard a request to stop already."""
@@ -74,24 +79,31 @@ class Trainer:
                 self.position.seconds = self.log.seconds
                 try:
                     checkpoints.save(self.position.step, **state)
+                    while last and self.comm.elastic and checkpoints.lost(wait=True):  # nobody leaves before it is complete
+                        checkpoints.save(self.position.step, **state)
                 except CheckpointError as error:  # raised on all ranks, before anything is written
                     if last:
                         raise
                     self.log.warn(not_saved(error))
 
-        begun = checkpoints.load(**state) if checkpoints is not None and resume else None
-        if begun is None and self.config.init is not None:
+        joins = self.comm.is_new  # a run that is under way: this rank gets its state from the others
+        begun = checkpoints.load(**state) if checkpoints is not None and resume and not joins else None
+        if begun is None and self.config.init is not None and not joins:
             load_initial_weights(self.model, self.config.init)
-        self.log.begin(self.position.step, self.position.seconds)
+        if self.comm.elastic:
+            parts = {name: state[name] for name in ("model", "loader", "scaler", "position")}
+            self.continuity.share(self.optimizer, checkpoints, log=self.log, tracer=self.tracer, **parts)
+        if not joins:
+            self.log.begin(self.position.step, self.position.seconds)
         words = "stopping after this step"
         if checkpoints is not None:
             words = "stopping: this step is finished and saved first; Ctrl-C again ends at once, without saving"
             words += f"\nto continue: {self.resume_command}" if self.resume_command else ""
         with StopRequest(self.comm, words, signals) as stop:
-            if not self.why_over() and stop.agreed():  # asked while data were loaded: there is nothing new to save
+            if not joins and not self.why_over() and stop.agreed():  # asked while data were loaded: there is nothing new to save
                 return self.finish("stopped", stop.signal)
             while not (why := self.why_over()):
-                complete = self.train_epoch(stop, save)
+                complete = self.train_epoch(stop, save, checkpoints)
                 if complete and self.evaluation_is_due():
                     self.evaluate()
                 over = self.why_over()
@@ -108,25 +120,27 @@ class Trainer:
             return "target"
         return "epochs" if self.position.epoch >= self.config.epochs else ""
 
-    def train_epoch(self, stop: StopRequest, save: Callable[[], None]) -> bool:
+    def train_epoch(self, stop: StopRequest, save: Callable[[], None], checkpoints: Checkpointer | None = None) -> bool:
         """Train to the end of the epoch; False if a rank was asked to stop before. `save` makes checkpoints within the epoch."""
-        steps = self.loader.steps_per_epoch(self.position.epoch)
-        listen_every = 1
         self.model.train()
         self.log.begin_epoch(self.position.epoch)
         waiting = time.perf_counter()
         for step in self.loader.steps():
+            steps = self.loader.steps_per_epoch(step.epoch)  # with elastic ranks it may change
             self.tracer.begin_step(step.epoch, step.index, steps, number=self.position.step + 1, at=waiting)
-            self.update(step, (step.index + 1) / steps, input_seconds=time.perf_counter() - waiting)
+            self.update(step, min(1.0, (step.index + 1) / steps), input_seconds=time.perf_counter() - waiting)
             self.position.step += 1
-            if step.index + 1 == steps:
+            if self.comm.elastic and self.loader.position.epoch > step.epoch:
+                continue  # the epoch ends, unless samples of a rank that died in this step come again
+            if step.index + 1 == steps and not self.comm.elastic:
                 break  # the evaluation comes first, then the checkpoint
+            self.continuity.follow(checkpoints, save)
             save_now = self.config.checkpoint_every_steps and self.position.step % self.config.checkpoint_every_steps == 0
             if save_now or self.position.step % self.config.log_every == 0:
                 seconds = self.log.interval(complete=bool(save_now))
                 if seconds is not None:
-                    listen_every = max(1, int(HEARD_WITHIN / max(seconds, 1e-6)))
-            if self.position.step % listen_every == 0 and stop.agreed():
+                    self.continuity.listen_every = max(1, int(HEARD_WITHIN / max(seconds, 1e-6)))
+            if self.position.step % self.continuity.listen_every == 0 and stop.agreed():
                 self.log.interval()
                 return False
             if save_now:

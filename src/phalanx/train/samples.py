@@ -19,6 +19,7 @@ from phalanx.comm.communicator import Communicator
 from phalanx.data import BatchPlan, CentreCrop, Chain, Flip, Loader, Normalise, PadCrop, RandomResizedCrop
 from phalanx.data.draws import Draws
 from phalanx.data.position import Last
+from phalanx.data.route import BatchPolicy
 from phalanx.data.scatter import item_of
 from phalanx.data.source import Encoded
 from phalanx.data.sources.text import Text
@@ -112,13 +113,14 @@ class DataConfig:
         micro_batch: int | None,
         seed: int,
         channels_last: bool,
+        on_change: BatchPolicy = "keep_batch",
     ) -> tuple[Loader, Loader]:
         """For training, shuffled and augmented; for testing, each sample once."""
         options: dict[str, Any] = {"seed": seed, "workers": self.workers, "on_bad": self.on_bad}
         test_batch = math.ceil(self.test_batch / comm.size) * comm.size
         if not holds_images(train):
             return (
-                Loader(train, comm, batch=plan, micro_batch=micro_batch, last=self.last, **options),
+                Loader(train, comm, batch=plan, micro_batch=micro_batch, last=self.last, on_change=on_change, **options),
                 Loader(test, comm, batch=test_batch, shuffle=False, **options),
             )
         normalise = Normalise(self.mean, self.std, channels_last=channels_last)
@@ -133,6 +135,7 @@ class DataConfig:
                 batch=plan,
                 micro_batch=micro_batch,
                 last=self.last,
+                on_change=on_change,
                 transform=Chain(*cut, *mirror, normalise),
                 decode=Until(
                     self.plain_from,

@@ -57,6 +57,13 @@ class Tracer:
         self._begun = self._mark = 0.0
         self._number = 0
 
+    def state_dict(self) -> dict[str, Any]:
+        """Which steps are still wanted: a rank that joins records them with the others."""
+        return {"wanted": self._wanted, "left": self._left}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._wanted, self._left = state["wanted"], state["left"]
+
     def begin_step(self, epoch: int, index: int, steps: int, *, number: int, at: float) -> None:
         """A step begins at `at` by waiting for input: the `index`-th of `steps` in its epoch, step `number` of the run."""
         if self._wanted and epoch == self._epoch and index == int(steps > self._wanted):

@@ -62,12 +62,13 @@ def train(
     with ExitStack() as stack:
         if comm is None:
             comm = stack.enter_context(create_communicator_for(config.comm))
-        if out is not None:
+        if out is not None and not comm.is_new:
             stack.enter_context(one_job(out, comm))
         log = stack.enter_context(Log(config, comm, out, resume=resume, show=show))
         log.introduce()
         trainer = assemble(config, comm, log)
         trainer.resume_command = resume_command
+        stack.callback(trainer.continuity.close)
         stack.enter_context(trainer.loader)
         stack.enter_context(trainer.test)
         if out is None:
@@ -97,6 +98,7 @@ def assemble(config: RunConfig, comm: Communicator, log: Log) -> Trainer:
         micro_batch=config.micro_batch,
         seed=config.seed,
         channels_last=config.model.channels_last,
+        on_change=config.comm.on_change,
     )
     model = config.model.build(facts, seed=config.seed).to(device)
     model = config.model.batchnorm.install(model, comm)

@@ -1,4 +1,4 @@
-"""How a run updates its weights: optimizer, learning rate, and communication between ranks.
+"""How a run updates its weights: optimizer and learning rate. communication.py has how ranks communicate.
 
 What changes from step to step, by the rules that are named here, is put together in course.py.
 """
@@ -12,45 +12,15 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from phalanx.comm.communicator import Communicator
-from phalanx.comm.settings import check_timeout
-from phalanx.grad.allreduce import AllReduce
-from phalanx.grad.gossip import Gossip
-from phalanx.grad.wires import Int8, PowerSGD, Wire
 from phalanx.optim import lr
-from phalanx.optim.create import create_multi_node_optimizer
-from phalanx.optim.gossip_step import GossipOptimizer
-from phalanx.optim.multi_node import MultiNodeOptimizer
 from phalanx.train.argument_text import check_arguments
+from phalanx.train.communication import CommConfig
 from phalanx.train.components import pick, settings_of
 from phalanx.train.optimizers import RULES, LarsConfig, MomentumRule, RmspropWarmupConfig, RuleConfig, SgdConfig
 from phalanx.train.own_optimizer import OwnRule, check_name
 from phalanx.train.settings import setting
 
-GOSSIP = {
-    "topology": "Which partner a rank has: 2**k ranks away in step k of a period, or across dimension k of a hypercube.",
-    "rotate": "Shuffle the ranks after every period, so that partners change.",
-    "exchange": "Mix weights and optimizer state after the update, or gradients before it.",
-    "level": "Let every rank gossip, or let the ranks of a host act as one; none for hosts where several hold several ranks.",
-    "overlap": "Exchange during the next forward and backward; false waits for it in the step.",
-    "average_every": "Steps after which all replicas become their exact mean; none for evaluations only.",
-    "seed": "Seed of the rotation.",
-    "patience": "Seconds to wait for a partner before continuing without it; none for 4 usual steps, at least 1 s.",
-}
-
-INT8 = {
-    "block": "Numbers that share a scale, a multiple of 16.",
-    "rounding": "To the nearest number, or up or down at random in proportion.",
-    "error_feedback": "Add what was rounded away to the next gradient.",
-    "level": "Encode what travels between hosts, or what travels between ranks.",
-    "seed": "Seed of stochastic rounding.",
-}
-
-POWERSGD = {
-    "rank": "Columns of the two thin matrices that a gradient becomes.",
-    "start": "Steps at the beginning that are not compressed.",
-    "seed": "Seed of the first directions.",
-}
+__all__ = ["CommConfig", "OptimizerConfig", "RateConfig"]  # a recipe has them from here
 
 Decay = Literal["constant", "linear", "polynomial", "cosine", "step", "natan"]
 
@@ -219,74 +189,3 @@ class RateConfig:
             "natan": lambda: lr.natan(epochs, turn, final=self.end or None),
         }
         return makers[self.decay]()
-
-
-@dataclass(frozen=True, kw_only=True)
-class CommConfig:
-    """How ranks communicate."""
-
-    sync: Literal["allreduce", "gossip"] = setting(
-        "allreduce", "Average gradients over all ranks, or mix replicas with one partner per step and average before evaluations."
-    )
-    gossip: Gossip = setting(Gossip(), "GossipGraD, with comm.sync=gossip.", parts=GOSSIP)
-    algorithm: str | None = setting(
-        None, "All-reduce schedule: a name such as torus:2x4, or a file. None chooses one for the hosts found."
-    )
-    timeout: float = setting(60.0, "Seconds that a rank waits for another one before the run fails.")
-    wire: Literal["float16", "bfloat16", "int8", "powersgd"] | None = setting(
-        None, "How gradients travel; none for their own type."
-    )
-    int8: Int8 = setting(Int8(), "8-bit gradients, with comm.wire=int8.", parts=INT8)
-    powersgd: PowerSGD = setting(PowerSGD(), "Low-rank gradients, with comm.wire=powersgd.", parts=POWERSGD)
-    bucket_bytes: int | None = setting(
-        8 << 20, "Bytes of gradients that travel together. Fixed, so that a resumed run adds in the same order; none to measure."
-    )
-    growing: int | None = setting(
-        None, "Group gradients as Fujitsu did, instead of by bytes: group k ends after growing * k**3 tensors."
-    )
-    overlap: bool | None = setting(None, "Send gradients during backward; none to measure both ways and keep the faster one.")
-    fused: bool = setting(False, "Update weights while gradients are summed, if all ranks share a host.")
-    double_buffering: bool = setting(
-        False, "Apply the mean gradient of the step before, so that its exchange can take a whole step."
-    )
-
-    def __post_init__(self) -> None:
-        check_timeout(self.timeout)
-        for name in ("bucket_bytes", "growing"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value}: at least 1")
-        if self.fused and (self.wire or self.double_buffering):
-            raise ValueError("fused=True does not allow wire or double_buffering: nothing travels")
-        if self.sync == "gossip" and (self.fused or self.double_buffering or self.growing is not None):
-            raise ValueError("sync=gossip does not allow fused, double_buffering or growing, which are for all-reduce")
-        if self.sync == "gossip" and self.wire in ("int8", "powersgd"):
-            raise ValueError(f"sync=gossip goes with wire=float16 and bfloat16; {self.wire} is for gradients that all ranks sum")
-
-    def make_wire(self) -> Wire | None:
-        """The wire as `create_multi_node_optimizer` takes it."""
-        if self.wire is None:
-            return None
-        own: dict[str, Wire] = {"int8": self.int8, "powersgd": self.powersgd}
-        return own.get(self.wire) or {"float16": torch.float16, "bfloat16": torch.bfloat16}[self.wire]
-
-    def wrap(
-        self, optimizer: torch.optim.Optimizer, comm: Communicator, *, weighted: bool
-    ) -> MultiNodeOptimizer | GossipOptimizer:
-        """The multi-node optimizer; `weighted` if ranks may have different numbers of samples in a step."""
-        if self.sync == "gossip":
-            return create_multi_node_optimizer(optimizer, comm, sync=self.gossip, wire=self.make_wire())
-        return create_multi_node_optimizer(
-            optimizer,
-            comm,
-            sync=AllReduce(
-                growing=self.growing,
-                overlap=self.overlap,
-                weighted=weighted,
-                record=True,
-                fused=self.fused,
-            ),
-            double_buffering=self.double_buffering,
-            wire=self.make_wire(),
-            bucket_bytes=self.bucket_bytes if self.growing is None else None,
-        )

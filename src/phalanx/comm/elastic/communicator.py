@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 
@@ -11,9 +11,18 @@ from phalanx.comm.communicator import Communicator
 from phalanx.comm.elastic.rounds import Rounds
 from phalanx.comm.reductions import ReduceOp
 
+T = TypeVar("T")
+
 
 class ElasticCommunicator(Rounds):
     """Made by `create_communicator(elastic=True)` under `phalanx run`."""
+
+    def as_one(self, work: Callable[[], T]) -> T:
+        return self.round(work)
+
+    def has_left(self, member: int) -> bool:
+        newest = self._passage.guard.newest
+        return newest is not None and member not in newest.members
 
     def all_reduce(self, x: torch.Tensor, op: ReduceOp = "sum", *, label: str = "") -> torch.Tensor:
         if self._inside or self.is_new:

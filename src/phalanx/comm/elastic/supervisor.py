@@ -50,6 +50,7 @@ class Supervisor:
     budget: int = 0
     door: Door = field(default_factory=Door)
     wait: float = WAIT
+    announces: bool = True  # a line for every change of membership
 
     def run(self) -> int:
         """Until the job is over; returns its exit code."""
@@ -98,7 +99,7 @@ class _Host:
         board = Board(self._point, 60.0, self._store)
         head = None
         if self._store is not None:
-            head = Head(board, self._order.door.hosts, self._order.wait, say_last)
+            head = Head(board, self._order.door.hosts, self._order.wait, say_last if self._order.announces else _say_nothing)
         keys = AgentKeys(board.another() if head else board)
         card = Card(socket.gethostname(), ranks=self._order.count, tag=secrets.token_hex(4))
         try:
@@ -205,3 +206,7 @@ class _Host:
                 self.children.signal(self._heard[self._sent])
                 self._sent += 1
             time.sleep(LOOK)
+
+
+def _say_nothing(words: str) -> None:
+    """Where rank 0 prints the changes of membership."""

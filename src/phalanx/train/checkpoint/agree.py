@@ -57,13 +57,26 @@ def undamaged(comm: Communicator, work: Callable[[], T]) -> T:
 
 def from_rank_0(comm: Communicator, work: Callable[[], T]) -> T:
     """What `work` returns, plain data, on rank 0; its CheckpointError is raised on all ranks."""
-    result, error = None, None
-    if comm.rank == 0:
-        try:
-            result = work()
-        except CheckpointError as caught:
-            error = str(caught)
-    result, error = comm.bcast_obj((result, error))
+
+    def ask() -> tuple[T, str | None]:
+        result, error = None, None
+        if comm.rank == 0:
+            try:
+                result = work()
+            except CheckpointError as caught:
+                error = str(caught)
+        answer: tuple[T, str | None] = comm.bcast_obj((result, error))
+        return answer
+
+    result, error = comm.as_one(ask)
     if error is not None:
         raise CheckpointError(error)
     return result
+
+
+def same_everywhere(comm: Communicator, step: int, names: list[str]) -> None:
+    """Raise on all ranks unless they save the same step and the same names."""
+    ranks = comm.allgather_obj((step, names))
+    odd = [rank for rank, own in enumerate(ranks) if own != ranks[0]]
+    if odd:
+        raise CheckpointError(f"ranks save different things: rank 0 {ranks[0]}, rank {odd[0]} {ranks[odd[0]]}")

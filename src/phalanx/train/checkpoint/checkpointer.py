@@ -13,17 +13,18 @@ from typing import Any
 
 from phalanx.comm.communicator import Communicator
 from phalanx.comm.ending import say_last
-from phalanx.train.checkpoint.agree import from_rank_0, together
+from phalanx.train.checkpoint.agree import from_rank_0, same_everywhere, together
 from phalanx.train.checkpoint.background import Background
 from phalanx.train.checkpoint.differences import some
-from phalanx.train.checkpoint.entries import capture, kind_of
+from phalanx.train.checkpoint.entries import capture, named
 from phalanx.train.checkpoint.errors import CheckpointError, explain
+from phalanx.train.checkpoint.history import History
 from phalanx.train.checkpoint.host_copies import HostCopies
 from phalanx.train.checkpoint.load import Load
 from phalanx.train.checkpoint.lock import DirectoryLock
 from phalanx.train.checkpoint.places import CheckpointPlace, check_shared, clean, find_places
 from phalanx.train.checkpoint.replicas import compare, find_owners, own_tensors, tabulate
-from phalanx.train.checkpoint.tree import encode
+from phalanx.train.checkpoint.tree import Tensors, encode
 from phalanx.train.checkpoint.write import WriteJob, write
 
 IN_TOUCH = 1.0  # seconds between two signs of life while a disk is slow
@@ -75,13 +76,11 @@ class Checkpointer:
             raise TypeError(f"config is plain data, but {next(iter(tensors))} is a tensor")
         self._directory, self._comm, self._keep = Path(directory).absolute(), comm, keep
         self._background, self._copies = Background(failed), HostCopies()
-        self._newest: int | None = None  # the step last saved or loaded; steps never go down
-        self._loaded = False
-        self._known: frozenset[CheckpointPlace] = frozenset()  # what this one has found or saved; on rank 0
+        self._history = History()
+        self._writers: tuple[int, ...] = ()  # members of an elastic job that write the last save
         self._lock: DirectoryLock | None = None  # from the first save on; on rank 0
-        self._rejected: frozenset[CheckpointPlace] = frozenset()
         self._closed = False
-        check_shared(self._directory, comm)
+        comm.as_one(lambda: check_shared(self._directory, comm))
 
     # ---- save ----------------------------------------------------------------------------------------------------------------
 
@@ -101,13 +100,28 @@ class Checkpointer:
             DirectoryInUseError: If another job writes in this directory.
         """
         self._check_open()
+        job, own = self._comm.as_one(lambda: self._agree(step, state))
+        copies = self._copies.take(own)
+        self._history.saves(job.place)
+        lock = DirectoryLock(self._directory) if self._lock else None  # the job's own: a write may outlast this Checkpointer
+        members, has_left = self._comm.membership.ranks, self._comm.has_left
+        self._writers = tuple(members[rank] for rank in job.writers)
+
+        def work() -> None:
+            with lock or nullcontext():
+                write(job, copies, lambda rank: has_left(members[rank]))
+
+        self._background.start(work)
+
+    def _agree(self, step: int, state: Mapping[str, Any]) -> tuple[WriteJob, Tensors]:
+        """What this rank writes: all ranks have the same names, and rank 0 has made a directory."""
         before = self._finish_together()
         if self._background.failed is not None:
             before = None  # `failed` has had it
         entries = together(
             self._comm, lambda: {name: capture(name, obj) for name, obj in self._check(step, state).items()}, before
         )
-        self._same_everywhere(step, list(entries))
+        same_everywhere(self._comm, step, list(entries))
         staging, place = from_rank_0(self._comm, lambda: self._prepare(step))
         owners = find_owners(compare(tabulate(entries), self._comm)) if self._comm.size > 1 else {}
         own = own_tensors(self._comm.rank, entries, owners)
@@ -121,18 +135,9 @@ class Checkpointer:
             entries={name: replace(entry, tensors={}) for name, entry in entries.items()},
             owners=owners,
             keep=self._keep,
-            rejected=self._rejected,
+            rejected=self._history.rejected,
         )
-        copies = self._copies.take(own)
-        self._newest = step
-        self._known |= {job.place}
-        lock = DirectoryLock(self._directory) if self._lock else None  # the job's own: a write may outlast this Checkpointer
-
-        def work() -> None:
-            with lock or nullcontext():
-                write(job, copies)
-
-        self._background.start(work)
+        return job, own
 
     def wait(self) -> None:
         """Wait until this rank's part of the last save is on the disk; on rank 0, until all of it is.
@@ -144,11 +149,8 @@ class Checkpointer:
             raise error
 
     def _check(self, step: int, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        if not isinstance(step, int) or isinstance(step, bool) or step < 0:
-            raise ValueError(f"step={step!r}: an int, 0 or more")
-        if self._newest is not None and step < self._newest:
-            raise ValueError(f"step {step} after step {self._newest}: steps go up")
-        return _named(state)
+        self._history.check_step(step)
+        return named(state)
 
     def _prepare(self, step: int) -> tuple[str, tuple[int, int]]:
         """On rank 0: make the directory of a new checkpoint."""
@@ -157,9 +159,9 @@ class Checkpointer:
             if new:  # not earlier: loading beside a running job needs no lock, and deletes nothing
                 self._lock = DirectoryLock(self._directory)
             places = find_places(self._directory)
-            self._check_history(places)
-            self._known = frozenset(places)
-            if new:
+            self._history.check(places, self._directory)
+            self._history.known = frozenset(places)
+            if new or self._comm.elastic:  # a rank may have died while all agreed on a save: its directory is left
                 clean(self._directory)
             attempts = [place.attempt for place in places if place.step == step]
             place = CheckpointPlace(step, max(attempts, default=0) + 1)
@@ -170,21 +172,6 @@ class Checkpointer:
         except OSError as error:
             raise CheckpointError(f"cannot write in {self._directory}: {explain(error)}") from None
         return staging, (place.step, place.attempt)
-
-    def _check_history(self, places: list[CheckpointPlace]) -> None:
-        """Raise if another run has saved here since: the checkpoints of two runs would be mixed."""
-        strange = max((place for place in places if place not in self._known), default=None)
-        if strange is None:
-            return
-        if not self._loaded and not self._known:
-            raise CheckpointError(
-                f"{self._directory} holds checkpoints of an earlier run, up to step {strange.step}: load() first to "
-                "continue it, or use another directory"
-            )
-        raise CheckpointError(
-            f"{self._directory / strange.name} was saved by another job or Checkpointer since this one last looked: "
-            "load() to continue from there, or use another directory"
-        )
 
     # ---- load ----------------------------------------------------------------------------------------------------------------
 
@@ -204,22 +191,25 @@ class Checkpointer:
                 checkpoint is damaged.
         """
         self._check_open()
-        together(self._comm, lambda: _named(state), self._finish_together())
+        return self._comm.as_one(lambda: self._load(state))
+
+    def _load(self, state: Mapping[str, Any]) -> int | None:
+        together(self._comm, lambda: named(state), self._finish_together())
         places = [CheckpointPlace(*place) for place in from_rank_0(self._comm, self._find)]
         damages: list[str] = []
         known = frozenset(places)
         for place in places:
             damage = Load(self._directory, place, self._config, self._comm).restore(state)
             if not damage:
-                self._newest, self._known, self._loaded = place.step, known, True
+                self._history.loads(place, known)
                 return place.step
             damages.append(damage)
-            self._rejected |= {place}
+            self._history.rejected |= {place}
             if self._comm.rank == 0:
                 warnings.warn(f"damaged checkpoint, falling back to an older one: {damage}", RuntimeWarning, stacklevel=2)
         if damages:
             raise CheckpointError(f"every checkpoint in {self._directory} is damaged:{some(damages)}")
-        self._known, self._loaded = known, True
+        self._history.loads(None, known)
         return None
 
     def _find(self) -> list[tuple[int, int]]:
@@ -227,6 +217,39 @@ class Checkpointer:
             return [(place.step, place.attempt) for place in find_places(self._directory)]
         except OSError as error:
             raise CheckpointError(f"cannot read {self._directory}: {explain(error)}") from None
+
+    # ---- ranks that die and join ---------------------------------------------------------------------------------------------
+
+    def lost(self, *, wait: bool = False) -> bool:
+        """Whether the last save will never be complete, because a rank of an elastic job died: then save again.
+
+        All ranks call it. With `wait`, the write under way is waited for.
+
+        Raises:
+            CheckpointError: With `wait`, if that save failed for another reason.
+        """
+        return self._comm.as_one(lambda: self._look_for_it(wait=wait))
+
+    def _look_for_it(self, *, wait: bool) -> bool:
+        error = self._finish_together() if wait else None
+
+        def look() -> bool:
+            somebody_left = any(map(self._comm.has_left, self._writers))
+            if isinstance(error, CheckpointError) and not somebody_left:
+                raise error
+            if somebody_left:
+                self._background.finish()  # soon: it knows that, too
+            return self._history.last not in (None, *find_places(self._directory)) and not self._background.busy
+
+        return from_rank_0(self._comm, look)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was saved and found so far, for a rank that joins an elastic job: `opt.share(checkpoints=checkpoints)`."""
+        return self._history.state()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue what other ranks have begun."""
+        self._history = History.of(state)
 
     # ---- end -----------------------------------------------------------------------------------------------------------------
 
@@ -269,22 +292,6 @@ class Checkpointer:
             if not any(self._comm.allgather_obj(self._background.busy)):
                 return error
 
-    def _same_everywhere(self, step: int, names: list[str]) -> None:
-        ranks = self._comm.allgather_obj((step, names))
-        odd = [rank for rank, own in enumerate(ranks) if own != ranks[0]]
-        if odd:
-            raise CheckpointError(f"ranks save different things: rank 0 {ranks[0]}, rank {odd[0]} {ranks[odd[0]]}")
-
     def _check_open(self) -> None:
         if self._closed:
             raise RuntimeError("this Checkpointer is closed")
-
-
-def _named(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    if not state:
-        raise ValueError("nothing to save or load: name the state, as in save(step, model=model, optimizer=opt)")
-    for name, obj in state.items():
-        if not name.isidentifier():
-            raise ValueError(f"{name!r} is no name for state: use a Python identifier")
-        kind_of(obj, name)
-    return state

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,3 +107,14 @@ def fill(obj: Any, value: Any) -> None:
 def shapes_of(optimizer: torch.optim.Optimizer) -> tuple[tuple[int, ...], ...]:
     """The shapes of all parameters that an optimizer has."""
     return tuple(tuple(p.shape) for group in optimizer.param_groups for p in group["params"])
+
+
+def named(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`state`, if it has names and can be saved."""
+    if not state:
+        raise ValueError("nothing to save or load: name the state, as in save(step, model=model, optimizer=opt)")
+    for name, obj in state.items():
+        if not name.isidentifier():
+            raise ValueError(f"{name!r} is no name for state: use a Python identifier")
+        kind_of(obj, name)
+    return state

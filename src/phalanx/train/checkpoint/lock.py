@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import socket
@@ -26,6 +27,7 @@ from datetime import datetime
 from pathlib import Path
 
 from phalanx.comm.communicator import Communicator
+from phalanx.comm.launch import MEETING
 from phalanx.train.checkpoint.errors import CheckpointError
 
 LOCK = ".lock"
@@ -124,6 +126,10 @@ def _take(directory: Path, patience: float) -> _Claim:
             claim = _claims.get((at.st_dev, at.st_ino))
             if claim is None or not claim.stands():
                 claim = _try(directory / LOCK)
+            if claim is None and _left_behind(directory / LOCK):
+                with suppress(FileNotFoundError):
+                    (directory / LOCK).unlink()
+                continue
             if claim is not None:
                 _claims[at.st_dev, at.st_ino] = claim
                 claim.users += 1
@@ -159,11 +165,27 @@ def _try(path: Path) -> _Claim | None:
         "pid": os.getpid(),
         "host": socket.gethostname(),
         "since": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "job": _elastic_job(),
     }
     with suppress(OSError):  # on a full disk the lock still holds
         os.truncate(file, 0)
         os.pwrite(file, json.dumps(holder).encode(), 0)
     return claim
+
+
+def _elastic_job() -> str:
+    """The same for all ranks of an elastic job, and nothing for others."""
+    token = os.environ.get(MEETING, "").rpartition("/")[2]  # hosts may know the meeting point by different names
+    return hashlib.sha256(token.encode()).hexdigest()[:16] if token else ""
+
+
+def _left_behind(path: Path) -> bool:
+    """Whether an earlier rank 0 of the same elastic job has the lock: it stands still, and the others have given it up."""
+    try:
+        holder = json.loads(path.read_text())
+        return bool(holder["job"]) and holder["job"] == _elastic_job() and holder["pid"] != os.getpid()
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False
 
 
 def _drop(claim: _Claim) -> None:

@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -54,14 +54,14 @@ class WriteJob:
         return sorted({0}.union(*self.owners.values()))
 
 
-def write(job: WriteJob, copies: Tensors) -> None:
-    """Write this rank's files; rank 0 then waits for those of the others and completes the checkpoint."""
+def write(job: WriteJob, copies: Tensors, has_left: Callable[[int], bool] = lambda rank: False) -> None:
+    """Write this rank's files; rank 0 then waits for those of the others, unless one `has_left`, and completes the checkpoint."""
     staging = job.directory / job.staging
     try:
         if job.rank in job.writers:
             _write_part(job, copies, staging)
         if job.rank == 0:
-            _complete(job, staging)
+            _complete(job, staging, has_left)
     except BaseException as error:
         _give_up(job, staging, error)
         if isinstance(error, FileNotFoundError) and not staging.is_dir():
@@ -86,9 +86,9 @@ def _write_part(job: WriteJob, copies: Tensors, staging: Path) -> None:
     write_bytes(staging / part(job.rank, "json"), json.dumps(structure, allow_nan=False).encode())
 
 
-def _complete(job: WriteJob, staging: Path) -> None:
+def _complete(job: WriteJob, staging: Path, has_left: Callable[[int], bool]) -> None:
     files: dict[str, Sum] = {}
-    for rank, data in _await_parts(staging, job.writers):
+    for rank, data in _await_parts(staging, job.writers, has_left):
         tensors = json.loads(data)["tensors"]
         files[part(rank, "json")] = Sum.of(data)
         if tensors:
@@ -105,13 +105,15 @@ def _complete(job: WriteJob, staging: Path) -> None:
             delete(job.directory, place)
 
 
-def _await_parts(staging: Path, writers: Iterable[int]) -> Iterable[tuple[int, bytes]]:
+def _await_parts(staging: Path, writers: Iterable[int], has_left: Callable[[int], bool]) -> Iterable[tuple[int, bytes]]:
     pause, seen, since, ending = LOOK[0], -1, time.monotonic(), False
     for rank in writers:
         path, failed = staging / part(rank, "json"), staging / part(rank, FAILED)
         while not path.exists():
             if failed.exists():
                 raise CheckpointError(f"rank {rank} could not write its part: {failed.read_text(errors='replace')}")
+            if has_left(rank) and not path.exists():
+                raise CheckpointError(f"rank {rank} died before it had written its part")
             size = _size(staging)
             if size != seen or process_is_ending() != ending:
                 seen, since, ending = size, time.monotonic(), process_is_ending()

@@ -53,7 +53,7 @@ def build(runs: Sequence[Run]) -> str:
         sections=[
             ("Results", [] if one else [tables.comparison(runs)]),
             ("Learning", list(figures.learning(runs))),
-            ("Speed", [*figures.speed(runs), *tables.stragglers(runs)]),
+            ("Speed", [*figures.speed(runs), *tables.stragglers(runs), *tables.changes(runs)]),
             ("Communication", list(figures.communication(runs))),
             ("Plan", list(prediction.prediction(runs))),
             ("What was run", [tables.environment(runs), *tables.configuration(runs)]),

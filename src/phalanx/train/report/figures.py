@@ -51,9 +51,9 @@ def _legend(series: Sequence[Series], runs: Sequence[Run]) -> Sequence[Series]:
     return series if len(series) > 1 else ()
 
 
-def _resumed(runs: Sequence[Run], x: str, per: float = 1.0) -> list[tuple[float, str]]:
-    """Where a run was resumed. Not for several runs: the lines would not show to which run they belong."""
-    return [(at / per, text) for at, text in runs[0].resumed_at(x)] if len(runs) == 1 else []
+def _events(runs: Sequence[Run], x: str, per: float = 1.0) -> list[tuple[float, str]]:
+    """Where a run was resumed, or its ranks changed. Not for several runs: the lines would not show to which run they belong."""
+    return [(at / per, text) for at, text in runs[0].events_at(x)] if len(runs) == 1 else []
 
 
 def learning(runs: Sequence[Run]) -> Iterator[Figure]:
@@ -64,12 +64,12 @@ def learning(runs: Sequence[Run]) -> Iterator[Figure]:
         loss = lines(runs, "interval", "loss", x, name="training", colour=0, style="faint" if many else "solid", per=size)
         loss += lines(runs, "evaluation", "loss", x, name="test", colour=1, per=size)
         log = spans_decades(loss)
-        drawn = plot_lines(loss, title=f"loss over {axis}", x=axis, log=log, events=_resumed(runs, x, size))
+        drawn = plot_lines(loss, title=f"loss over {axis}", x=axis, log=log, events=_events(runs, x, size))
         note = " · ".join(["bold: test, faint: training"] * many + ["log scale"] * log)
         yield Figure(f"Loss over {axis}", drawn, _legend(loss, runs), note)
         yield from results(runs, x, axis, size)
     rate = lines(runs, "interval", "rate", "step", name="" if many else "learning rate")
-    drawn = plot_lines(rate, title="learning rate over steps", x="steps", zero=True, events=_resumed(runs, "step"))
+    drawn = plot_lines(rate, title="learning rate over steps", x="steps", zero=True, events=_events(runs, "step"))
     yield Figure("Learning rate", drawn, _legend(rate, runs))
     batch = lines(runs, "interval", "batch", "step", name="" if many else "samples", colour=4, style="steps")
     drawn = plot_lines(batch, title="batch size over steps", x="steps", zero=True)
@@ -83,14 +83,14 @@ def learning(runs: Sequence[Run]) -> Iterator[Figure]:
 
 def results(runs: Sequence[Run], x: str, axis: str, size: float) -> Iterator[Figure]:
     """The results of evaluations over epochs or time: shares in one figure with the accuracy of training, others one by one."""
-    many, resumed, metrics = len(runs) > 1, _resumed(runs, x, size), all_metrics(runs)
+    many, events, metrics = len(runs) > 1, _events(runs, x, size), all_metrics(runs)
     shares = [metric for metric in metrics if metric.percent]
     if shares:
         right = lines(runs, "interval", "accuracy", x, name="training", colour=0, style="faint", per=size)
         for i, metric in enumerate(shares):
             style = "dashed" if i else "solid"
             right += lines(runs, "evaluation", metric.key, x, name=f"test {metric.words}", colour=1 + i, style=style, per=size)
-        drawn = plot_lines(right, title=f"accuracy over {axis}", x=axis, unit="percent", most=1.0, events=resumed)
+        drawn = plot_lines(right, title=f"accuracy over {axis}", x=axis, unit="percent", most=1.0, events=events)
         first, *others = [metric.words for metric in shares]
         strokes = ", ".join([f"bold: test {first}", *(f"dotted: {words}" for words in others), "faint: training"]) if many else ""
         yield Figure(f"Accuracy over {axis}", drawn, _legend(right, runs), strokes)
@@ -102,7 +102,7 @@ def results(runs: Sequence[Run], x: str, axis: str, size: float) -> Iterator[Fig
 def _result(runs: Sequence[Run], metric: Shown, x: str, axis: str, size: float) -> Figure:
     found = lines(runs, "evaluation", metric.key, x, name=f"test {metric.words}", colour=1, per=size)
     log = spans_decades(found)
-    drawn = plot_lines(found, title=f"{metric.words} over {axis}", x=axis, log=log, events=_resumed(runs, x, size))
+    drawn = plot_lines(found, title=f"{metric.words} over {axis}", x=axis, log=log, events=_events(runs, x, size))
     return Figure(f"{metric.title} over {axis}", drawn, _legend(found, runs), "log scale" if log else "")
 
 
@@ -110,7 +110,7 @@ def speed(runs: Sequence[Run]) -> Iterator[Figure]:
     """Throughput, and where a step's time goes: over the epochs of one run, in the mean of several."""
     units = " or ".join(dict.fromkeys(words_of(run).unit for run in runs))
     made = lines(runs, "interval", lambda run: words_of(run).speed, "epoch", name="" if len(runs) > 1 else f"{units}/s")
-    drawn = plot_lines(made, title="throughput over epochs", x="epochs", zero=True, events=_resumed(runs, "epoch"))
+    drawn = plot_lines(made, title="throughput over epochs", x="epochs", zero=True, events=_events(runs, "epoch"))
     yield Figure("Throughput", drawn, _legend(made, runs), f"{units} per second, all ranks")
     if len(runs) == 1:
         rows = [row for row in runs[0].of("interval") if value_of(row, "epoch") is not None]

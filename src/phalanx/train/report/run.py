@@ -58,15 +58,21 @@ class Run:
         """The rows of later starts, which continued from a checkpoint."""
         return [row for row in self.of("start") if value_of(row, "step")]
 
-    def resumed_at(self, x: str) -> list[tuple[float, str]]:
-        """Where the run was resumed, by `x`: "step", "seconds" or "epoch"; and in words."""
+    @property
+    def changes(self) -> list[dict[str, Any]]:
+        """The rows of changes of membership."""
+        return self.of("membership")
+
+    def events_at(self, x: str) -> list[tuple[float, str]]:
+        """Where the run was resumed, and where ranks left or joined, by `x`: "step", "seconds" or "epoch"; and in words."""
         found = []
-        for row in self.resumed:
+        for row in [*self.resumed, *self.changes]:
             step = value_of(row, "step") or 0.0
             before = [own for own in self.of("interval") if (value_of(own, "step") or 0.0) <= step]
             at = value_of(row, x) if x != "epoch" else value_of(before[-1], "epoch") if before else None
             if at is not None:
-                found.append((at, f"resumed after step {step:.0f}"))
+                words = describe_change(row) if row.get("kind") == "membership" else "resumed"
+                found.append((at, f"{words} after step {step:.0f}"))
         return found
 
     @property
@@ -74,6 +80,19 @@ class Run:
         """Seconds of training and evaluation, as far as known."""
         known = [value for row in self.rows if is_number(value := value_of(row, "seconds"))]
         return known[-1] if known else None
+
+
+def describe_change(row: dict[str, Any]) -> str:
+    """A change of membership in words: who left and why, who joined, and how many ranks there were then."""
+    left = [f"member {who} {why}" for who, why in _pairs(row.get("left"))]
+    joined = row.get("joined")
+    came = [f"member {who} joined" for who in joined if isinstance(who, int)] if isinstance(joined, list) else []
+    ranks = value_of(row, "ranks")
+    return "; ".join([*left, *came, *([f"{ranks:.0f} ranks"] if ranks is not None else [])])
+
+
+def _pairs(value: Any) -> list[tuple[Any, Any]]:
+    return [tuple(pair) for pair in value if isinstance(pair, list) and len(pair) == 2] if isinstance(value, list) else []
 
 
 def value_of(row: dict[str, Any], path: str) -> Number:

@@ -12,7 +12,7 @@ from phalanx.train.duration import duration
 from phalanx.train.report.axis import number
 from phalanx.train.report.page import Table
 from phalanx.train.report.plots import Number
-from phalanx.train.report.run import Run, best, last, typical, value_of
+from phalanx.train.report.run import Run, best, describe_change, last, typical, value_of
 from phalanx.train.report.words import all_metrics, words_of
 
 
@@ -53,7 +53,7 @@ def facts(run: Run) -> list[tuple[str, str, str]]:
         (
             "Ranks",
             _told(ranks, _whole),
-            f"{_told(hosts, _whole)} host{'s' if hosts != 1 else ''} · {run.environment.get('device', '–')}",
+            f"{_told(hosts, _whole)} host{'s' if hosts != 1 else ''} · {run.environment.get('device', '–')}{_changed(run)}",
         ),
         ("Waiting", _told(typical(run, "wait_share"), lambda v: f"{v:.0%}"), "of each step"),
     ]
@@ -178,6 +178,29 @@ def _text(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(_text, value))
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+def _changed(run: Run) -> str:
+    count = len(run.changes)
+    return f" · {count} change{'s' * (count > 1)}" if count else ""
+
+
+def changes(runs: Sequence[Run]) -> Iterator[Table]:
+    """Every change of membership: when, who and why, what was done again, and how long the ranks were held up."""
+    several = len(runs) > 1
+    rows = []
+    for name, row in ((run.name, row) for run in runs for row in run.changes):
+        held_up = _told(value_of(row, "held_up"), lambda v: f"{v:.2f} s")
+        again = "one exchange" if row.get("redone") is True else "nothing"
+        step = _told(value_of(row, "step"), _whole)
+        rows.append((*([name] if several else []), step, describe_change(row), again, held_up))
+    if rows:
+        yield Table(
+            "Ranks that left and joined",
+            (*(["Run"] if several else []), "After step", "What happened", "Done again", "Held up for"),
+            rows,
+            text=True,
+        )
 
 
 def stragglers(runs: Sequence[Run]) -> Iterator[Table]:

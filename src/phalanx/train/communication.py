@@ -1,0 +1,133 @@
+"""How the ranks of a run communicate, and what happens when some of them die, join, or are slow: the settings `comm.*`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from phalanx.comm.communicator import Communicator
+from phalanx.comm.settings import check_ranks, check_timeout
+from phalanx.data.route import BatchPolicy
+from phalanx.grad.allreduce import AllReduce
+from phalanx.grad.gossip import Gossip
+from phalanx.grad.wires import Int8, PowerSGD, Wire
+from phalanx.optim.create import create_multi_node_optimizer
+from phalanx.optim.gossip_step import GossipOptimizer
+from phalanx.optim.multi_node import MultiNodeOptimizer
+from phalanx.train.settings import setting
+
+GOSSIP = {
+    "topology": "Which partner a rank has: 2**k ranks away in step k of a period, or across dimension k of a hypercube.",
+    "rotate": "Shuffle the ranks after every period, so that partners change.",
+    "exchange": "Mix weights and optimizer state after the update, or gradients before it.",
+    "level": "Let every rank gossip, or let the ranks of a host act as one; none for hosts where several hold several ranks.",
+    "overlap": "Exchange during the next forward and backward; false waits for it in the step.",
+    "average_every": "Steps after which all replicas become their exact mean; none for evaluations only.",
+    "seed": "Seed of the rotation.",
+    "patience": "Seconds to wait for a partner before continuing without it; none for 4 usual steps, at least 1 s.",
+}
+
+INT8 = {
+    "block": "Numbers that share a scale, a multiple of 16.",
+    "rounding": "To the nearest number, or up or down at random in proportion.",
+    "error_feedback": "Add what was rounded away to the next gradient.",
+    "level": "Encode what travels between hosts, or what travels between ranks.",
+    "seed": "Seed of stochastic rounding.",
+}
+
+POWERSGD = {
+    "rank": "Columns of the two thin matrices that a gradient becomes.",
+    "start": "Steps at the beginning that are not compressed.",
+    "seed": "Seed of the first directions.",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommConfig:
+    """How ranks communicate."""
+
+    sync: Literal["allreduce", "gossip"] = setting(
+        "allreduce", "Average gradients over all ranks, or mix replicas with one partner per step and average before evaluations."
+    )
+    gossip: Gossip = setting(Gossip(), "GossipGraD, with comm.sync=gossip.", parts=GOSSIP)
+    algorithm: str | None = setting(
+        None, "All-reduce schedule: a name such as torus:2x4, or a file. None chooses one for the hosts found."
+    )
+    elastic: bool = setting(False, "Continue when ranks die, and let new ones join; `phalanx train --replace K` starts them.")
+    min_ranks: int = setting(1, "With elastic: wait for replacements between two steps while there are fewer ranks.")
+    max_ranks: int | None = setting(None, "With elastic: let no more ranks join than this; none for any number.")
+    on_change: BatchPolicy = setting(
+        "keep_batch", "With elastic: when ranks leave or join, keep the batch, or the share of each rank; then the rate follows."
+    )
+    timeout: float = setting(60.0, "Seconds that a rank waits for another one before the run fails.")
+    wire: Literal["float16", "bfloat16", "int8", "powersgd"] | None = setting(
+        None, "How gradients travel; none for their own type."
+    )
+    int8: Int8 = setting(Int8(), "8-bit gradients, with comm.wire=int8.", parts=INT8)
+    powersgd: PowerSGD = setting(PowerSGD(), "Low-rank gradients, with comm.wire=powersgd.", parts=POWERSGD)
+    bucket_bytes: int | None = setting(
+        8 << 20, "Bytes of gradients that travel together. Fixed, so that a resumed run adds in the same order; none to measure."
+    )
+    growing: int | None = setting(
+        None, "Group gradients as Fujitsu did, instead of by bytes: group k ends after growing * k**3 tensors."
+    )
+    overlap: bool | None = setting(None, "Send gradients during backward; none to measure both ways and keep the faster one.")
+    fused: bool = setting(False, "Update weights while gradients are summed, if all ranks share a host.")
+    double_buffering: bool = setting(
+        False, "Apply the mean gradient of the step before, so that its exchange can take a whole step."
+    )
+
+    def __post_init__(self) -> None:
+        check_timeout(self.timeout)
+        for name in ("bucket_bytes", "growing"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value}: at least 1")
+        if self.fused and (self.wire or self.double_buffering):
+            raise ValueError("fused=True does not allow wire or double_buffering: nothing travels")
+        self._check_elastic()
+        if self.sync == "gossip" and (self.fused or self.double_buffering or self.growing is not None):
+            raise ValueError("sync=gossip does not allow fused, double_buffering or growing, which are for all-reduce")
+
+        if self.wire in ("int8", "powersgd") and (self.sync == "gossip" or self.elastic):
+            raise ValueError(f"wire={self.wire} does not go with sync=gossip or elastic=True, which take float16 and bfloat16")
+
+    def _check_elastic(self) -> None:
+        if self.elastic:
+            check_ranks(self.min_ranks, self.max_ranks)
+            if self.sync == "gossip":
+                raise ValueError("elastic=True does not allow sync=gossip")
+            if self.fused or self.double_buffering:
+                raise ValueError("elastic=True does not allow fused or double_buffering: gradients may be summed twice")
+        elif self.min_ranks != 1 or self.max_ranks is not None or self.on_change != "keep_batch":
+            raise ValueError("min_ranks, max_ranks and on_change are for elastic=True")
+
+    def make_wire(self) -> Wire | None:
+        """The wire as `create_multi_node_optimizer` takes it."""
+        if self.wire is None:
+            return None
+        own: dict[str, Wire] = {"int8": self.int8, "powersgd": self.powersgd}
+        return own.get(self.wire) or {"float16": torch.float16, "bfloat16": torch.bfloat16}[self.wire]
+
+    def wrap(
+        self, optimizer: torch.optim.Optimizer, comm: Communicator, *, weighted: bool
+    ) -> MultiNodeOptimizer | GossipOptimizer:
+        """The multi-node optimizer; `weighted` if ranks may have different numbers of samples in a step."""
+        if self.sync == "gossip":
+            return create_multi_node_optimizer(optimizer, comm, sync=self.gossip, wire=self.make_wire())
+        return create_multi_node_optimizer(
+            optimizer,
+            comm,
+            sync=AllReduce(
+                growing=self.growing,
+                overlap=self.overlap,
+                weighted=weighted,
+                record=True,
+                fused=self.fused,
+            ),
+            double_buffering=self.double_buffering,
+            wire=self.make_wire(),
+            bucket_bytes=self.bucket_bytes if self.growing is None else None,
+        )
