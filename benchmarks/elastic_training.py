@@ -19,6 +19,7 @@ import torch
 
 import phalanx
 
+IMPORTED = time.time()
 N, FEATURES, CLASSES = 96, 12, 5
 
 
@@ -57,7 +58,7 @@ def main(directory: Path, options: dict[str, str]) -> None:
         data(), comm, batch=int(options.get("batch", "24")), last="keep", on_change=options.get("policy", "keep_batch"), workers=0
     )
     opt.share(model=model, loader=loader)
-    write(kind="start", step=opt.steps, pid=os.getpid(), rank=comm.rank, size=comm.size)
+    write(kind="start", step=opt.steps, pid=os.getpid(), rank=comm.rank, size=comm.size, imported=IMPORTED)
     stop = Path(options.get("stop_file", "/nonexistent"))
     over = False
     while loader.position.epoch < epochs and not over:

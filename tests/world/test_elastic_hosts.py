@@ -149,7 +149,7 @@ def test_a_host_dies_and_another_one_takes_its_place(hosts):
     at = time.time()
     survivors = set(job.pids)
     job.steps_by(survivors, at)
-    assert "which gave no sign of life" in job.words
+    job.until(lambda: "which gave no sign of life" in job.words)
     job.start(1)  # the same command
     job.until(lambda: len(job.pids) == 4)
     job.steps_by(set(job.pids), time.time())

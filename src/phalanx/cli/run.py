@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
     check_environment()
     if not args.module and not Path(args.script).is_file():
         raise UsageError(f"{args.script}: there is no such file")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # c10d warns at every connection of a host without a name
     from phalanx.comm.elastic.door import find_door
     from phalanx.comm.elastic.supervisor import Supervisor
     from phalanx.comm.launch import LaunchError

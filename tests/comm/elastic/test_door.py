@@ -69,8 +69,8 @@ def test_what_is_missing_is_named(meet, hosts, environ, words):
 def test_what_agents_write_can_be_read_back():
     card = Card("node1", "10.0.0.2", 4711, 8, "ab")
     assert Card.from_json(card.to_json()) == card
-    order = Order("out", 1, (2, 3), "why")
+    order = Order("probe", 1, (2, 3), ((0, "10.0.0.1", 7),))
     assert Order.from_json(order.to_json()) == order
     with pytest.raises(ValueError, match="not an order"):
-        Order.from_json('["rm", 0, [], ""]')
+        Order.from_json('["rm", 0, [], []]')
     assert [str(End(code)) for code in (0, 3, -9)] == ["finished", "exited with code 3", "was killed by signal 9"]

@@ -56,23 +56,24 @@ class Order:
 
     `begin`: the first world is formed; from now on dead ranks are replaced. `signal` N: pass it on to your ranks. `out`: these
     members are in the job no more; where `number` is 1, the network was at fault, and a new rank in their place does not count.
-    `probe` P: say whom you cannot reach. `over`: end with exit code N.
+    `probe` P: say whom of `places` you cannot reach. `over`: end with exit code N.
     """
 
     kind: Kind
     number: int = 0
     members: tuple[int, ...] = ()
-    why: str = ""
+    places: tuple[tuple[int, str, int], ...] = ()  # of agents: number, address, port
 
     def to_json(self) -> str:
-        return json.dumps([self.kind, self.number, self.members, self.why])
+        return json.dumps([self.kind, self.number, self.members, self.places])
 
     @staticmethod
     def from_json(text: bytes | str) -> Order:
-        kind, number, members, why = json.loads(text)
+        kind, number, members, places = json.loads(text)
         if kind not in KINDS:
             raise ValueError(f"{kind!r} is not an order")
-        return Order(kind, int(number), tuple(map(int, members)), str(why))
+        found = tuple((int(agent), str(address), int(port)) for agent, address, port in places)
+        return Order(kind, int(number), tuple(map(int, members)), found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +127,10 @@ class AgentKeys:
 
     def order(self, number: int, order: Order) -> None:
         self._keys.set(f"order/{number}", order.to_json())
+
+    def forget_probe(self, probe: int, agents: Sequence[int]) -> None:
+        for agent in agents:
+            self._keys.delete_key(f"probed/{probe}/{agent}")
 
     # ---- all read --------------------------------------------------------------------------------------------------------------
 

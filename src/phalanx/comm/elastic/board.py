@@ -90,19 +90,21 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """A sign of life: a counter, the rounds that the member has committed, and whether it waits in the next one."""
+    """A sign of life: a counter, the rounds that the member has committed, whether it waits in the next one, and for how many
+    seconds it has sent and received nothing."""
 
     count: int
     committed: int
     waits: bool
+    idle: float = 0.0
 
     def to_json(self) -> str:
-        return json.dumps([self.count, self.committed, self.waits])
+        return json.dumps([self.count, self.committed, self.waits, round(self.idle, 2)])
 
     @staticmethod
     def from_json(text: bytes | str) -> Beat:
-        count, committed, waits = json.loads(text)
-        return Beat(int(count), int(committed), bool(waits))
+        count, committed, waits, idle = json.loads(text)
+        return Beat(int(count), int(committed), bool(waits), float(idle))
 
 
 class Board:

@@ -19,6 +19,7 @@ BEAT = 0.25  # seconds between two signs of life of a member
 STILL = 3.0  # seconds without one after which a member is given up, at least; the beats come from a thread of their own
 STEPS_STILL = 2.0  # the same in usual rounds: code that holds Python's lock stops the beats, at most for about a step
 BROKEN = 1.0  # seconds in which a death explains a broken connection; then the same members connect again
+LONGEST_BROKEN = 8.0  # the same, if they break again and again
 SUSPECT = 1.0  # seconds without one after which a host, whose connections broke too, is given up
 LOST = 5.0  # seconds without an answer of the board after which ranks and agents give it up; longer than STILL, so they learn why
 ASLEEP = 1.0  # seconds between two looks after which the supervisor itself was stopped: no sign of life could be heard
@@ -75,6 +76,9 @@ class Coordinator:
     _looked: float = 0.0
     _listened: float = 0.0
     _broken: float | None = None
+    _broke: bool = False  # the world before the newest did not work
+    _refused: bool = False  # somebody is ready, but must wait outside
+    _patience: float = BROKEN  # the same, twice as long each time if worlds break one after the other
 
     def __post_init__(self) -> None:
         self.roster = Roster(first=self.first)
@@ -116,7 +120,7 @@ class Coordinator:
         for member, why in lost.items():
             self._pulses.pop(member, None)
             self.board.put_out(member, why)
-        if news:
+        if news or self._refused:
             self._let_in()
         self._look_at_the_world(now)
         self._publish(now)
@@ -126,10 +130,20 @@ class Coordinator:
         """When this member gave its last sign of life; 0 if it has given none."""
         return self._pulses[member].heard if member in self._pulses else 0.0
 
+    def is_stuck(self, now: float) -> bool:
+        """Whether the newest world does not get formed, or all its members wait and nothing moves, although all of them live."""
+        proposal = self.proposal
+        if proposal is None or not proposal.members:
+            return False
+        if not self.roster.stands:
+            return now - self._proposed > SUSPECT
+        beats = [self._pulses[member].beat for member in proposal.members if member in self._pulses]
+        return bool(beats) and all(beat.waits and beat.idle > SUSPECT for beat in beats)
+
     @property
     def is_broken(self) -> bool:
         """Whether a member says that the connections of the newest world do not work."""
-        return self._broken is not None
+        return self._broken is not None or (self._broke and not self.roster.stands)
 
     def _listen(self, now: float, spared: Collection[int]) -> dict[int, str]:
         """Members that will not answer any more."""
@@ -152,10 +166,15 @@ class Coordinator:
 
     def _let_in(self) -> None:
         known = self.roster.waiting + (self.proposal.members if self.proposal is not None else ())
+        self._refused = False
         for member in list(self._pulses):
-            if member not in known and self.admits(member) and (ready := self.board.ready(member)) is not None:
+            if member in known or (ready := self.board.ready(member)) is None:
+                continue
+            if self.admits(member):
                 self.wants = ready
                 self.roster = replace(self.roster, most=ready.most).came(member)
+            else:
+                self._refused = True
 
     def _see_who_stands(self) -> None:
         proposal = self.proposal
@@ -173,17 +192,24 @@ class Coordinator:
         if self.roster.standing >= set(proposal.members) and self._stood < proposal.epoch and proposal.members:
             self._stood = proposal.epoch
             seconds = now - self._proposed
-            # not proposal.joined: a death may have come before the world of a newcomer was announced
+            # since the last world that was announced: some follow each other too fast for that
+            why = dict(self.roster.gone)
+            left = tuple((member, why.get(member, "left")) for member in self._announced if member not in proposal.members)
             joined = tuple(member for member in proposal.members if member not in self._announced) if self._announced else ()
             self._announced = proposal.members
-            change = Change(proposal.epoch, joined, proposal.left, len(proposal.members), seconds=seconds)
+            change = Change(proposal.epoch, joined, left, len(proposal.members), seconds=seconds)
             self.changes.append(change)
             if change.joined or change.left:
                 self.say(str(change))
         if self.board.broken(proposal.epoch) and self.proposal is proposal:
             self._broken = self._broken or now
-            if now - self._broken > BROKEN:
-                self.roster = self.roster.broke(proposal.epoch)
+            if now - self._broken > self._patience:
+                self.roster, self._broke = self.roster.broke(proposal.epoch), True
+                self._patience = min(LONGEST_BROKEN, 2 * self._patience)
+        elif self.roster.stands:
+            self._broke = False
+        if self.roster.stands and now - self._proposed > LONGEST_BROKEN:
+            self._patience = BROKEN
 
     def _publish(self, now: float) -> None:
         proposal = self.proposal

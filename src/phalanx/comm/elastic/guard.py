@@ -23,7 +23,7 @@ FENCED = 75  # the exit code of a process that the others have left behind: EX_T
 class Guard:
     """Watches the board for `member`. `progress` says how far the member is, `over` is called when its world cannot continue."""
 
-    def __init__(self, board: Board, member: int, progress: Callable[[], tuple[int, bool]]) -> None:
+    def __init__(self, board: Board, member: int, progress: Callable[[], tuple[int, bool, float]]) -> None:
         self._board, self._member, self._progress = board, member, progress
         self.newest: Proposal | None = None
         self.lost = ""  # why nothing can be heard any more

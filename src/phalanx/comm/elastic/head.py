@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from phalanx.comm.elastic.agents import AgentKeys, Card, End, Order
 from phalanx.comm.elastic.board import Board
 from phalanx.comm.elastic.coordinator import ASLEEP, BEAT, STILL, SUSPECT, Coordinator
 from phalanx.comm.elastic.guard import FENCED
+from phalanx.comm.elastic.links import Ban, to_give_up
+from phalanx.comm.elastic.probing import Probing
 
 TOO_FEW = 74  # the exit code when fewer ranks are left than the script wants: EX_IOERR of sysexits.h
 GRACE = 30.0  # seconds that ranks have to end after a signal, or after the job has failed
@@ -46,7 +48,11 @@ class Head:
 
     def __init__(self, board: Board, hosts: int, wait: float, say: Callable[[str], None]) -> None:
         self._board, self._keys, self._hosts, self._wait, self._say = board, AgentKeys(board), hosts, wait, say
-        self.coordinator = Coordinator(board, NOT_YET, say=say)
+        self.own = -1  # the number of the agent in this process
+        self.coordinator = Coordinator(board, NOT_YET, say=say, admits=self._admits)
+        self._probing = Probing(self._keys, self.order)
+        self._bans: dict[str, Ban] = {}  # by the name of a host, which outlives its agent
+        self._curious = False  # a host waits outside, and may come in if its links work
         self.agents: dict[int, Host] = {}
         self.codes: dict[int, int] = {}  # in the order in which ranks ended
         self.given_up: set[int] = set()
@@ -82,7 +88,7 @@ class Head:
             self._listened = now
             self._listen(now)
         silent = self._silent_hosts(now)
-        lost = self._give_up(silent, now)
+        lost = self._give_up(silent, now) | self._cut_off(silent, now)
         spared = {member for agent in silent for member in self.agents[agent].members}
         begun = self.coordinator.proposal is not None
         words = {member: str(end) for member, end in ended.items() if member not in self.given_up} | lost
@@ -98,10 +104,10 @@ class Head:
         self._were_in |= self.coordinator.roster.standing
         return self._decide(now)
 
-    def close(self, code: int, own: int) -> None:
-        """Tell all agents, and wait until they know; `own` is the one in this process."""
+    def close(self, code: int) -> None:
+        """Tell all agents, and wait until they know."""
         self.order(Order("over", code))
-        others = [agent for agent, host in self.agents.items() if host.here and agent != own]
+        others = [agent for agent, host in self.agents.items() if host.here and agent != self.own]
         until = time.monotonic() + FAREWELL
         while time.monotonic() < until and any(self._keys.has_left(agent) is None for agent in others):
             time.sleep(0.02)
@@ -150,10 +156,52 @@ class Head:
             if seconds <= limit:
                 continue
             host.lost = True
+            if limit == STILL:  # no connection broke, as they do when processes die: it is the network
+                self._ban(host, now)
             lost |= dict.fromkeys(
                 self._running_on(host), f"was on {host.card.name}, which gave no sign of life for {seconds:.1f} s"
             )
         return lost
+
+    def _cut_off(self, silent: Collection[int], now: float) -> dict[int, str]:
+        """The members of hosts at dead links, if the job is stuck: all of them live, but they do not reach each other."""
+        with_ranks = {agent: host for agent, host in self.agents.items() if host.here and host.card.port and agent not in silent}
+        wanted = self._curious or self.coordinator.is_stuck(now)
+        dead = self._probing.look(now, {agent: host.card for agent, host in with_ranks.items()}, wanted=wanted)
+        self._curious = False
+        members = set(self.coordinator.proposal.members) if self.coordinator.proposal is not None else set()
+        inside = {agent: len(members.intersection(host.members)) for agent, host in with_ranks.items()}
+        dead = frozenset(link for link in dead if all(inside.get(agent) for agent in link))
+        lost: dict[int, str] = {}
+        if dead and self.coordinator.is_stuck(now):
+            for agent in to_give_up(dead, inside, self.own):
+                host = self.agents[agent]
+                others = [other for link in dead if agent in link for other in link if other != agent]
+                links = " and ".join(self.agents[other].card.name for other in others)
+                words = f"was on {host.card.name}, whose link to {links} is dead"
+                lost |= dict.fromkeys(self._running_on(host), words)
+                self._ban(host, now)
+        return lost
+
+    def _ban(self, host: Host, now: float) -> None:
+        ban = self._bans[host.card.name] = self._bans.get(host.card.name, Ban()).again(now)
+        self._say(f"{host.card.name} may have ranks again in {ban.until - now:.0f} s, if its links work")
+
+    def _admits(self, member: int) -> bool:
+        """Whether the host of this member may have members again, after its links failed."""
+        now = time.monotonic()
+        agent = next((agent for agent, host in self.agents.items() if member in host.members), -1)
+        ban = self._bans.get(self.agents[agent].card.name, Ban()) if agent >= 0 else Ban()
+        if not ban.times:
+            return True
+        if now < ban.until:
+            return False
+        members = set(self.coordinator.proposal.members) if self.coordinator.proposal is not None else set()
+        others = {other for other, host in self.agents.items() if other != agent and members.intersection(host.members)}
+        if self._probing.reaches(agent, others, now):
+            return True
+        self._curious = True
+        return False
 
     def _running_on(self, host: Host) -> list[int]:
         return [member for member in host.members if member not in self.codes and member not in self.given_up]

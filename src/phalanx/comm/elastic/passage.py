@@ -50,7 +50,8 @@ class Passage:
         self.tried = 0  # the newest epoch that this member has tried to enter
         board.announce(member)
         self.is_new = board.newest(0) is not None if is_new is None else is_new
-        self.guard = Guard(board.another(), member, lambda: (self.committed, self.waits))
+        self.idle: Callable[[], float] = lambda: 0.0  # seconds since this member has sent or received something
+        self.guard = Guard(board.another(), member, lambda: (self.committed, self.waits, self.idle()))
         self._host = host_key()
 
     def be_ready(self) -> None:

@@ -57,6 +57,7 @@ class Rounds(Communicator):
             self._note(crossing, time.monotonic(), redone=False)
         super().__init__(self._world.connection)
         passage.guard.over = self._hear
+        passage.idle = lambda: self._world.connection.issuer.activity.state().seconds
         self._hear_now()
         atexit.register(self._leave)
 

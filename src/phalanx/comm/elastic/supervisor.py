@@ -15,19 +15,23 @@ to an agent whose host was cut off from the meeting point, while the others cont
 from __future__ import annotations
 
 import os
+import queue
 import secrets
 import signal
 import socket
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from phalanx.comm.addresses import own_address
 from phalanx.comm.bounded import bounded
 from phalanx.comm.elastic.agents import AgentKeys, Card, Order
 from phalanx.comm.elastic.board import Board, MeetingPoint
 from phalanx.comm.elastic.children import Children, environment
 from phalanx.comm.elastic.door import Door, enter
+from phalanx.comm.elastic.echo import Echo
 from phalanx.comm.elastic.guard import FENCED
 from phalanx.comm.elastic.head import GRACE, Head
 from phalanx.comm.elastic.line import Line
@@ -87,10 +91,11 @@ class _Host:
     def __init__(self, order: Supervisor, point: MeetingPoint, store: Any, children: Children, heard: list[int]) -> None:
         self._order, self._point, self._store, self.children, self._heard = order, point, store, children, heard
         self._sent = 0  # signals that were passed on
+        self._echo: Echo | None = None
         self._out: set[int] = set()  # ranks that the job has given up
         self._wanted = 0  # ranks that are about to start
         self._begun = False  # whether the first world was formed
-        self._granted: list[int] = []
+        self._granted: queue.SimpleQueue[int] = queue.SimpleQueue()  # numbers for them, from the thread of the line
         self._until = float("inf")
         self._ending: int | None = None  # the exit code of this agent, if a signal ends it
 
@@ -101,11 +106,12 @@ class _Host:
         if self._store is not None:
             head = Head(board, self._order.door.hosts, self._order.wait, say_last if self._order.announces else _say_nothing)
         keys = AgentKeys(board.another() if head else board)
-        card = Card(socket.gethostname(), ranks=self._order.count, tag=secrets.token_hex(4))
         try:
-            self._agent = bounded(10.0, lambda: keys.introduce(card), "phalanx-meeting")
+            self._agent = bounded(10.0, lambda: keys.introduce(self._card()), "phalanx-meeting")
         except (RuntimeError, TimeoutError):
             return None
+        if head is not None:
+            head.own = self._agent
         self._line = Line(keys, self._agent, lambda: self._order.budget + self._wanted, far=head is None)
         for number in range(self._order.count):
             self._want(self._agent * self._order.count + number)
@@ -113,11 +119,27 @@ class _Host:
             return self._watch(head)
         finally:
             self._line.close()
+            if self._echo is not None:
+                self._echo.close()
+
+    def _card(self) -> Card:
+        name, tag = socket.gethostname(), secrets.token_hex(4)
+        if self._order.door.one_host:
+            return Card(name, ranks=self._order.count, tag=tag)
+        address = own_address("", self._point.host)
+        self._echo = Echo(address, os.environ[SECRET], self._point.token)
+        return Card(name, address, self._echo.port, self._order.count, tag)
+
+    def _probe(self, order: Order) -> None:
+        """Ask the other agents, which takes a while, and tell the head who does not answer."""
+        places = {agent: (address, port) for agent, address, port in order.places if agent != self._agent}
+        missing = self._echo.unreachable(places) if self._echo is not None else tuple(places)
+        self._line.post(lambda keys: keys.answer(order.number, self._agent, missing))
 
     def _want(self, wish: int) -> None:
         """Ask for a number for a new rank."""
         self._wanted += 1
-        self._line.post(lambda keys: self._granted.append(keys.claim_member(self._agent, wish)))
+        self._line.post(lambda keys: self._granted.put(keys.claim_member(self._agent, wish)))
 
     def _watch(self, head: Head | None) -> int | None:
         while True:
@@ -131,7 +153,7 @@ class _Host:
                 return code
             if head is not None and (code := head.look()) is not None:
                 self.children.kill()
-                head.close(code, self._agent)
+                head.close(code)
                 return code
             if head is None and (why := self._line.lost()):
                 self._stop(f"the meeting point {self._order.door} {why}: the ranks of this host stop")
@@ -142,9 +164,10 @@ class _Host:
 
     def _start(self) -> None:
         """Start the ranks that have got their numbers."""
-        granted, self._granted = self._granted, []
-        for member in granted:
-            self.children.start(member, self._point)
+        granted = []
+        while not self._granted.empty():
+            granted.append(self._granted.get())
+            self.children.start(granted[-1], self._point)
         if granted:
             started = list(self.children.processes)
 
@@ -186,6 +209,8 @@ class _Host:
             elif order.kind == "signal":
                 self.children.signal(order.number)
                 self._until, self._ending = time.monotonic() + GRACE, self._ending or 128 + order.number
+            elif order.kind == "probe":
+                threading.Thread(target=self._probe, args=(order,), name="phalanx-probe", daemon=True).start()
             elif order.kind == "out":
                 for member in set(order.members) & (self.children.processes.keys() - self._out):
                     self._replace(member, free=order.number == 1)

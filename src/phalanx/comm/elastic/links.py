@@ -1,0 +1,52 @@
+"""Which hosts to give up when links between them are dead: pure functions of what the agents of all hosts have found.
+
+A rank may reach the meeting point, and not another rank. Then all ranks wait in one round, each for another, and no sign of life
+is missing. So when a round does not progress, every agent asks all others for an answer (echo.py). Of the hosts at a dead link,
+one is given up: the survivors must all reach each other.
+
+A link that comes and goes would form worlds for ever. So a host that was given up must wait before it is let in again, twice as
+long each time it fails soon again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+FIRST_WAIT, LONGEST_WAIT = 5.0, 60.0  # seconds outside after a link failed
+FORGOTTEN = 10.0  # seconds inside without a failure after which the next one counts as the first
+
+Link = tuple[int, int]  # two agents, the lower number first
+
+
+def dead_links(unreachable: Mapping[int, tuple[int, ...]]) -> frozenset[Link]:
+    """The links at which one side got no answer, among agents that have all reported."""
+    return frozenset(
+        (min(one, other), max(one, other)) for one, others in unreachable.items() for other in others if other in unreachable
+    )
+
+
+def to_give_up(links: frozenset[Link], ranks: Mapping[int, int], keeper: int) -> list[int]:
+    """The agents whose hosts have to go so that all others reach each other. The `keeper` of the meeting point stays.
+
+    Again and again the host with the most dead links goes. Of two, the one with fewer ranks, then the one that came later.
+    """
+    left, gone = set(links), list[int]()
+    while left:
+        counts = {agent: sum(agent in link for link in left) for link in left for agent in link if agent != keeper}
+        worst = max(counts, key=lambda agent: (counts[agent], -ranks.get(agent, 0), agent))
+        gone.append(worst)
+        left = {link for link in left if worst not in link}
+    return gone
+
+
+@dataclass(frozen=True, slots=True)
+class Ban:
+    """How long a host waits outside, and how often it had to."""
+
+    until: float = 0.0
+    times: int = 0
+
+    def again(self, now: float) -> Ban:
+        times = self.times if now - self.until < FORGOTTEN else 0
+        return Ban(now + min(LONGEST_WAIT, FIRST_WAIT * 2.0**times), times + 1)
