@@ -26,8 +26,8 @@ from phalanx.bench.gossip import FORWARD, LAYERS
 from phalanx.cluster import GLOO, SHARED_MEMORY, BackendProfile, Compute, Model, StepPlan, compile_schedule, predict_step, run
 from phalanx.cluster.calibrate import BOUNDS, fit_any
 from phalanx.cluster.candidates import FAMILIES, Algorithm, algorithms
-from phalanx.cluster.plan import choose
 from phalanx.cluster.program import Moves, Phase, Program, connections
+from phalanx.cluster.screen import choose
 from phalanx.cluster.workload import Tensor
 
 CALIBRATION = (NETWORKS[0], NETWORKS[2], NETWORKS[3])  # ranks that share hosts; a fast network; one with delay
@@ -118,7 +118,7 @@ def choices(rows: list[Row]) -> list[Row]:
             by_network[network_of(row)].append(row)
     found = []
     for network, own in by_network.items():
-        chosen = own[choose([(row["predicted"], row["connections"]) for row in own])]
+        chosen = own[choose([(row["predicted"], row["connections"], -row["group_bytes"]) for row in own])]
         best = min(own, key=lambda row: row["seconds"])
         lost = chosen["seconds"] / best["seconds"] - 1
         found.append({"network": asdict(network), "chosen": describe(chosen), "best": describe(best), "lost": lost})

@@ -3,11 +3,12 @@
     python benchmarks/plan_published.py [--rows FILE] [--json FILE] [--papers-json FILE]
 
 Inputs of a prediction: the throughput of one node of the same system, and the hardware sheet. Nothing is fitted on rows of
-several nodes. What does not come from the row itself comes from single-node rows: how much the software of a round took per step
-beyond that of later rounds, and how much equal hosts differ (plan_rows.py). The submissions use Horovod, whose fusion buffer of
-64 MB holds all of ResNet-50's 51 MB of 16-bit gradients: one group. NCCL had no trees before 2.4 (round v0.5).
+several nodes but the price of overlap (plan_overlap.py). What does not come from the row itself comes from single-node rows: how
+much the software of a round took per step beyond that of later rounds, and how much equal hosts differ (plan_rows.py). NCCL had
+no trees before 2.4 (round v0.5).
 
-The structure of the model was chosen with these rows in sight; its numbers were not.
+Every row is predicted twice: as it was run, in one group except where its scripts say 16 (plan_overlap.py), and as `phalanx plan`
+would recommend it. The structure of the model was chosen with these rows in sight.
 
 `two_points` is another question: if a family's one node and its next larger size are known, how well are the others predicted?
 What the second takes beyond the prediction is added to every step, whatever its batch.
@@ -32,20 +33,25 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks.* also when run as a script
 
 import numpy as np
+from benchmarks.plan_overlap import groups_of
 from benchmarks.plan_papers import papers
 from benchmarks.plan_rows import ROUNDS, ROWS, Row, hardware, host_spread, one_node, read_rows, software_overheads
 
 from phalanx.cluster import MODELS, NCCL, NCCL_WITHOUT_TREES, StepPlan, compile_schedule, from_one, predict_step, simulate
 from phalanx.cluster.hosts_differ import typical_slowness
+from phalanx.cluster.question import ALL_REDUCES, Question, uncertainty
+from phalanx.cluster.screen import rank_candidates
+from phalanx.cluster.table import describe
 from phalanx.schedule import ring
 
 MODEL = MODELS["resnet50"]
 FUSED = StepPlan(group_bytes=2 * 64e6, wire=2)  # bytes of float32; 64 MB as they travel
+SIXTEEN = StepPlan(group_bytes=4.0 * MODEL.elements / 16, wire=2)
 GRADIENT = 2.0 * MODEL.elements  # bytes on the wire
 
 
 def predict_rows(
-    rows: list[Row], plan: StepPlan = FUSED, *, equal_hosts: bool = False, equal_software: bool = False
+    rows: list[Row], plan: StepPlan | None = None, *, equal_hosts: bool = False, equal_software: bool = False
 ) -> Iterator[dict[str, Any]]:
     overheads = software_overheads(rows) if not equal_software else dict.fromkeys(ROUNDS, 0.0)
     spread = host_spread(rows) if not equal_hosts else 0.0
@@ -60,7 +66,8 @@ def predict_rows(
         schedule = ring(cluster.ranks)
         program = compile_schedule(schedule, cluster, profile)
         slowness = typical_slowness(cluster, spread)
-        step = predict_step(program, MODEL, compute, row.batch, plan, slowness=slowness).seconds
+        used = plan or (SIXTEEN if groups_of(row) == 16 else FUSED)
+        step = predict_step(program, MODEL, compute, row.batch, used, slowness=slowness).seconds
         linear = row.batch / rate
         paleo = linear + 2 * GRADIENT / (cluster.ports * cluster.network.bandwidth)
         travel = simulate(schedule, cluster, GRADIENT, profile=profile).seconds
@@ -79,6 +86,35 @@ def predict_rows(
             "error_no_overlap": row.step / (linear + travel) - 1,
             "error_no_overlap_our_computing_time": row.step / (compute.seconds(row.batch) + travel) - 1,
         }
+
+
+def recommended(rows: list[Row], families: tuple[str, ...] = ALL_REDUCES) -> list[dict[str, Any]]:
+    """Every row as `phalanx plan` would have it: the best algorithm and groups, and the uncertainty that is printed beside it."""
+    overheads, spread = software_overheads(rows), host_spread(rows)
+    found = []
+    for row in rows:
+        cluster = hardware(row) if row.nodes > 1 else None
+        node = one_node(row, rows, overheads) if cluster else None
+        if cluster is None or node is None:
+            continue
+        compute = from_one(MODEL, node.batch, node.images_per_s / node.per_node, overhead=overheads[node.round])
+        profile = NCCL_WITHOUT_TREES if row.round == "v0.5" else NCCL
+        question = Question(
+            cluster, MODEL, compute, profile, row.batch * cluster.ranks, wires=(2,), families=families, host_spread=spread
+        )
+        candidates = rank_candidates(question)
+        error = uncertainty(question, candidates[0])
+        step = candidates[0].seconds
+        found.append(
+            {
+                "recommended": f"{row.round} {row.system}",
+                "how": describe(candidates[0]),
+                "error": row.step / step - 1,
+                "uncertainty": error,
+                "held": abs(step / row.step - 1) <= error,
+            }
+        )
+    return found
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -121,7 +157,8 @@ def _step(row: dict[str, Any], which: str) -> float:
 def ablations(rows: list[Row]) -> dict[str, dict[str, float]]:
     """What each assumption is worth: the errors without it."""
     without = {
-        "groups of 25 MB, overlapped": predict_rows(rows, StepPlan(wire=2)),
+        "all rows in one group": predict_rows(rows, FUSED),
+        "all rows in groups of 25 MB, overlapped": predict_rows(rows, StepPlan(wire=2)),
         "hosts that do not differ": predict_rows(rows, equal_hosts=True),
         "software of all rounds alike": predict_rows(rows, equal_software=True),
     }
@@ -177,6 +214,18 @@ def main() -> None:
     total, four = summary(rows), list(papers(host_spread(all_rows), software_overheads(all_rows)))
     twice, less = two_points(rows), ablations(all_rows)
     show(rows, total, twice, four, less)
+    best = recommended(all_rows)
+    errors = np.array([row["error"] for row in best])
+    for row in best:
+        print(f"{row['recommended'][:38]:38s} {row['error']:+7.1%} +-{row['uncertainty']:.1%} {row['how']}")
+    as_recommended = {
+        "rows": len(best),
+        "mean_abs_error": float(np.abs(errors).mean()),
+        "worst": float(np.abs(errors).max()),
+        "bias": float(errors.mean()),
+        "held": sum(row["held"] for row in best),
+    }
+    print("as recommended:", as_recommended)
     head = {
         "config": {"verb": "plan_published", "rows": args.rows.name},
         "date": time.strftime("%Y-%m-%d"),
@@ -185,7 +234,7 @@ def main() -> None:
         "software_overheads_s": software_overheads(all_rows),
     }
     if args.json:
-        _write(args.json, [head, *rows, {"summary": total}, *twice, {"ablations": less}])
+        _write(args.json, [head, *rows, {"summary": total}, *twice, {"ablations": less}, *best, {"recommended": as_recommended}])
     if args.papers_json:
         _write(args.papers_json, [{**head, "config": {"verb": "plan_papers"}}, *four])
 

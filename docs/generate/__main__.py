@@ -10,13 +10,15 @@ import cli
 import results
 import settings
 
+from phalanx.schedule import to_html, torus
+
 DOCS = Path(__file__).parents[1]
 
 
 def pages() -> dict[str, str]:
     """File name to text of every generated page."""
     reference = {**api.pages(), "reference-cli.md": cli.page(), "reference-settings.md": settings.page()}
-    return {**reference, "results.md": results.page()}
+    return {**reference, "results.md": results.page(), "images/torus-2x4.html": to_html(torus(2, 4))}
 
 
 if __name__ == "__main__":

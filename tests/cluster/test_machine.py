@@ -16,7 +16,7 @@ from phalanx.cluster import (
     simulate,
 )
 from phalanx.cluster import machine as cluster_model
-from phalanx.cluster import profile as backend_profile
+from phalanx.cluster import profile_file as backend_profile
 from phalanx.cluster.machine import from_json, to_json
 from phalanx.schedule import ring, torus
 

@@ -5,15 +5,17 @@ from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from benchmarks.plan_papers import papers
-from benchmarks.plan_published import predict_rows, summary, two_points
+from benchmarks.plan_published import predict_rows, recommended, summary, two_points
 from benchmarks.plan_rows import host_spread, read_rows, software_overheads
 
 from phalanx.cluster import (
     GLOO,
     MODELS,
     NCCL,
+    PLAIN,
     PRESETS,
     SHARED_MEMORY,
     BackendProfile,
@@ -21,10 +23,13 @@ from phalanx.cluster import (
     ClusterError,
     Compute,
     Link,
+    Model,
+    StepPlan,
     compile_schedule,
     from_one,
     predict_step,
     simulate,
+    uniform,
 )
 from phalanx.cluster import calibrate as calibration
 from phalanx.cluster.by_size import choose_by_size, to_file
@@ -34,8 +39,11 @@ from phalanx.cluster.candidates import FAMILIES, algorithms, host_gossip
 from phalanx.cluster.curve import efficiency_curve
 from phalanx.cluster.hosts_differ import HOST_SPREAD, typical_slowness
 from phalanx.cluster.picture import efficiency_svg, timeline_svg, trace
-from phalanx.cluster.plan import Question, choose, make_plan, rank_candidates
+from phalanx.cluster.plan import make_plan
 from phalanx.cluster.program import connections
+from phalanx.cluster.question import Question
+from phalanx.cluster.screen import TIE, choose, least_seconds, rank_candidates, screened_sizes
+from phalanx.cluster.workload import Tensor
 from phalanx.schedule import hierarchical, ring, torus, verify
 
 ROWS = Path(__file__).parent / "published.csv"
@@ -65,7 +73,7 @@ def test_the_best_is_the_best_of_all_simulated():
     for candidate in candidates:
         program = compile_schedule(candidate.algorithm.make(0), QUESTION.cluster, QUESTION.profile)
         seconds = predict_step(program, RESNET, QUESTION.compute, 64, candidate.plan, slowness=slowness).seconds
-        assert seconds >= best.seconds * (1 - 1e-9)
+        assert seconds >= best.seconds / (1 + TIE)
         assert candidate.seconds == pytest.approx(seconds, rel=0.05)  # screening is that good
 
 
@@ -210,7 +218,7 @@ def test_a_second_size_of_a_family_makes_the_others_better():
     assert sum(errors) / len(errors) <= 0.05
     assert errors[-2] <= 0.10  # one family's second size was itself an outlier: docs/planning.md
     before = sorted(abs(row["error_one_point"]) for row in rows)
-    assert errors[len(errors) // 2] < before[len(before) // 2] / 2
+    assert errors[len(errors) // 2] <= before[len(before) // 2] <= 0.05
 
 
 def test_nothing_is_learnt_from_rows_of_several_nodes():
@@ -230,12 +238,61 @@ def test_the_figures_of_the_four_papers():
 
 
 def test_of_equally_fast_algorithms_the_one_whose_ports_carry_fewer_connections_is_chosen():
-    assert choose([(1.0, 2), (1.005, 1), (1.02, 0)]) == 1
-    assert choose([(1.0, 2), (1.02, 1)]) == 0
-    assert choose([(1.005, 1), (1.0, 1)]) == 1
+    assert choose([(1.0, 2, 1), (1.005, 1, 1), (1.02, 0, 1)]) == 1
+    assert choose([(1.0, 2, 1), (1.02, 1, 1)]) == 0
+    assert choose([(1.005, 1, 1), (1.0, 1, 1)]) == 1
+    assert choose([(1.0, 1, 9), (1.005, 1, 3), (1.004, 1, 4)]) == 1  # few groups, few calls
     cluster = Cluster("two hosts", 2, 2, Link(1e-6, 1e11), Link(1e-6, 1e10))
     shared = {
         s.name: connections(compile_schedule(s, cluster, SHARED_MEMORY)) for s in (torus(2, 2), hierarchical(2, 2), ring(4))
     }
     assert list(shared.values()) == [2, 1, 1]
     assert connections(compile_schedule(ring(4), cluster, NCCL)) == 0  # one call
+
+
+@pytest.mark.parametrize("ranks", [16, 64, 256])
+@pytest.mark.parametrize("name", ["dgx-1", "dgx-a100", "cloud-25g", "abci"])
+def test_what_an_algorithm_takes_at_least_is_less_than_what_it_takes(name, ranks):
+    cluster = PRESETS[name].with_ranks(ranks)
+    question = replace(QUESTION, cluster=cluster, batch=64 * ranks)
+    sizes = screened_sizes(RESNET)
+    for algorithm in algorithms(cluster, ("tree", "halving-doubling")):
+        seconds = np.array([simulate(algorithm.make(0), cluster, size, profile=NCCL).seconds for size in sizes])
+        assert (least_seconds(question, algorithm.family, sizes) <= seconds * (1 + 1e-9)).all(), algorithm.name
+    assert not least_seconds(replace(question, profile=GLOO), "tree", sizes).any()  # nothing is left out there
+
+
+def test_communication_beside_backward_takes_its_part_of_the_device():
+    model = Model("two layers", (Tensor("first", 10, 0.5, 0), Tensor("last", 10, 0.5, 0)))
+    compute = Compute(per_sample=3.0)  # forward 1 s, backward of each layer 1 s
+    cluster = uniform(2, latency=0.5, bandwidth=1e12)
+    program = compile_schedule(ring(2), cluster, replace(PLAIN, steals=0.5, group=0.125, agree=0.25))  # 1 s for a group
+    step = predict_step(program, model, compute, 1, StepPlan(group_bytes=40))
+    # the last layer's gradients leave at 2 s and come back at 3 s: backward does half of its second and loses half, and the group
+    # takes 0.125 s; what is left of it, 0.5 + 0.125 s, is not disturbed; the first layer's travel from 3.625 to 4.625 s
+    assert step.seconds == pytest.approx(3.625 + 1.0 + 0.25)
+    assert step.slower == pytest.approx(0.5 + 2 * 0.125)
+    free = predict_step(replace(program, profile=PLAIN), model, compute, 1, StepPlan(group_bytes=40))
+    assert free.seconds == pytest.approx(4.0)
+    fused = predict_step(program, model, compute, 1, StepPlan(group_bytes=80))
+    assert fused.seconds == pytest.approx(4.0 + 0.25)
+    assert simulate(ring(2), cluster, 80).seconds == pytest.approx(1.0)
+
+
+def test_each_answer_has_the_uncertainty_of_its_configuration():
+    fused = make_plan(replace(QUESTION, group_sizes=(128e6,), families=("ring",)))
+    many = make_plan(replace(QUESTION, group_sizes=(1e6,), families=("ring",)))
+    slow = make_plan(replace(QUESTION, cluster=PRESETS["cloud-10g"].with_ranks(32), families=("ring",)))
+    assert 2 * NCCL.residual < fused.error < many.error
+    assert slow.error > fused.error
+    calibrated = make_plan(replace(QUESTION, profile=replace(GLOO, residual=0.03), families=("ring",)))
+    assert calibrated.error == pytest.approx(0.06)
+
+
+def test_published_runs_come_out_right_in_the_recommended_configuration_too():
+    found = recommended(read_rows(ROWS), ("ring", "torus"))
+    errors = [row["error"] for row in found]
+    assert len(errors) >= 25
+    assert sum(map(abs, errors)) / len(errors) <= 0.06
+    assert abs(sum(errors) / len(errors)) <= 0.03
+    assert sum(row["held"] for row in found) >= 0.8 * len(found)

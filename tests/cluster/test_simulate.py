@@ -1,4 +1,4 @@
-"""`simulate` against textbooks' formulas, against a stupid simulator, and where ports are shared."""
+"""`simulate` against textbooks' formulas, against a simulation event by event, and where ports are shared."""
 
 from dataclasses import replace
 
@@ -14,9 +14,9 @@ from tests.cluster.closed_forms import (
     torus_seconds,
     tree_seconds,
 )
+from tests.cluster.event_simulation import simulate_events
 
 from phalanx.cluster import GLOO, NCCL, PLAIN, Cluster, ClusterError, Link, Uplink, compile_schedule, run, simulate, uniform
-from phalanx.cluster.rounds import tick
 from phalanx.schedule import (
     Move,
     Schedule,
@@ -74,37 +74,14 @@ def test_leaders_of_hosts():
     close(simulate(hierarchical(4, 3), cluster, S).seconds, expected)
 
 
-def naive(schedule, cluster, nbytes):
-    """Message by message in plain Python, for clusters whose ranks have a host, and so a port, of their own."""
-    clock, link = [0.0] * schedule.world, cluster.network
-    free_out, free_in = [0.0] * schedule.world, [0.0] * schedule.world
-    for step in lower(schedule).steps:
-        moves = [op for op in step.ops if isinstance(op, Move)]
-        before, ends = list(clock), list(clock)
-        waiting = sorted(range(len(moves)), key=lambda i: tick(max(before[moves[i].src], before[moves[i].dst])))
-        passed = []
-        for i in waiting:
-            m = moves[i]
-            seconds = nbytes * len(m.chunks) / schedule.chunks / link.bandwidth
-            end = max(max(before[m.src], before[m.dst]), free_out[m.src]) + seconds
-            free_out[m.src] = end
-            ends[m.src] = max(ends[m.src], end)
-            passed.append((end - seconds + link.latency, i, m, seconds, end + link.latency))
-        for head, _, m, seconds, tail in sorted(passed, key=lambda p: (tick(p[0]), p[1])):
-            end = max(max(head, free_in[m.dst]) + seconds, tail)
-            free_in[m.dst] = end
-            ends[m.dst] = max(ends[m.dst], end)
-        clock = ends
-    return max(clock)
-
-
 SCHEDULES = st.sampled_from((ring, tree, halving_doubling, recursive_doubling))
 
 
 @settings(max_examples=40, deadline=None)
-@given(SCHEDULES, st.integers(1, 9), st.floats(0, 1e8))
-def test_arrays_and_a_stupid_simulator_agree(make, n, nbytes):
-    close(simulate(make(n), flat(n), nbytes).seconds, naive(make(n), flat(n), nbytes))
+@given(SCHEDULES, st.integers(1, 9), st.floats(1e3, 1e8))
+def test_arrays_and_a_simulation_event_by_event_agree(make, n, nbytes):
+    seconds, expected = simulate(make(n), flat(n), nbytes).seconds, max(simulate_events(make(n), flat(n), nbytes))
+    assert seconds == pytest.approx(expected, rel=0.05 if make is tree else 1e-6)
 
 
 @settings(max_examples=40, deadline=None)

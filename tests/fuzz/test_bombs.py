@@ -15,7 +15,7 @@ from phalanx.cli.main import main
 from phalanx.cluster import PRESETS, PROFILES, workload_file
 from phalanx.cluster import calibrate as calibration
 from phalanx.cluster import machine as cluster_model
-from phalanx.cluster import profile as backend_profile
+from phalanx.cluster import profile_file as backend_profile
 from phalanx.data.image import BadSample, decode_image
 from phalanx.data.sources.plain_pickle import PickleRefused, load_plain
 from phalanx.schedule import ScheduleError, from_json, from_text, ring, to_json, to_text, verify

@@ -13,7 +13,7 @@ from tests.fuzz.mutate import JSON, TEXT
 from phalanx.cluster import MODELS, PRESETS, PROFILES, Cluster, Compute, Model, workload_file
 from phalanx.cluster import calibrate as calibration
 from phalanx.cluster import machine as cluster_model
-from phalanx.cluster import profile as backend_profile
+from phalanx.cluster import profile_file as backend_profile
 from phalanx.cluster.hosts_differ import typical_slowness
 from phalanx.cluster.machine import ClusterError, Link, Uplink
 from phalanx.cluster.workload import Tensor

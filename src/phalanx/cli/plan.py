@@ -28,14 +28,16 @@ from phalanx.cluster import (
 )
 from phalanx.cluster import calibrate as calibration
 from phalanx.cluster import machine as cluster_model
-from phalanx.cluster import profile as backend_profile
+from phalanx.cluster import profile_file as backend_profile
 from phalanx.cluster.candidates import FAMILIES
 from phalanx.cluster.chance import Failures, Noise, Spread, spread
 from phalanx.cluster.curve import efficiency_curve
 from phalanx.cluster.hosts_differ import HOST_SPREAD, typical_slowness
-from phalanx.cluster.picture import as_data, describe, efficiency_svg, table, timeline_svg, trace
-from phalanx.cluster.plan import GROUP_SIZES, Plan, Question, make_plan
+from phalanx.cluster.picture import efficiency_svg, timeline_svg, trace
+from phalanx.cluster.plan import make_plan
 from phalanx.cluster.presets import PUBLISHED_RATES
+from phalanx.cluster.question import GROUP_SIZES, Plan, Question
+from phalanx.cluster.table import as_data, describe, table
 from phalanx.cluster.training import Prices, whole_training
 from phalanx.schedule.names import is_file, read_text
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from phalanx.cli.usage import UsageError
-from phalanx.schedule import lower, lowered_ops, show, to_json, to_msccl, to_text, trace
+from phalanx.schedule import lower, lowered_ops, show, to_html, to_json, to_msccl, to_text, trace
 from phalanx.schedule.limits import MAX_LOWERED
 from phalanx.schedule.names import FORMS, find_schedule
 from phalanx.schedule.printable import one_line
@@ -18,6 +18,7 @@ EXAMPLES = """examples:
   phalanx show torus:2x3                     ranks down, steps across
   phalanx show torus:2x3 --lower             as single messages
   phalanx show tree:16 --trace tree.json     also write a file for chrome://tracing or ui.perfetto.dev
+  phalanx show torus:2x4 --html torus.html   a page to play it
   phalanx show ring:4 --lower --text > mine.txt    a file to edit, then: phalanx verify mine.txt
 """
 
@@ -35,6 +36,7 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("--lower", action="store_true", help="show every collective as single messages")
     parser.add_argument("--all", action="store_true", help="show all ranks and steps, however many")
     parser.add_argument("--trace", metavar="FILE", type=Path, help="also write a Chrome trace")
+    parser.add_argument("--html", metavar="FILE", type=Path, help="also write a page that plays the schedule")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--text", action="store_true", help="print one line per op, which `phalanx verify` reads")
     form.add_argument("--json", action="store_true", help="print JSON")
@@ -56,10 +58,11 @@ def run(args: argparse.Namespace) -> int:
         width = shutil.get_terminal_size((100, 24)).columns
         limits = {"max_ranks": s.world, "max_steps": len(s.steps)} if args.all else {}
         sys.stdout.write(show(replace(s, name=one_line(s.name)), width=width, **limits))
-    if args.trace:
-        try:
-            args.trace.write_text(trace(s), encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"cannot write the trace: {error}") from None
-        print(f"trace: {args.trace}", file=sys.stderr)
+    for path, what, draw in ((args.trace, "trace", trace), (args.html, "page", to_html)):
+        if path:
+            try:
+                path.write_text(draw(s), encoding="utf-8")
+            except OSError as error:
+                raise UsageError(f"cannot write the {what}: {error}") from None
+            print(f"{what}: {path}", file=sys.stderr)
     return 0

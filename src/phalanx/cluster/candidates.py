@@ -55,7 +55,7 @@ def algorithms(cluster: Cluster, families: tuple[str, ...] = FAMILIES) -> Iterat
         yield Algorithm("ring", f"ring:{n}", lambda _: ring(n))
     if "torus" in families:
         for cols in (c for c in range(2, n) if n % c == 0):
-            yield Algorithm("torus", f"torus:{n // cols}x{cols}", _constant(torus(n // cols, cols)))
+            yield Algorithm("torus", f"torus:{n // cols}x{cols}", _grid(n // cols, cols))
     if "hierarchical" in families and hosts > 1 and per_host > 1:
         yield Algorithm("hierarchical", f"hierarchical:{hosts}x{per_host}", lambda _: hierarchical(hosts, per_host))
     if "tree" in families:
@@ -71,8 +71,8 @@ def algorithms(cluster: Cluster, families: tuple[str, ...] = FAMILIES) -> Iterat
         yield Algorithm("gossip-hosts", f"gossip-hosts:{hosts}x{per_host}", make, gossip_period(hosts))
 
 
-def _constant(schedule: Schedule) -> Callable[[int], Schedule]:
-    return lambda _: schedule
+def _grid(rows: int, cols: int) -> Callable[[int], Schedule]:
+    return lambda _: torus(rows, cols)
 
 
 def host_gossip(hosts: int, per_host: int, number: int) -> Schedule:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from .plan import Question, rank_candidates
+from .question import Question
+from .screen import rank_candidates
 
 
 def sizes(question: Question) -> Iterator[int]:

@@ -6,24 +6,19 @@ What depends on the schedule alone is worked out once, when a program is made; `
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .fair import TICK, fair_ends
 from .routes import IN, OUT, Routes
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+NEARLY = 0.01  # of a message: those that begin closer together share their port as if they began at once
 Ports = dict[str, Floats]  # by kind of port, when each of them is free again
 SINCE = {OUT: "port out, busy since", IN: "port in, busy since"}  # when ports began what they do without a pause
-TICK = 1e-12  # s; messages that come closer together come at once, and are served in the order of the schedule
-
-
-def tick(seconds: Floats) -> Floats:
-    """Times as whole ticks: rounding errors must not decide which is first. The odd shift keeps round times off the edges."""
-    return np.asarray(np.floor(seconds / TICK + 0.381966))
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +27,6 @@ class Direct:
 
     src: Ints
     dst: Ints
-    leaving: Floats  # s per byte of the buffer, in the sender's port
     passing: Floats  # s per byte of the buffer, in the slowest port
     latency: Floats
     notice: Floats  # s after the receiver is ready
@@ -41,7 +35,8 @@ class Direct:
     def scaled(self, nbytes: float, _: Ports) -> Callable[[Floats], Floats]:
         """The round with buffers of `nbytes`."""
         src, dst, notice = self.src, self.dst, self.notice
-        leaves, arrives = self.leaving * nbytes, self.passing * nbytes + self.latency
+        leaves = self.passing * nbytes
+        arrives = leaves + self.latency
         if self.everyone:
             receiver = np.argsort(src)
             leaves = leaves[receiver]
@@ -64,72 +59,63 @@ class Direct:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """The ports of one stage with their messages of a round: a table with a column per port, in the order of the schedule."""
+    """The ports of one stage with their messages of a round, which share them fairly once those of earlier rounds have passed."""
 
     key: str
     ports: Ints | slice
+    slots: Ints | slice  # which messages pass here
+    column: Ints  # by message, the place of its port in `ports`
+    first: Ints  # by port, its first message; the others follow it
+    each: int  # messages of every port, or 0 where ports have different numbers of them
+    cells: Ints  # by message, its place in a table with a column per port
     shape: tuple[int, int]
-    slots: Ints | slice  # which messages queue here
-    cells: Ints | None  # where they are in the flat table; None: they fill it, one after the other
-    seconds: Floats  # per byte of the buffer, by message
-    even: bool  # messages of a port take equally long
+    work: Floats  # s per byte of the buffer, by message, alone in its port
+    taking: Floats  # the same, if all messages of the port come at once
+    busy: Floats  # s per byte of the buffer, by port, until all of these have passed
+    most: float  # the part of a port's rate that one message can use
     own: bool  # the sender's own port, before the wire
 
-    def table(self, values: Floats, cells: Ints | None, rest: float) -> Floats:
-        """The values of messages at their `cells`, and `rest` elsewhere."""
-        if cells is None:
-            return values.reshape(self.shape)
-        flat = np.full(self.shape[0] * self.shape[1], rest)
-        flat[cells] = values
-        return flat.reshape(self.shape)
-
-    def turns(self, come: Floats) -> Ints | None:
-        """The cells of messages that `come` then: down each column in the order in which they do."""
-        table = self.table(come, self.cells, np.inf)
-        if len(table) == 1 or not bool((table[1:] < table[:-1] - TICK).any()):
-            return self.cells
-        places = np.arange(table.size).reshape(self.shape)
-        table = tick(table)
-        if len(table) == 2:  # the frequent case, without sorting
-            cells = np.where(table[1] < table[0], places[::-1], places)
-        else:
-            cells = np.empty_like(places)
-            np.put_along_axis(cells, np.argsort(table, axis=0, kind="stable"), places, axis=0)
-        return cells.ravel() if self.cells is None else cells.ravel()[self.cells]
-
     def serve(
-        self, head: Floats, tail: Floats, seconds: Floats, spent: Floats, free: Floats, since: Floats | None
+        self, head: Floats, taking: Floats, busy: Floats, work: Floats, free: Floats, since: Floats | None
     ) -> tuple[Floats, Floats]:
-        """First come first served: when first and last bytes leave, of messages whose bytes come at `head` and `tail`.
+        """When first and last bytes of messages pass that come at `head`; `free` is when ports are, and is updated.
 
-        `spent` is the sum of `seconds` down each column, for messages that come in the order of the schedule. `since`, if it
-        matters, is when the ports began what they do without a pause.
+        `taking`, `busy` and `work` are the fields of this name in seconds. `since`, if it matters, is when the ports began what
+        they do without a pause.
         """
-        cells = self.turns(head)
-        if cells is not self.cells and not self.even:
-            spent = down(np.add, self.table(seconds, cells, 0.0))
-        alone = self.table(np.maximum(head + seconds, tail), cells, -np.inf)  # the end, if no other were before it
-        if len(alone) > 1:
-            end = np.maximum(down(np.maximum, alone - spent), free[self.ports]) + spent
+        was_free = free[self.ports]
+        if self.each:  # as a table, without an index
+            table = np.maximum(head.reshape(-1, self.each), was_free[:, None])
+            begin, lead = table.ravel(), table[:, 0].copy()
+            equal = self.each == 1 or bool((table[:, 1:] == table[:, :1]).all())
         else:
-            end = np.maximum(alone, free[self.ports] + spent)
+            begin = np.maximum(head, was_free[self.column])
+            lead = begin[self.first]
+            equal = bool((begin == lead[self.column]).all())
+        done, end = begin + taking, lead + busy
+        if not equal:
+            apart = np.abs(begin - lead[self.column]) > np.maximum(TICK, NEARLY * work)
+            if apart.any():
+                self._one_by_one(np.unique(self.column[apart]), begin, work, lead, done, end)
         if since is not None:
-            began = end[-1] - spent[-1]
-            since[self.ports] = np.where(began > free[self.ports], began, since[self.ports])
-        free[self.ports] = end[-1]
-        done = end.ravel() if cells is None else end.ravel()[cells]
-        return done - seconds, done
+            since[self.ports] = np.where(lead > was_free, lead, since[self.ports])
+        free[self.ports] = end
+        return begin, done
 
+    def _one_by_one(self, columns: Ints, begin: Floats, work: Floats, lead: Floats, done: Floats, end: Floats) -> None:
+        """Correct `lead`, `done` and `end` where the messages of a port begin at different times."""
+        table = self.table(begin, np.inf)[:, columns]
+        ends = fair_ends(table, self.table(work, 0.0)[:, columns], self.most)
+        lead[columns] = table.min(axis=0)
+        end[columns] = np.where(np.isfinite(table), ends, -np.inf).max(axis=0)
+        whole = self.table(done, 0.0)
+        whole[:, columns] = ends
+        done[:] = whole.ravel()[self.cells]
 
-def down(running: np.ufunc, table: Floats) -> Floats:
-    """Running sums or maxima down the columns. `running.accumulate` goes column by column: long rows are faster one by one."""
-    rows, columns = table.shape
-    if columns < 32 * rows:  # a row costs what 32 columns do
-        return np.asarray(running.accumulate(table, axis=0))
-    result = table.copy()
-    for above, row in pairwise(result):
-        running(above, row, out=row)
-    return result
+    def table(self, values: Floats, rest: float) -> Floats:
+        flat = np.full(self.shape[0] * self.shape[1], rest)
+        flat[self.cells] = values
+        return flat.reshape(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +140,8 @@ class Queued:
         by_rank = (np.argsort(src), np.argsort(dst)) if self.everyone else None
         queues = []
         for queue in self.queues:
-            seconds = queue.seconds * nbytes
-            spent = down(np.add, queue.table(seconds, queue.cells, 0.0))
             since = free[SINCE[queue.key]] if words_queue and queue.key in SINCE else None
-            queues.append((queue, seconds, spent, free[queue.key], since))
+            queues.append((queue, queue.taking * nbytes, queue.busy * nbytes, queue.work * nbytes, free[queue.key], since))
 
         def one_round(clock: Floats) -> Floats:
             word = clock[dst]
@@ -169,14 +153,13 @@ class Queued:
                 word += notice
             head = np.maximum(clock[src], word)
             tail = head.copy()
-            left = head.copy()
-            for queue, seconds, spent, ports, since in queues:
+            for queue, taking, busy, work, ports, since in queues:
                 of = queue.slots
-                first, last = queue.serve(head[of], tail[of], seconds, spent, ports, since)
+                first, last = queue.serve(head[of], taking, busy, work, ports, since)
                 if queue.own:
-                    left[of] = last
                     first, last = first + latency[of], last + latency[of]
-                head[of], tail[of] = first, last
+                head[of], tail[of] = first, np.maximum(tail[of], last)
+            left = tail - latency  # a message has one rate from end to end: its slowest port holds back its sender, too
             if by_rank is not None:
                 sent, received = by_rank
                 return np.asarray(np.maximum(np.maximum(clock, left[sent]), tail[received]))
@@ -214,37 +197,42 @@ def make_round(src: Ints, dst: Ints, part: Floats, routes: Routes, *, ranks: int
 
 
 def _direct(src: Ints, dst: Ints, part: Floats, routes: Routes, ranks: int) -> Direct:
-    leaving, passing = np.zeros(src.size), np.zeros(src.size)
-    for stage in reversed(routes.stages):  # so that a message's first stage is written last
-        leaving[stage.of] = part[stage.of] / stage.rate
-        passing[stage.of] = np.maximum(passing[stage.of], leaving[stage.of])
+    passing = np.zeros(src.size)
+    for stage in routes.stages:
+        passing[stage.of] = np.maximum(passing[stage.of], part[stage.of] / min(stage.rate, stage.most))
     order = np.argsort(dst)
     src, dst = src[order], dst[order]
     everyone = src.size == ranks  # no two share a sender or a receiver
-    return Direct(src, dst, leaving[order], passing[order], routes.latency[order], routes.notice[order], everyone)
+    return Direct(src, dst, passing[order], routes.latency[order], routes.notice[order], everyone)
 
 
 def _queued(src: Ints, dst: Ints, part: Floats, routes: Routes, *, alone: bool, ranks: int, queue: float) -> Queued:
-    """Messages get their numbers where they queue first, from cell to cell: what these queues read and write is then a slice."""
+    """Messages get their numbers where they queue first, port by port: what these queues read and write is then a slice."""
     queues, number = [], np.full(src.size, -1)
     for stage in routes.stages:
-        ports, shape, cells = _cells(stage.port)
-        order = np.argsort(cells)
-        of, cells = stage.of[order], cells[order]
+        ports, column, counts = np.unique(stage.port, return_inverse=True, return_counts=True)
+        order = np.argsort(column, kind="stable")
+        of, column = stage.of[order], column[order]
         new = of[number[of] < 0]
         number[new] = np.arange(new.size) + number.max() + 1
-        seconds = part[of] / stage.rate
+        first = np.cumsum(counts) - counts
+        row = np.arange(of.size) - first[column]
         stand = Queue(
             key=stage.key,
             ports=_places(ports),
-            shape=shape,
             slots=_places(number[of]),
-            cells=None if of.size == shape[0] * shape[1] else cells,
-            seconds=seconds,
-            even=bool((seconds == seconds[cells % ports.size]).all()),
+            column=column,
+            first=first,
+            each=int(counts[0]) if bool((counts == counts[0]).all()) else 0,
+            cells=row * ports.size + column,
+            shape=(int(counts.max()), ports.size),
+            work=part[of] / stage.rate,
+            taking=np.empty(0),
+            busy=np.empty(0),
+            most=min(1.0, stage.most / stage.rate),
             own=new.size == of.size,
         )
-        queues.append(stand)
+        queues.append(_at_once(stand))
     order = np.argsort(number)
     return Queued(
         src=src[order],
@@ -260,12 +248,15 @@ def _queued(src: Ints, dst: Ints, part: Floats, routes: Routes, *, alone: bool, 
     )
 
 
-def _cells(port: Ints) -> tuple[Ints, tuple[int, int], Ints]:
-    """The ports of messages, the shape of their table, and the cell in it that each message has."""
-    ports, column, counts = np.unique(port, return_inverse=True, return_counts=True)
-    row = np.empty_like(column)
-    row[np.argsort(column, kind="stable")] = np.arange(port.size) - np.repeat(np.cumsum(counts) - counts, counts)
-    return ports, (int(counts.max()), ports.size), row * ports.size + column
+def _at_once(queue: Queue) -> Queue:
+    """`queue` with what its messages take if all come at once: the longer ones speed up when the shorter ones have passed."""
+    counts = np.bincount(queue.column)
+    if bool((queue.work == queue.work[queue.first][queue.column]).all()):
+        taking = queue.work * np.maximum(counts, 1 / queue.most)[queue.column]
+        return replace(queue, taking=taking, busy=taking[queue.first])
+    come = queue.table(np.zeros(queue.work.size), np.inf)
+    ends = fair_ends(come, queue.table(queue.work, 0.0), queue.most)
+    return replace(queue, taking=ends.ravel()[queue.cells], busy=np.where(np.isfinite(come), ends, 0.0).max(axis=0))
 
 
 def _places(numbers: Ints) -> Ints | slice:

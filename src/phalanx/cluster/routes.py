@@ -17,12 +17,13 @@ OUT, IN = "port out", "port in"  # keys of hosts' ports to the network
 
 @dataclass(frozen=True, slots=True)
 class RouteStage:
-    """Messages `of` a step pass their `port` of this kind at `rate` bytes/s each; a port serves one message at a time."""
+    """Messages `of` a step pass their `port` of this kind, of `rate` bytes/s, which they share; one alone uses at most `most`."""
 
     of: Ints
     port: Ints  # numbered from 0 within the stage
     ports: int
     rate: float
+    most: float
     key: str  # stages with equal keys, in different steps, are the same ports
 
 
@@ -53,25 +54,25 @@ def route(cluster: Cluster, profile: BackendProfile, src: Ints, dst: Ints) -> Ro
     if inner.size:
         rate = cluster.inside.bandwidth * profile.inside
         if cluster.shared == "host":
-            stages.append(RouteStage(inner, from_host[inner], cluster.hosts, rate, "bus"))
+            stages.append(RouteStage(inner, from_host[inner], cluster.hosts, rate, rate, "bus"))
         elif cluster.shared == "rank":
-            stages.append(RouteStage(inner, src[inner], cluster.ranks, rate, "rank out"))
-            stages.append(RouteStage(inner, dst[inner], cluster.ranks, rate, "rank in"))
+            stages.append(RouteStage(inner, src[inner], cluster.ranks, rate, rate, "rank out"))
+            stages.append(RouteStage(inner, dst[inner], cluster.ranks, rate, rate, "rank in"))
         else:
             pair = src[inner] * cluster.per_host + dst[inner] % cluster.per_host
-            stages.append(RouteStage(inner, pair, cluster.ranks * cluster.per_host, rate, "pair"))
+            stages.append(RouteStage(inner, pair, cluster.ranks * cluster.per_host, rate, rate, "pair"))
     if outer.size:
         rate = cluster.network.bandwidth * profile.network
-        stages.append(RouteStage(outer, port_of(cluster, src[outer]), cluster.hosts * cluster.ports, rate, OUT))
+        stages.append(RouteStage(outer, port_of(cluster, src[outer]), cluster.hosts * cluster.ports, rate, rate, OUT))
         if cluster.uplink:
             below = cluster.uplink.hosts
             leaving = outer[from_host[outer] // below != to_host[outer] // below]
             groups = -(-cluster.hosts // below)
             rising = cluster.uplink.bandwidth * profile.network
             if leaving.size:
-                stages.append(RouteStage(leaving, from_host[leaving] // below, groups, rising, "uplink out"))
-                stages.append(RouteStage(leaving, to_host[leaving] // below, groups, rising, "uplink in"))
-        stages.append(RouteStage(outer, port_of(cluster, dst[outer]), cluster.hosts * cluster.ports, rate, IN))
+                stages.append(RouteStage(leaving, from_host[leaving] // below, groups, rising, rate, "uplink out"))
+                stages.append(RouteStage(leaving, to_host[leaving] // below, groups, rising, rate, "uplink in"))
+        stages.append(RouteStage(outer, port_of(cluster, dst[outer]), cluster.hosts * cluster.ports, rate, rate, IN))
     notice = latency if profile.rendezvous else np.zeros(src.size)
     back, ahead = (np.where(local, -1, port_of(cluster, ends)) for ends in (dst, src))
     return Routes(

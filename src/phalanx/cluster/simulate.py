@@ -1,9 +1,8 @@
-"""The price of a schedule on a cluster: a clock per rank, ports that serve one message at a time, no barrier between steps.
+"""The price of a schedule on a cluster: a clock per rank, ports that messages share, no barrier between steps.
 
-A message begins when its sender and its receiver have finished their previous step and its ports are free; with a rendezvous,
-when the sender has heard of the receiver. It passes its ports cut-through: the first byte enters the next port while the last is
-still in the one before. Messages that share a port are served in the order in which they come; whether a real network serves them
-so or frame by frame, the last one ends at the same time.
+A message begins when its sender and its receiver have finished their previous step; with a rendezvous, when the sender has heard
+of the receiver. It passes all ports on its way at once, at one rate. Messages of one round share a port fairly, as TCP and
+InfiniBand do. Those of different rounds, or pieces of one buffer, take turns: most of them share one connection.
 
 Every round is a function of maxima and sums, so adding a constant to all clocks adds it to the result. Hence a shortcut that is
 exact: once a round has moved all clocks by the same amount, all later rounds of the same messages will, too.

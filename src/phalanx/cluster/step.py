@@ -1,19 +1,21 @@
 """A whole training step on every rank: forward, backward, groups of gradients that leave during backward, the update.
 
-Groups leave in order, each when its last gradient is ready and the one before has come back, as `phalanx.grad` does. Gossip sends
-the whole state once per step, beside the computation. Double buffering uses the gradients of the step before.
+Groups leave in order, each when its last gradient is ready and the one before has come back, as `phalanx.grad` does. While one
+travels, backward is slower, by as much as the backend takes of a device. Gossip sends the whole state once per step, beside the
+computation. Double buffering uses the gradients of the step before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle, repeat
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .machine import Cluster
 from .profile import BackendProfile
 from .program import Program
 from .rounds import Ports
@@ -56,6 +58,7 @@ class PredictedStep:
     seconds: float
     compute: float  # forward, backward and update of the slowest rank: what a step would take alone
     communication: float  # the sum of all groups' times, had they run alone
+    slower: float  # what communication beside backward added to the computing of the slowest rank
     forward_end: Floats
     backward_end: Floats
     groups: tuple[Timeline, ...]
@@ -101,9 +104,8 @@ def predict_step(
     work = compute.seconds(batch) * (np.ones(program.cluster.ranks) if slowness is None else slowness)
     forward_end, backward_end = work * compute.forward, work
     if plan.sync == "all-reduce":
-        timelines = _overlapped(program, make_groups(model, plan.group_bytes), plan, forward_end, backward_end)
-        end = timelines[-1].end if timelines else backward_end
-        seconds = float(np.maximum(end, backward_end).max()) + compute.optimizer
+        timelines, backward_end = _overlapped(program, make_groups(model, plan.group_bytes), plan, forward_end, backward_end)
+        seconds = float(np.maximum(timelines[-1].end, backward_end).max()) + compute.optimizer
     elif plan.sync == "after backward":
         packed = backward_end + packing(program.profile, model.elements)
         timelines = (run(program, model.elements * plan.wire, start=packed),)
@@ -115,17 +117,29 @@ def predict_step(
         works = repeat(work + compute.optimizer, LAPS * len(programs))
         ends = [float(clock.max()) for clock in gossip_clocks(programs, nbytes, works, mixing)]
         seconds = (ends[-1] - ends[-1 - len(programs)]) / len(programs)
+    seconds += agreeing(program.profile, program.cluster)
     busy = float(work.max()) + compute.optimizer
     communication = float(sum(timeline.end.max() - timeline.begin.max() for timeline in timelines))
     limit = "compute" if seconds <= 1.05 * busy else "communication"
     if plan.input > seconds:
         seconds, limit = plan.input, "input"
-    return PredictedStep(seconds, busy, communication, forward_end, backward_end, timelines, limit)
+    slower = float(backward_end.max() - work.max())
+    return PredictedStep(seconds, busy, communication, slower, forward_end, backward_end, timelines, limit)
 
 
 def packing(profile: BackendProfile, elements: int) -> float:
     """Seconds to copy this many float32 gradients to where they travel from."""
     return 4 * elements / profile.memory
+
+
+def price(profile: BackendProfile, cluster: Cluster) -> BackendProfile:
+    """`profile` as ranks of this cluster feel it: one that is alone sends nothing."""
+    return profile if cluster.ranks > 1 else replace(profile, steals=0.0, group=0.0, agree=0.0)
+
+
+def agreeing(profile: BackendProfile, cluster: Cluster) -> float:
+    """Seconds of every step that is taken together with other hosts."""
+    return profile.agree if cluster.hosts > 1 else 0.0
 
 
 def exchanged(profile: BackendProfile, model: Model, plan: StepPlan) -> tuple[float, float]:
@@ -150,18 +164,41 @@ def gossip_clocks(rounds: Sequence[Program], nbytes: float, works: Iterable[Floa
 
 def _overlapped(
     program: Program, groups: tuple[GradientGroup, ...], plan: StepPlan, forward_end: Floats, backward_end: Floats
-) -> tuple[Timeline, ...]:
+) -> tuple[tuple[Timeline, ...], Floats]:
     timelines: list[Timeline] = []
-    free = np.zeros_like(backward_end)  # when the thread that communicates has nothing left to do
     rerun = _remembered(program)
+
+    def send(group: GradientGroup, begin: Floats) -> Floats:
+        timelines.append(rerun(group.elements * plan.wire, begin))
+        return timelines[-1].end
+
+    _, backward_end = beside_backward(price(program.profile, program.cluster), groups, forward_end, backward_end, send)
+    return tuple(timelines), backward_end
+
+
+Times = TypeVar("Times", float, Floats)  # of one rank, or by rank
+
+
+def beside_backward(
+    profile: BackendProfile,
+    groups: Sequence[GradientGroup],
+    forward_end: Times,
+    backward_end: Times,
+    send: Callable[[GradientGroup, Times], Times],
+) -> tuple[Times, Times]:
+    """When the last group has come back, and backward has ended, which groups make later; `send` says when one has come back."""
+    came, computed, late = 0.0 * backward_end, backward_end, 0.0 * backward_end
     packed = 0.0
     for group in groups:
-        packed += packing(program.profile, group.elements)
-        ready = forward_end + group.ready * (backward_end - forward_end) + packed
-        timeline = rerun(group.elements * plan.wire, np.maximum(ready, free))
-        timelines.append(timeline)
-        free = timeline.end
-    return tuple(timelines)
+        packed += packing(profile, group.elements)
+        ready = forward_end + group.ready * (backward_end - forward_end) + late + packed
+        begin = np.maximum(ready, came)
+        came = send(group, begin)
+        # beside it, computing is slower: what is left of it takes longer, but no longer than the group travels
+        beside = np.minimum(came - begin, np.maximum(computed - begin, 0.0) / (1 - profile.steals))
+        lost = profile.steals * beside + profile.group
+        computed, late = computed + lost, late + lost
+    return came, computed
 
 
 def _remembered(program: Program) -> Callable[[float, Floats], Timeline]:

@@ -20,6 +20,7 @@ from .torus import torus
 from .traffic import latency_steps, lowered_ops, sent
 from .tree import tree
 from .verify import verify
+from .viewer import to_html
 
 __all__ = [
     "Chunks",
@@ -55,6 +56,7 @@ __all__ = [
     "sent",
     "show",
     "swing",
+    "to_html",
     "to_json",
     "to_msccl",
     "to_text",

@@ -240,6 +240,12 @@ class Schedule:
         for step in self.steps:
             yield from step.ops
 
+    def _repr_html_(self) -> str:
+        """The schedule to play with, for notebooks."""
+        from .viewer import notebook  # it needs the checker, which needs this file
+
+        return notebook(self)
+
     @property
     def lowered(self) -> bool:
         """Whether the schedule has no `Collective` left, only `Move`, `Scale` and `Recode`."""

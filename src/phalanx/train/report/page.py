@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from phalanx.schedule import viewer
 from phalanx.schedule.markup import NOTHING, Markup, join, tag
 from phalanx.train.report.plots import COLOURS, Series
 
-STYLE = Markup((Path(__file__).parent / "page.css").read_text(encoding="utf-8"))
-SCRIPT = Markup((Path(__file__).parent / "page.js").read_text(encoding="utf-8"))
+# the viewer of schedules belongs to the page: one script, so that the policy allows one
+STYLE = Markup((Path(__file__).parent / "page.css").read_text(encoding="utf-8") + viewer.STYLE)
+SCRIPT = Markup((Path(__file__).parent / "page.js").read_text(encoding="utf-8") + viewer.SCRIPT)
 
 
 @dataclass(frozen=True)

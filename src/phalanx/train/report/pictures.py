@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from phalanx.schedule import Collective, Move, Schedule, lower, show
+from phalanx.schedule import Collective, Move, Schedule, ScheduleError, lower, show
 from phalanx.schedule.describe import describe
-from phalanx.schedule.markup import Markup, tag
+from phalanx.schedule.markup import NOTHING, Markup, join, tag
+from phalanx.schedule.viewer import draw
 
 RANKS, STEPS = 16, 40  # most that are drawn; a larger schedule becomes text without its middle
 APART = 14  # pixels between groups side by side in one step
@@ -21,7 +22,15 @@ def draw_schedule(schedule: Schedule, seats: str = "rank") -> Markup:
     drawn = [_picture(schedule, schedule.name, seats)]
     if not schedule.lowered and len((messages := lower(schedule)).steps) <= STEPS:
         drawn.append(_picture(messages, f"{schedule.name}, as messages", seats))
-    return tag("div", *drawn, class_="pair")
+    return join([tag("div", *drawn, class_="pair"), _player(schedule)])
+
+
+def _player(schedule: Schedule) -> Markup:
+    """The same schedule to play with, unless it is too large for that."""
+    try:
+        return draw(schedule)
+    except ScheduleError:
+        return NOTHING
 
 
 def _picture(s: Schedule, title: str, seats: str) -> Markup:

@@ -1,0 +1,145 @@
+"""Every way to communicate, best first.
+
+Two passes. The first prices each algorithm at a few sizes and combines them as if all ranks waited for each other between groups;
+time is convex and nearly linear in the bytes, so the points between are interpolated. The second simulates the best of each
+family, and the best of all, rank by rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .candidates import Algorithm, algorithms
+from .hosts_differ import typical_slowness
+from .machine import ClusterError
+from .program import Program, compile_schedule, connections
+from .question import Candidate, Question
+from .simulate import run
+from .step import GradientGroup, StepPlan, Sync, agreeing, beside_backward, make_groups, packing, predict_step, price
+from .workload import Model
+
+Floats = NDArray[np.float64]
+SCREENED_SIZES, SCREENED_RANGE = 6, 4**7
+SIMULATED = 12  # of the best screened candidates, the best of every family besides
+TIE = 0.01  # of the step: predictions that differ by less are equal
+
+
+def rank_candidates(question: Question) -> tuple[Candidate, ...]:
+    """Every candidate, best first: all screened, the most promising simulated rank by rank."""
+    programs: dict[str, tuple[Program, ...]] = {}
+    screened: list[Candidate] = []
+    groups = {size: make_groups(question.model, size) for size in question.groups}
+    sizes = screened_sizes(question.model)
+    best = np.full(sizes.size, np.inf)  # seconds of one all-reduce, by size
+    for algorithm in algorithms(question.cluster, question.families):
+        if bool((least_seconds(question, algorithm.family, sizes) >= best).all()):
+            continue  # slower than another one whatever the size
+        programs[algorithm.name] = programs_of(question, algorithm)
+        seconds = np.mean([[run(program, float(size)).seconds for size in sizes] for program in programs[algorithm.name]], axis=0)
+        if not algorithm.gossips:
+            best = np.minimum(best, seconds)
+        screened += _screen(question, algorithm, sizes, seconds, groups)
+    if not screened:
+        raise ClusterError(f"none of {', '.join(question.families)} fits {question.cluster.ranks} ranks; allow another algorithm")
+    screened.sort(key=lambda candidate: candidate.seconds)
+    chosen = screened[:SIMULATED]
+    for family in {candidate.algorithm.family for candidate in screened}:
+        chosen.append(next(candidate for candidate in screened if candidate.algorithm.family == family))
+    slowness = typical_slowness(question.cluster, question.host_spread)
+    simulated: dict[int, Candidate] = {}
+    for candidate in chosen:
+        if id(candidate) not in simulated:
+            first, *others = programs[candidate.algorithm.name]
+            step = predict_step(
+                first, question.model, question.compute, question.per_rank, candidate.plan, slowness=slowness, rounds=others
+            )
+            simulated[id(candidate)] = replace(candidate, seconds=step.seconds, step=step)
+    done = sorted(simulated.values(), key=lambda candidate: candidate.seconds)
+    options = []
+    for candidate in done:
+        program = programs[candidate.algorithm.name][0]
+        calls = len(program.phases) * len(groups.get(candidate.plan.group_bytes, (None,)))
+        options.append((candidate.seconds, connections(program), calls))
+    done.insert(0, done.pop(choose(options)))
+    return (*done, *(candidate for candidate in screened if id(candidate) not in simulated))
+
+
+def choose(options: Sequence[tuple[float, int, int]]) -> int:
+    """Which of these (seconds, connections of a port, calls in a step) to take: the fastest or, of those that are as fast within
+    `TIE`, the simplest: whose ports carry the fewest connections, then the one with the fewest calls, which has few groups."""
+    fastest = min(seconds for seconds, *_ in options)
+    equal = [(shared, calls, seconds, i) for i, (seconds, shared, calls) in enumerate(options) if seconds <= (1 + TIE) * fastest]
+    return min(equal)[3]
+
+
+def programs_of(question: Question, algorithm: Algorithm) -> tuple[Program, ...]:
+    """The schedules of `algorithm`, compiled."""
+    return tuple(
+        compile_schedule(algorithm.make(number), question.cluster, question.profile) for number in range(algorithm.rounds)
+    )
+
+
+def _step_plans(question: Question, algorithm: Algorithm) -> Iterator[StepPlan]:
+    if algorithm.gossips:
+        for wire in question.wires:
+            yield StepPlan(wire=wire, sync="gossip", input=question.input)
+        return
+    sync: Sync = "double buffering" if question.double_buffering else "all-reduce"
+    for wire in question.wires:
+        for size in question.groups[-1:] if question.double_buffering else question.groups:
+            yield StepPlan(group_bytes=size, wire=wire, sync=sync, input=question.input)
+
+
+def _screen(
+    question: Question, algorithm: Algorithm, sizes: Floats, times: Floats, groups: dict[float, tuple[GradientGroup, ...]]
+) -> Iterator[Candidate]:
+    slowest = float(typical_slowness(question.cluster, question.host_spread).max())
+    work = question.compute.seconds(question.per_rank) * slowest
+    forward = work * question.compute.forward
+    for plan in _step_plans(question, algorithm):
+        if plan.sync == "all-reduce":
+
+            def send(group: GradientGroup, begin: float, wire: int = plan.wire) -> float:
+                return begin + float(np.interp(group.elements * wire, sizes, times))
+
+            end, computed = beside_backward(
+                price(question.profile, question.cluster), groups[plan.group_bytes], forward, work, send
+            )
+            total = max(end, computed) + question.compute.optimizer
+        else:
+            copies = plan.copies if plan.sync == "gossip" else 1
+            travel = float(np.interp(copies * question.model.elements * plan.wire, sizes, times))
+            mixing = 2 * packing(question.profile, copies * question.model.elements)
+            total = max(work + question.compute.optimizer, travel) + mixing
+        total += agreeing(question.profile, question.cluster)
+        yield Candidate(algorithm, plan, max(total, plan.input))
+
+
+def screened_sizes(model: Model) -> Floats:
+    """Bytes at which algorithms are priced: between them, seconds are interpolated."""
+    largest = 2 * 4.0 * model.elements
+    return np.concatenate(([0.0], np.geomspace(largest / SCREENED_RANGE, largest, SCREENED_SIZES)))
+
+
+def least_seconds(question: Question, family: str, sizes: Floats) -> Floats:
+    """What an all-reduce of this family takes at least, where that is easy to tell: of messages that a library launches singly.
+
+    Trees, and halving and doubling, need two messages one after the other for every doubling of the ranks. With halving and
+    doubling, a host's part of the sum comes and goes through all of its ports, and what its ranks have is summed inside it. In
+    each of two trees, half of the sum passes one port.
+    """
+    cluster, profile = question.cluster, question.profile
+    if profile.calls != "always" or family not in ("tree", "halving-doubling"):
+        return np.zeros(sizes.size)
+    doublings, doublings_inside = cluster.hosts.bit_length() - 1, cluster.per_host.bit_length() - 1
+    launched = doublings * (profile.message + cluster.network.latency)
+    launched += doublings_inside * (profile.message_inside + cluster.inside.latency)
+    between = (1 - 1 / cluster.hosts) * sizes / (cluster.network.bandwidth * profile.network)
+    if family == "tree":
+        return np.asarray(2 * launched + between / 2)
+    inside = (1 - 1 / cluster.per_host) * sizes / (cluster.inside.bandwidth * profile.inside)
+    return np.asarray(2 * (launched + between / cluster.ports + inside))
