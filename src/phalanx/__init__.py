@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from phalanx.data.scatter import scatter_dataset, scatter_index
     from phalanx.grad.allreduce import AllReduce
     from phalanx.grad.gossip import Gossip
+    from phalanx.grad.local import DiLoCo, LocalSGD
     from phalanx.grad.replicas import ReplicaError
     from phalanx.grad.wires import Int8, PowerSGD
     from phalanx.nn import models
@@ -38,10 +39,12 @@ __all__ = [
     "Checkpointer",
     "CommunicationError",
     "Communicator",
+    "DiLoCo",
     "Gossip",
     "Int8",
     "LabelSmoothingLoss",
     "Lars",
+    "LocalSGD",
     "MultiNodeBatchNorm",
     "Pending",
     "PowerSGD",
@@ -79,10 +82,12 @@ _HOME = {
     "Checkpointer": "phalanx.train.checkpoint",
     "CommunicationError": "phalanx.comm.failure",
     "Communicator": "phalanx.comm.communicator",
+    "DiLoCo": "phalanx.grad.local",
     "Gossip": "phalanx.grad.gossip",
     "Int8": "phalanx.grad.wires",
     "LabelSmoothingLoss": "phalanx.nn.loss",
     "Lars": "phalanx.optim.lars",
+    "LocalSGD": "phalanx.grad.local",
     "MultiNodeBatchNorm": "phalanx.nn.batchnorm",
     "Pending": "phalanx.comm.pending",
     "PowerSGD": "phalanx.grad.wires",

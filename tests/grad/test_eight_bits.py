@@ -258,6 +258,7 @@ def test_what_does_not_go_with_it_is_refused_in_a_sentence():
     with phalanx.create_communicator() as comm:
         for options, words in (
             ({"sync": phalanx.Gossip()}, "Gossip takes torch.float16"),
+            ({"sync": phalanx.DiLoCo(every=2)}, "DiLoCo takes torch.float16"),
             ({"sync": phalanx.AllReduce(fused=True)}, "nothing travels"),
         ):
             with pytest.raises(ValueError, match=words):

@@ -50,7 +50,7 @@ def test_it_computes_what_the_paper_says(shape, start):
         found = []
         for step in range(6):
             x = gradients(comm.rank, step)
-            carrier.leave(x, mean=True, label=f"step {step}").wait()
+            carrier.leave(x, "mean", label=f"step {step}").wait()
             assert bool(carrier.arrive(x))
             found.append(x)
         return found
@@ -121,7 +121,7 @@ def test_steps_of_one_gradient_end_at_its_best_approximation():
         place = range(ROWS * COLUMNS)
         for _ in range(30):
             x = m.flatten().clone()
-            carrier.leave(x, mean=True, label="").wait()
+            carrier.leave(x, "mean", label="").wait()
             carrier.load(place, {"error": torch.zeros(ROWS * COLUMNS)})
         return x.view(ROWS, COLUMNS)
 
@@ -134,7 +134,7 @@ def test_zeros_stay_zeros_and_directions_come_back_after_them():
         ends = []
         for step in range(4):
             x = gradients(comm.rank, step) if step == 3 else torch.zeros(LENGTH)
-            carrier.leave(x, mean=True, label=f"{step}").wait()
+            carrier.leave(x, "mean", label=f"{step}").wait()
             ends.append(float(x[: ROWS * COLUMNS].abs().max()))
         return ends
 
@@ -153,7 +153,7 @@ def test_what_is_not_finite_is_seen_on_all_ranks_and_forgotten(bad, at):
             x = gradients(comm.rank, step)
             if step == 1 and comm.rank == 1:
                 x[at] = bad
-            carrier.leave(x, mean=True, label=f"{step}").wait()
+            carrier.leave(x, "mean", label=f"{step}").wait()
             finite.append((bool(carrier.arrive(x)), bool(x.isfinite().all())))
         return finite
 

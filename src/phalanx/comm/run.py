@@ -18,6 +18,7 @@ import torch
 from phalanx.comm.block_code import Coder
 from phalanx.comm.transports import Message, Transport
 from phalanx.schedule import Chunks, Collective, Move, Recode, Scale, Schedule
+from phalanx.schedule.ops import ONE
 
 ALIGN = 64  # bytes; messages that land side by side begin on a cache line
 LANES, LANE_BYTES = 4, 512 << 10  # pieces of a buffer that take turns on the network, and the least size of one
@@ -33,6 +34,7 @@ class Receipt:
     chunks: Chunks
     reduce: bool
     direct: bool
+    factor: Fraction = ONE  # of what arrives
     coded: bool = False
 
 
@@ -64,7 +66,7 @@ def project(schedule: Schedule, rank: int) -> tuple[Part, ...]:
         part = Part(
             sends=sends,
             receipts=tuple(
-                Receipt(op.src, op.chunks, op.reduce, not op.reduce and _can_land(op.chunks, sends), op.coded)
+                Receipt(op.src, op.chunks, op.reduce, not op.reduce and _can_land(op.chunks, sends), op.factor, op.coded)
                 for op in step.ops
                 if isinstance(op, Move) and op.dst == rank
             ),
@@ -250,6 +252,8 @@ class _Lane:
             self.transport.collective(part.collective, self.view(part.collective.chunks), self.op, self.ranks)
         encoded: dict[int, list[torch.Tensor]] = {}  # what is decoded and added to a chunk
         for receipt, x in zip(part.receipts, self.landing):
+            if receipt.factor != 1:
+                x.mul_(float(receipt.factor))
             if receipt.direct:
                 continue
             if receipt.coded and receipt.reduce:

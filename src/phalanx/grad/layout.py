@@ -30,6 +30,12 @@ def kind_of(p: torch.Tensor) -> Kind:
     return p.dtype, p.device, p.shape, tuple(step if size != 1 else 0 for size, step in zip(p.shape, p.stride()))
 
 
+def place_of(p: torch.nn.Parameter, group: Group) -> range:
+    """Where the gradient of `p` lies in the group."""
+    first = group.arena.starts[p] - (group.flat.storage_offset() - group.arena.flat.storage_offset())
+    return range(first, first + p.numel())
+
+
 def agree_on_groups(
     params: Sequence[torch.nn.Parameter],
     names: Sequence[str],
@@ -68,7 +74,7 @@ def agree_on_groups(
             travels = comm.buffer(flat.numel(), flat.dtype, flat.device) if delayed else flat
             early = not any(members[i] in late for i in run)
             group = Group(arena, flat, [own[i] for i in run], travels, None, early, missing=len(run))
-            shapes = {group.place(p): rows_of(p) for p in group.params}
+            shapes = {place_of(p, group): rows_of(p) for p in group.params}
             group.wire = carrier_of(wire, comm, flat, shapes=shapes, number=len(made))
             made.append((order.index(members[run[-1]]), group))
     made.sort(key=lambda item: item[0])  # by when the last gradient came; equal on all ranks

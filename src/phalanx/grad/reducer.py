@@ -50,11 +50,6 @@ class Group:
     overflowed: bool = False
     landed: bool = False  # the mean of what is pending is in `travels` already
 
-    def place(self, p: torch.nn.Parameter) -> range:
-        """Where the gradient of `p` lies in `flat`."""
-        first = self.arena.starts[p] - (self.flat.storage_offset() - self.arena.flat.storage_offset())
-        return range(first, first + p.numel())
-
 
 class GroupReducer:
     """Averages groups over the ranks of `comm`: alike, or `weighted` by the samples of each rank."""
@@ -71,10 +66,8 @@ class GroupReducer:
         `flags` go along in the last elements, where each ends as something else than 0 if any rank says yes.
         """
         x, op = self._load(group, flags)
-        if group.wire is not None:
-            group.pending = group.wire.leave(x, mean=op == "mean", label=label)
-        else:
-            group.pending = self._comm.all_reduce_async(x, op, label=label)
+        send = group.wire.leave if group.wire is not None else self._comm.all_reduce_async
+        group.pending = send(x, op, label=label)
 
     def average(self, group: Group, label: str, *, flags: Sequence[bool] = ()) -> None:
         """Leave and arrive at once, in this thread if ranks share memory. For a group without a wire."""

@@ -9,7 +9,7 @@ import torch
 
 from phalanx.comm.communicator import Communicator
 from phalanx.grad.allreduce import AllReduce
-from phalanx.grad.layout import Kind, agree_on_groups, kind_of
+from phalanx.grad.layout import Kind, agree_on_groups, kind_of, place_of
 from phalanx.grad.reducer import Group
 from phalanx.grad.wires import Wire
 from phalanx.grad.wires.carrier import Carrier, give, keep
@@ -94,7 +94,9 @@ class Trained:
 
     def _carriers(self) -> list[tuple[Carrier | None, dict[str, range]]]:
         """The carriers of the groups, each with the places of its parameters in it."""
-        return [(group.wire, {self.names[p]: group.place(p) for p in group.params if p in self.names}) for group in self._groups]
+        return [
+            (group.wire, {self.names[p]: place_of(p, group) for p in group.params if p in self.names}) for group in self._groups
+        ]
 
 
 def _looks(p: torch.Tensor) -> Any:

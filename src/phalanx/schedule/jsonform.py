@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from fractions import Fraction
 from typing import Any, cast
 
 from .limits import MAX_DIGITS, check_name, check_size, read_factor
-from .ops import Chunks, Collective, Goal, Kind, Move, Op, Recode, Scale, Schedule, ScheduleError, Step
+from .ops import ONE, Chunks, Collective, Goal, Kind, Move, Op, Recode, Scale, Schedule, ScheduleError, Step
 from .plain_json import brief, loads
 from .wellformed import GOALS, KINDS
 
@@ -82,6 +83,7 @@ def _step(data: Any, number: int) -> Step:
 def _op_to_json(op: Op) -> dict[str, Any]:
     if isinstance(op, Move):
         move = {"op": "add" if op.reduce else "copy", "src": op.src, "dst": op.dst, "chunks": _runs_to_json(op)}
+        move |= {} if op.factor is ONE else {"factor": str(op.factor)}
         return move | {"coded": True} if op.coded else move
     if isinstance(op, Collective):
         return {"op": op.kind, "group": op.group, "chunks": _run_to_json(op.chunks)}
@@ -96,8 +98,10 @@ def _op_from_json(data: Any, where: str) -> Op:
     if kind in ("copy", "add"):
         src, dst = _fields(data, where, "src", "dst")
         runs = _runs_from_json(chunks, f"{where}: chunks")
+        factor = _factor(data["factor"], where) if "factor" in data else ONE
         coded = _typed(bool, data.get("coded", False), f"{where}: coded")
-        return Move(_typed(int, src, f"{where}: src"), _typed(int, dst, f"{where}: dst"), runs, kind == "add", coded)
+        ends = _typed(int, src, f"{where}: src"), _typed(int, dst, f"{where}: dst")
+        return Move(*ends, runs, kind == "add", factor, coded)
     run = _run_from_json(chunks, f"{where}: chunks")
     if kind in KINDS:
         (group,) = _fields(data, where, "group")
@@ -105,15 +109,18 @@ def _op_from_json(data: Any, where: str) -> Op:
         return Collective(cast("Kind", kind), ranks, run)
     if kind == "scale":
         scaled, factor = _fields(data, where, "ranks", "factor")
-        ranges = _run_from_json(scaled, f"{where}: ranks")
-        try:
-            return Scale(ranges, run, read_factor(_typed(str, factor, "factor")))
-        except ScheduleError as error:
-            raise ScheduleError(f"{where}: {error}") from None
+        return Scale(_run_from_json(scaled, f"{where}: ranks"), run, _factor(factor, where))
     if kind in ("encode", "decode"):
         (ranks,) = _fields(data, where, "ranks")
         return Recode(_run_from_json(ranks, f"{where}: ranks"), run, kind == "encode")
     raise ScheduleError(f"{where}: {brief(kind)} is none of copy, add, scale, encode, decode, {', '.join(KINDS)}")
+
+
+def _factor(data: Any, where: str) -> Fraction:
+    try:
+        return read_factor(_typed(str, data, "factor"))
+    except ScheduleError as error:
+        raise ScheduleError(f"{where}: {error}") from None
 
 
 def _runs_to_json(op: Move) -> list[Any]:

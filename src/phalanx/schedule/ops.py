@@ -18,6 +18,7 @@ from typing import Literal
 Chunks = range | tuple[range, ...]
 Kind = Literal["all_reduce", "reduce_scatter", "all_gather", "reduce", "broadcast"]
 Goal = Literal["sum", "mean", "mixing", "copy"]
+ONE = Fraction(1)  # one object: millions of moves have it, and are asked whether they do
 
 
 class ScheduleError(ValueError):
@@ -42,12 +43,13 @@ class Move:
         chunks: The chunks that travel: a range, or several ranges (or chunk numbers) as one message. Ranges that touch become
             one, and several are kept as a sorted tuple.
         reduce: Add to the receiver's chunks instead of overwriting them.
+        factor: Multiply what arrives by this exact fraction first. The sender keeps its own.
         coded: The chunks are encoded (see `Recode`), so the message is as short as the code. An encoded chunk that is added
             is decoded on the way; one that overwrites stays encoded.
 
     Example:
         >>> phalanx.schedule.Move(0, 1, range(4, 6), reduce=True)
-        Move(src=0, dst=1, chunks=range(4, 6), reduce=True, coded=False)
+        Move(src=0, dst=1, chunks=range(4, 6), reduce=True, factor=Fraction(1, 1), coded=False)
         >>> phalanx.schedule.Move(0, 1, [range(4, 6), 0, 1]).chunks
         (range(0, 2), range(4, 6))
     """
@@ -56,6 +58,7 @@ class Move:
     dst: int
     chunks: Chunks
     reduce: bool = False
+    factor: Fraction = ONE
     coded: bool = False
 
     def __post_init__(self) -> None:

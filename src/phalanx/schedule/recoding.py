@@ -45,6 +45,8 @@ def _check_op(s: Schedule, number: int, op: Op, state: Buffers) -> None:
         return all(row[i] == coded for i in atoms)
 
     if isinstance(op, Move):
+        if op.coded and op.factor != 1:
+            _fail(s, number, op, "a code is not multiplied; scale what it was made of")
         if not held(op.src, op.coded):
             _fail(s, number, op, f"rank {op.src} does not hold these chunks {'encoded' if op.coded else 'in full precision'}")
         if op.reduce and not held(op.dst, coded=False):

@@ -1,7 +1,7 @@
 """What carries one group of gradients: made from a wire, it keeps what the wire needs between steps.
 
 carrier = carrier_of(wire, comm, flat, shapes={range(0, 12): 3, range(12, 16): 1})    # None if it travels as it is
-pending = carrier.leave(flat, mean=True, label="...")    # all ranks
+pending = carrier.leave(flat, "mean", label="...")    # all ranks
 pending.wait()
 finite = carrier.arrive(flat)    # now `flat` is the mean over the ranks, the same bits on all
 """
@@ -9,7 +9,7 @@ finite = carrier.arrive(flat)    # now `flat` is the mean over the ranks, the sa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 
@@ -25,7 +25,7 @@ class Carrier(Protocol):
 
     keeps_flags: bool  # a 1 among the gradients comes back as something else than 0
 
-    def leave(self, x: torch.Tensor, *, mean: bool, label: str) -> Pending:
+    def leave(self, x: torch.Tensor, op: Literal["sum", "mean"], *, label: str) -> Pending:
         """Start to sum `x` over the ranks, or to average it; leave `x` alone until `arrive`."""
 
     def arrive(self, x: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ is lost, only late. If groups go a second time in one step, the error is that of
 from __future__ import annotations
 
 import hashlib
+from typing import Literal
 
 import torch
 
@@ -29,9 +30,9 @@ class EightBits:
         self._turn = 0  # how often the group has left
         self._finite = torch.ones((), dtype=torch.bool, device=flat.device)
 
-    def leave(self, x: torch.Tensor, *, mean: bool, label: str) -> Pending:
+    def leave(self, x: torch.Tensor, op: Literal["sum", "mean"], *, label: str) -> Pending:
         self._turn += 1
-        factor = 1 / self._comm.size if mean else 1.0
+        factor = 1 / self._comm.size if op == "mean" else 1.0
         coder = Coder(self._wire.code, self._error, key=self._key() if self._wire.code.stochastic else 0, factor=factor)
 
         def work(turn: Turn) -> torch.Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 
 from phalanx.comm.communicator import Communicator
@@ -17,8 +19,8 @@ class Halves:
     def __init__(self, comm: Communicator, wire: torch.Tensor) -> None:
         self._comm, self._wire = comm, wire
 
-    def leave(self, x: torch.Tensor, *, mean: bool, label: str) -> Pending:
-        return self._comm.all_reduce_async(pack(x, self._wire, 1 / self._comm.size if mean else 1.0), "sum", label=label)
+    def leave(self, x: torch.Tensor, op: Literal["sum", "mean"], *, label: str) -> Pending:
+        return self._comm.all_reduce_async(pack(x, self._wire, 1 / self._comm.size if op == "mean" else 1.0), "sum", label=label)
 
     def arrive(self, x: torch.Tensor) -> torch.Tensor:
         return unpack(self._wire, x)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -59,8 +60,9 @@ class LowRank:
         self._turn = 0  # how often the group has left
         self._finite = torch.ones((), dtype=torch.bool, device=flat.device)
 
-    def leave(self, x: torch.Tensor, *, mean: bool, label: str) -> Pending:
+    def leave(self, x: torch.Tensor, op: Literal["sum", "mean"], *, label: str) -> Pending:
         self._turn += 1
+        mean = op == "mean"
         compressed = self._turn > self._wire.start and bool(self._matrices)
 
         def work(turn: Turn) -> torch.Tensor:
