@@ -2,12 +2,15 @@
 
     python benchmarks/elastic_faults.py kills [--repeat 50] [--json FILE]         kill -9 of any rank
     python benchmarks/elastic_faults.py hosts [--repeat 10] [--json FILE]         the death of a host with its agent and ranks
+    python benchmarks/elastic_faults.py beats [--json FILE]                       bytes of heartbeats
     python benchmarks/elastic_faults.py cuts [--repeat 20] [--kind 3|1 ...] [--json FILE]
 
 A row of `cuts` says how long it took until the side that continues made its next step, whether the other side stood still, and
 how long after the end of the cut all hosts took part again. At the end of each program all records are compared: every step
-number was made once, by one set of ranks, which all have the same weights after it. Every sample was trained equally often.
-Rows are appended, and a program continues where it was stopped.
+number was made once, by one set of ranks, which all have the same weights after it. Every sample was trained equally often. An
+undisturbed run with the same ranks in every step (elastic_replay.py) ends with the same bits.
+Rows are appended, and a program continues where it was stopped. `--warm` forks all processes from one that has imported torch, as
+the tests do: 20 s less per repetition, and the same faults.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import platform
 import random
 import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -31,7 +35,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from elastic_hosts import Cuts, Fleet, Way, between, fleet
-from elastic_kills import DEADLINE, kill_one
+from elastic_kills import DEADLINE, RECENT, kill_one
+from elastic_replay import replay_on_hosts
 from elastic_training import N, rows, steps_of
 from lab import Bridge, Lab
 
@@ -59,7 +64,7 @@ def full_world(job: Fleet, since: float) -> float:
 def _step_on(job: Fleet, records: list[dict[str, Any]], wanted: Any, since: float) -> float | None:
     living = job.living()
     times: dict[tuple[int, ...], dict[int, float]] = {}
-    for row in reversed(records[-4000:]):
+    for row in records[-RECENT:]:
         if row["kind"] == "step" and row["at"] > since and set(row["contributors"]) <= living.keys():
             times.setdefault((row["step"], *row["contributors"]), {})[row["member"]] = row["at"]
     done = [max(own.values()) for (_, *who), own in times.items() if own.keys() >= set(who) and wanted({living[m] for m in who})]
@@ -146,7 +151,7 @@ def lose_host(job: Fleet, generator: random.Random) -> dict[str, Any]:
     full_world(job, time.time() - 5)
     time.sleep(generator.uniform(0, 0.3))
     host = generator.choice([1, 2, 3])
-    pids = {row["member"]: row["pid"] for row in job.follow.rows if row["kind"] == "start"}
+    pids = {row["member"]: row["pid"] for row in job.follow.starts}
     doomed = [job.agents[host].pid, *(pids[member] for member, place in job.living().items() if place == host)]
     at = time.time()
     for pid in doomed:
@@ -164,6 +169,19 @@ def lose_host(job: Fleet, generator: random.Random) -> dict[str, Any]:
     }
 
 
+def beats(write: Any, seconds: float = 10.0) -> None:
+    """Bytes that leave and reach a host while its rank does nothing but give signs of life."""
+    for ranks in (1, 2):
+        with Lab(hosts=2, ranks_per_host=ranks).up(Bridge) as net, tempfile.TemporaryDirectory() as place:
+            with fleet(net, Path(place), "epochs=1000", "pause=1000", ranks=ranks) as job:
+                job.follow.wait(lambda rows: True if any(row["kind"] == "step" for row in rows) else None, "a step")
+                time.sleep(2.0)
+                before = net.bytes_sent()
+                time.sleep(seconds)
+                out, back = ((after - old) / seconds for after, old in zip(net.bytes_sent(), before))
+            write({"kind": "beats", "ranks_per_host": ranks, "bytes_per_second_sent": round(back), "received": round(out)})
+
+
 def check(directory: Path) -> dict[str, Any]:
     """What the records say: one lineage, equal weights, samples."""
     records = rows(directory)
@@ -173,23 +191,33 @@ def check(directory: Path) -> dict[str, Any]:
         if row["kind"] == "step":
             weights.setdefault(row["step"], set()).add(row["weights"])
     used = Counter(i for _, took, _ in steps for ids in took.values() for i in ids)
+    ends = {row["weights"] for row in records if row["kind"] == "end"}
+    torch.set_num_threads(1)
     return {
         "kind": "check",
         "steps": len(steps),
         "one_lineage": True,
         "weights_equal_after_every_step": all(len(found) == 1 for found in weights.values()),
         "samples_exact": len(used) == N and len(set(used.values())) == 1,
+        "equal_to_undisturbed_worlds": ends == {replay_on_hosts(steps)},
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["kills", "hosts", "cuts"])
+    parser.add_argument("what", choices=["kills", "hosts", "cuts", "beats"])
     parser.add_argument("--repeat", type=int, default=20)
     parser.add_argument("--kind", choices=KINDS, nargs="*", default=list(KINDS))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--warm", action="store_true")
     args = parser.parse_args()
+    if args.warm:
+        sys.path.insert(0, str(Path(__file__).parents[1]))
+        from tests.warm.popen import Python, warm
+
+        warm()
+        subprocess.Popen = Python  # type: ignore[misc]
     generator = random.Random(f"{args.seed} {time.time()}")
     done = [json.loads(line) for line in args.json.read_text().splitlines()] if args.json and args.json.exists() else []
 
@@ -217,11 +245,15 @@ def main() -> None:
             "load": os.getloadavg()[0],
             "hosts": 4,
             "ranks_per_host": 1,
+            "warm": args.warm,
         }
     )
+    if args.what == "beats":
+        beats(write)
+        return
     with Lab(hosts=4, ranks_per_host=1).up(Bridge) as net, tempfile.TemporaryDirectory() as place:
         directory, cuts = Path(place), Cuts(net)
-        with fleet(net, directory, "epochs=1000000", "pause=0.02", f"stop_file={directory / 'stop'}") as job:
+        with fleet(net, directory, "epochs=1000000", "pause=0.05", f"stop_file={directory / 'stop'}") as job:
             dead: set[int] = set()
             try:
                 for what in todo:

@@ -76,7 +76,7 @@ class Fleet:
     agents: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.follow = Follow(self.directory)
+        self.follow, self._dead = Follow(self.directory), set[int]()
         self.log = self.directory / "log"
         self._secret = secrets.token_hex(16)
         for host in range(self.net.lab.hosts):
@@ -112,8 +112,10 @@ class Fleet:
 
     def living(self) -> dict[int, int]:
         """The members whose processes live, and their hosts."""
-        starts = {row["member"]: row["pid"] for row in self.follow.look() if row["kind"] == "start"}
+        self.follow.look()
+        starts = {row["member"]: row["pid"] for row in self.follow.starts if row["member"] not in self._dead}
         found = {member: self.host_of(pid) for member, pid in starts.items()}
+        self._dead |= {member for member, host in found.items() if host is None}
         return {member: host for member, host in found.items() if host is not None}
 
     def stop(self) -> None:

@@ -34,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from elastic_training import N, replay, rows, steps_of
 
 PROGRAM = Path(__file__).parent / "elastic_training.py"
+RECENT = 2000  # rows in which the end of a step is looked for
 DEADLINE = 150.0  # seconds until the next step, or the next rank, must be there
 
 
@@ -43,6 +44,7 @@ class Follow:
     def __init__(self, directory: Path) -> None:
         self._directory, self._read = directory, dict[Path, int]()
         self.rows: list[dict[str, Any]] = []
+        self.starts: list[dict[str, Any]] = []
 
     def look(self) -> list[dict[str, Any]]:
         for path in self._directory.glob("member*.jsonl"):
@@ -51,7 +53,9 @@ class Follow:
                 text = file.read()
             whole = text[: text.rfind("\n") + 1]
             self._read[path] = self._read.get(path, 0) + len(whole)
-            self.rows += [json.loads(line) for line in whole.splitlines()]
+            new = [json.loads(line) for line in whole.splitlines()]
+            self.rows += new
+            self.starts += [row for row in new if row["kind"] == "start"]
         return self.rows
 
     def wait(self, found: Any, what: str) -> Any:
@@ -59,7 +63,7 @@ class Follow:
         while (answer := found(self.look())) is None:
             if time.monotonic() > until:
                 raise TimeoutError(f"{what} did not happen within {DEADLINE:g} s")
-            time.sleep(0.002)
+            time.sleep(0.01)  # longer would be seen in the result, less would be seen on the machine
         return answer
 
 
@@ -86,21 +90,19 @@ def started(ranks: int, directory: Path, *options: str) -> Iterator[subprocess.P
 
 def kill_one(follow: Follow, dead: set[int], generator: random.Random, ranks: int) -> dict[str, Any]:
     """Kill a rank when all are there, and wait until a step was made without it, by all that are left."""
-    follow.wait(lambda records: True if len(pids(records, dead)) == ranks else None, "a full world")
-    taking_part = set(pids(follow.rows, dead))
+    follow.wait(lambda records: True if len(pids(follow.starts, dead)) == ranks else None, "a full world")
+    taking_part = set(pids(follow.starts, dead))
     follow.wait(lambda records: _step_by(records, taking_part, exactly=True), "a step of all ranks")
     time.sleep(generator.uniform(0, 0.3))
     victim = generator.choice(sorted(taking_part))
     before = follow.look()[-1]
-    last = [row for row in follow.rows if row["member"] == victim][-1]["kind"]
+    last = next(row for row in reversed(follow.rows) if row["member"] == victim)["kind"]
     at = time.time()
-    os.kill(pids(follow.rows, dead)[victim], signal.SIGKILL)
+    os.kill(pids(follow.starts, dead)[victim], signal.SIGKILL)
     dead.add(victim)
     survivors = taking_part - {victim}
     done = follow.wait(lambda records: _step_by(records, survivors, after=at, exactly=False), "a step of the survivors")
-    joined = follow.wait(
-        lambda records: next((row for row in records if row["kind"] == "start" and row["at"] > at), None), "a replacement"
-    )
+    joined = follow.wait(lambda records: next((row for row in follow.starts if row["at"] > at), None), "a replacement")
     again = survivors | {joined["member"]}
     full = follow.wait(lambda records: _step_by(records, again, after=at, exactly=True), "all ranks again")
     return {
@@ -117,7 +119,7 @@ def kill_one(follow: Follow, dead: set[int], generator: random.Random, ranks: in
 def _step_by(records: list[dict[str, Any]], members: set[int], *, after: float = 0.0, exactly: bool) -> float | None:
     """When all of these members had finished one step that they, or these members exactly, made together."""
     times: dict[int, dict[int, float]] = {}
-    for row in records:
+    for row in records[-RECENT:]:
         if row["kind"] != "step" or row["at"] < after:
             continue
         who = set(row["contributors"])

@@ -21,6 +21,7 @@ import phalanx
 
 IMPORTED = time.time()
 N, FEATURES, CLASSES = 96, 12, 5
+SLOW = 0.6  # seconds between two steps while `slow_file` exists
 
 
 def data() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -59,7 +60,7 @@ def main(directory: Path, options: dict[str, str]) -> None:
     )
     opt.share(model=model, loader=loader)
     write(kind="start", step=opt.steps, pid=os.getpid(), rank=comm.rank, size=comm.size, imported=IMPORTED)
-    stop = Path(options.get("stop_file", "/nonexistent"))
+    stop, slow = Path(options.get("stop_file", "/nonexistent")), Path(options.get("slow_file", "/nonexistent"))
     over = False
     while loader.position.epoch < epochs and not over:
         for x, y, ids in loader:
@@ -70,7 +71,7 @@ def main(directory: Path, options: dict[str, str]) -> None:
             opt.step()
             write(kind="step", step=opt.steps - 1, contributors=comm.contributors, weights=fingerprint(model))
             if pause:
-                time.sleep(pause)
+                time.sleep(SLOW if slow.exists() else pause)
         over = bool(comm.all_reduce(torch.tensor([float(stop.exists())]), op="max"))  # the same on all ranks
         write(kind="epoch", position=loader.position.epoch)
     changes = [str(change) for change in opt.membership.history]
@@ -94,13 +95,19 @@ Made = tuple[list[int], dict[int, list[int]], bool]
 
 def steps_of(records: list[dict]) -> list[Made]:
     """For each step the contributors, on which all ranks agree, the samples of each, and whether they count by samples."""
-    last = max(row["step"] for row in records if row["kind"] == "step")
+    made: dict[int, set[tuple[int, ...]]] = {}
+    taken: dict[int, dict[int, dict]] = {}
+    for row in records:
+        if row["kind"] == "step":
+            made.setdefault(row["step"], set()).add(tuple(row["contributors"]))
+        elif row["kind"] == "took":
+            taken.setdefault(row["step"], {})[row["member"]] = row
     found = []
-    for step in range(last + 1):
-        who = {tuple(row["contributors"]) for row in records if row["kind"] == "step" and row["step"] == step}
+    for step in range(max(made) + 1):
+        who = made[step]
         assert len(who) == 1, f"step {step} was made by {who}"
         (contributors,) = who
-        took = {row["member"]: row for row in records if row["kind"] == "took" and row["step"] == step}
+        took = taken[step]
         samples = {member: took[member]["ids"] for member in contributors}
         found.append((list(contributors), samples, took[contributors[0]]["uneven"]))
     return found

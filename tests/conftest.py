@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing.util
+import os
+import re
 import signal
 import subprocess
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 
 import hypothesis
 import pytest
+from tests.long import times
 from tests.warm.popen import Python, Worker, spawn, warm
 
 # How long an example takes depends on what else runs on the machine.
-hypothesis.settings.register_profile("phalanx", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile(
+    "phalanx", deadline=None, max_examples=times(100, seldom=40), suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("phalanx")
 
 # A shell has what it starts in the background ignore Ctrl-C, and so would all processes that tests start and interrupt.
@@ -71,6 +77,36 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             return order, room != "world", str(item.path)  # a worker that stays in "world" has its pools once
 
         items.sort(key=when)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """What is collected stays: no search for garbage walks through it, now or during the tests."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def abandoned() -> set[str]:
+    """What lies in /dev/shm and bears the number of a process that has ended: "torch_NUMBER_...", "phalanx-NUMBER-..."."""
+    found = {name: re.match(r"(?:torch_|phalanx-)(\d+)", name) for name in os.listdir("/dev/shm")}
+    ended = {name for name, process in found.items() if process and not os.path.exists(f"/proc/{process[1]}")}
+    return {name for name in ended if os.path.exists(f"/dev/shm/{name}")}  # it may have removed it and ended since we looked
+
+
+KNOWN = abandoned()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_stays_in_shared_memory() -> Iterator[None]:
+    """A file of tests leaves nothing there. With several workers it may be another file that runs at the same time."""
+    yield
+    left = abandoned() - KNOWN
+    KNOWN.update(left)  # each is reported once by each worker
+    assert not left, f"left in /dev/shm by a process that has ended: {sorted(left)}"
 
 
 @pytest.fixture

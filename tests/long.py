@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import os
+from typing import TypeVar
 
+T = TypeVar("T")
 LONG = os.environ.get("PHALANX_TEST_LONG") == "1"
+
+
+def often(*repetitions: T) -> tuple[T, ...]:
+    """More cases of what `make test` has another case of: `cases(1, *often(2, 3))`. They are all there in CI, and none else."""
+    return repetitions if LONG else ()
 
 
 def times(often: int, *, seldom: int) -> int:

@@ -43,6 +43,7 @@ ROOMS = {
         "fused": ("phalanx.grad", "phalanx.comm"),
         "one_pass": ("phalanx.grad", "phalanx.comm", "phalanx.native"),
         "gossip_step": ("phalanx.grad", "phalanx.comm"),
+        "local_step": ("phalanx.grad", "phalanx.comm"),
     },
     "nn": {"": ("torch",), "batchnorm": ("phalanx.comm",)},
     "data": {

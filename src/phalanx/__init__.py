@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from phalanx.data.scatter import scatter_dataset, scatter_index
     from phalanx.grad.allreduce import AllReduce
     from phalanx.grad.gossip import Gossip
+    from phalanx.grad.local import DiLoCo, LocalSGD
     from phalanx.grad.replicas import ReplicaError
     from phalanx.nn import models
     from phalanx.nn.batchnorm import MultiNodeBatchNorm, average_batchnorm_, convert_batchnorm
@@ -37,9 +38,11 @@ __all__ = [
     "Checkpointer",
     "CommunicationError",
     "Communicator",
+    "DiLoCo",
     "Gossip",
     "LabelSmoothingLoss",
     "Lars",
+    "LocalSGD",
     "MultiNodeBatchNorm",
     "Pending",
     "ReplicaError",
@@ -76,9 +79,11 @@ _HOME = {
     "Checkpointer": "phalanx.train.checkpoint",
     "CommunicationError": "phalanx.comm.failure",
     "Communicator": "phalanx.comm.communicator",
+    "DiLoCo": "phalanx.grad.local",
     "Gossip": "phalanx.grad.gossip",
     "LabelSmoothingLoss": "phalanx.nn.loss",
     "Lars": "phalanx.optim.lars",
+    "LocalSGD": "phalanx.grad.local",
     "MultiNodeBatchNorm": "phalanx.nn.batchnorm",
     "Pending": "phalanx.comm.pending",
     "ReplicaError": "phalanx.grad.replicas",

@@ -96,6 +96,22 @@ def set_worker_info(worker: int, workers: int, seed: int, dataset: Any) -> None:
     module._worker_info = module.WorkerInfo(id=worker, num_workers=workers, seed=seed, dataset=dataset)
 
 
+def collate_in_own_memory() -> None:
+    """Have `default_collate` stack tensors in ordinary memory, in this process.
+
+    In a worker torch stacks them in a file of /dev/shm. If the worker is killed while torch allocates it, the file stays.
+    """
+    from torch.utils.data._utils import collate as module
+
+    def stack(batch: Any, *, collate_fn_map: Any = None) -> Any:
+        if batch[0].is_nested or batch[0].layout is not torch.strided:
+            return module.collate_tensor_fn(batch, collate_fn_map=collate_fn_map)  # raises
+        return torch.stack(batch)
+
+    if module.default_collate_fn_map[torch.Tensor] is module.collate_tensor_fn:  # and not a user's own
+        module.default_collate_fn_map[torch.Tensor] = stack
+
+
 # ---- CUDA, for `phalanx selftest` ----------------------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ A Ctrl-C is one: a terminal of its own, whose foreground process group gets what
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import random
@@ -14,6 +15,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,6 +23,7 @@ from pathlib import Path
 
 import pytest
 from tests.long import LONG
+from tests.warm.popen import Python, warm
 from tests.world.programs.herd import clean_environment
 
 from phalanx.cli.main import build_parser
@@ -35,6 +38,12 @@ SLOW = bool(os.environ.get("PHALANX_TEST_SLOW"))
 RUN = ["--set", "model.width=4", "--set", "epochs=500", "--set", "trace_steps=0"]
 
 
+class OnTerminal(Python):
+    """A program that is forked warm, and whose session has a terminal."""
+
+    terminal = True
+
+
 @dataclass
 class Terminal:
     """A command in a terminal of its own, and what it prints there."""
@@ -43,21 +52,24 @@ class Terminal:
     columns: int = 80
     text: str = ""
     code: int | None = None
-    pid: int = 0
-    master: int = -1
     begun: float = field(default_factory=time.monotonic)
 
     def __enter__(self) -> Terminal:
-        self.pid, self.master = pty.fork()
-        if self.pid == 0:
-            env = clean_environment() | {"OMP_NUM_THREADS": "1", "COLUMNS": str(self.columns), "TERM": "xterm"}
-            os.execve(self.command[0], self.command, env)
+        warm()
+        self.master, slave = pty.openpty()
+        env = clean_environment() | {"OMP_NUM_THREADS": "1", "COLUMNS": str(self.columns), "TERM": "xterm"}
+        streams = {"stdin": slave, "stdout": slave, "stderr": slave}
+        if LONG:  # as a shell starts it, with an import of torch in each rank
+            own = {"preexec_fn": lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)}
+            self.process = subprocess.Popen(self.command, **streams, env=env, start_new_session=True, **own)
+        else:
+            self.process = OnTerminal(self.command, **streams, env=env, start_new_session=True)
+        os.close(slave)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.code is None:
-            os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
+        self.process.kill()
+        self.process.wait()
         os.close(self.master)
 
     def press(self, letter: bytes) -> None:
@@ -76,9 +88,7 @@ class Terminal:
                 return
             except OSError:  # all of its processes have closed it
                 pass
-        pid, status = os.waitpid(self.pid, os.WNOHANG)
-        if pid:
-            self.code = os.waitstatus_to_exitcode(status)
+        self.code = self.process.poll()
 
     def end(self) -> str:
         """All that it prints to its end."""
@@ -130,7 +140,9 @@ def test_a_second_ctrl_c_ends_at_once_also_ranks_that_hang(tmp_path):
     out = tmp_path / "run"
     with Terminal(train("--ranks", "2", "--out", str(out), *RUN)) as terminal:
         terminal.until(lambda: evaluated(out))
-        ranks = Path(f"/proc/{terminal.pid}/task/{terminal.pid}/children").read_text().split()
+        pid = terminal.process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        ranks = [child for child in children if len(os.listdir(f"/proc/{child}/task")) > 1]  # what forks ranks has one thread
         assert len(ranks) == 2
         for rank in ranks:
             os.kill(int(rank), signal.SIGSTOP)

@@ -91,14 +91,14 @@ def test_cycles_are_refused():
 
 
 @given(st.binary(max_size=60))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=times(500, seldom=200), deadline=None)
 def test_any_bytes_give_a_value_or_a_value_error(data):
     with contextlib.suppress(ValueError):
         decode(data)
 
 
 @given(values, st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=times(100, seldom=40), deadline=None)
 def test_what_is_cut_short_or_has_a_tail_is_refused(value, data):
     whole = bytes(encode(value))
     cut = data.draw(st.integers(0, len(whole) - 1))

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.long import times
 
 from phalanx.data import BatchPlan, Stage
 from phalanx.data.batch import Split
@@ -47,7 +48,7 @@ def test_splits():
     assert Stage(1, 96).split(3, micro_batch=64) == Split(3, 1, 32)  # all fits in one
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=times(300, seldom=120), deadline=None)
 @given(st.integers(1, 3000), st.integers(1, 20), st.integers(1, 6), st.booleans())
 def test_a_split_is_exact_or_the_error_names_batches_that_are_possible(batch, ranks, number, as_size):
     stage, most = (Stage(1, batch), number) if as_size else (Stage(1, batch, micro_steps=number), None)

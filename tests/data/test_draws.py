@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.long import times
 
 from phalanx.data.draws import Draws
 
@@ -29,7 +30,7 @@ def reference(seed: int, epoch: int, index: int, stream: int, k: int) -> float:
 
 
 @given(whole, whole, st.integers(0, 2**62), st.integers(0, 1000), st.integers(0, 2**32))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=times(100, seldom=40), deadline=None)
 def test_a_number_depends_on_nothing_but_its_five_arguments(seed, epoch, index, stream, others):
     count = others % 100 + 1
     alone = Draws(seed, epoch, np.array([index])).uniform(stream, count)[0]
@@ -48,7 +49,7 @@ def test_a_number_depends_on_nothing_but_its_five_arguments(seed, epoch, index, 
 
 
 @given(whole, whole, st.integers(0, 2**62), st.integers(0, 2**32 - 1), st.integers(0, 150))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=times(100, seldom=40), deadline=None)
 def test_the_hash_is_splitmix64(seed, epoch, index, stream, k):
     assert Draws(seed, epoch, np.array([index])).uniform(stream, k + 1)[0, k] == reference(seed, epoch, index, stream, k)
 

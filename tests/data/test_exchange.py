@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.long import times
 
 from phalanx.data.exchange import ExchangePlan
 from phalanx.data.scatter import scatter_index
@@ -47,7 +48,7 @@ def check(plan: ExchangePlan, epochs: int) -> None:
             assert plan.held(epoch, step, rank).tolist() == sorted(bag)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=times(100, seldom=40), deadline=None)
 @given(plans(), st.integers(1, 3))
 def test_every_sample_has_one_owner_at_every_step(plan, epochs):
     check(plan, epochs)
@@ -68,7 +69,7 @@ def test_a_plan_that_is_no_permutation_is_rejected():
         check(Crooked(24, 3, 2), 1)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=times(150, seldom=60), deadline=None)
 @given(plans(), st.integers(0, 3))
 def test_an_epoch_visits_what_a_rank_held_at_its_beginning_once(plan, epoch):
     for rank, share in enumerate(plan.shares(epoch)):
@@ -89,7 +90,7 @@ def test_an_epoch_visits_what_a_rank_held_at_its_beginning_once(plan, epoch):
         assert plan.fewest - plan.steps * plan.batch < plan.batch
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=times(100, seldom=40), deadline=None)
 @given(plans(), st.integers(0, 3), st.integers(0, 3))
 def test_destinations_are_one_cycle_through_all_ranks(plan, epoch, step):
     destinations = plan.destinations(epoch, step)

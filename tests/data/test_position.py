@@ -119,7 +119,7 @@ def test_resume_on_other_ranks_loses_and_repeats_nothing(run, stop):
     check_resume(*run, stop)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=times(100, seldom=40), deadline=None)
 @given(runs(), st.integers(0, 100))
 def test_the_same_batch_on_other_ranks_is_the_same_run(run, stop):
     """Where the batch divides over both numbers of ranks, every later step takes the very same places."""

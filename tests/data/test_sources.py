@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.long import times
 
 from phalanx.data.source import Arrays, Encoded, Skipped, SourceError, Takes
 from phalanx.data.source import open as open_source
@@ -75,7 +76,7 @@ def test_skipped_counts_all_and_remembers_some():
 # ---- arrays ----------------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=times(60, seldom=24), deadline=None)
 @given(st.integers(1, 9), st.lists(st.integers(0, 8), max_size=12), st.sampled_from(["numpy", "torch", "strided"]))
 def test_take_is_item_by_item(n, wanted, form):
     a = Arrays(torch.arange(n * 6).view(n, 1, 2, 3), torch.arange(n) * 7)
@@ -322,7 +323,7 @@ def test_the_canary_sings_for_a_real_unpickler(tmp_path):
     assert canary.exists()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=times(150, seldom=60), deadline=None)
 @given(st.data())
 def test_mutated_pickles_are_read_or_refused(data):
     good = bytearray(

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from tests.long import times
 
 from phalanx.data.decode import CentreCrop, RandomResizedCrop, choose_box
 from phalanx.data.draws import PAD_CROP, Draws
@@ -91,7 +92,7 @@ def test_another_crop_does_not_look_the_same():
 
 
 @given(st.integers(1, 300), st.integers(1, 300), st.lists(UNIT, min_size=41, max_size=41))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=times(100, seldom=40), deadline=None)
 def test_box_lies_in_the_image_with_the_drawn_area_and_aspect(height, width, numbers):
     area, aspect = (0.2, 0.9), (0.5, 2.0)
     box = choose_box(height, width, numbers, area, aspect)
@@ -175,7 +176,7 @@ def random_batch(n: int, channels: int = 3, height: int = 6, width: int = 5) -> 
     st.integers(0, 6), st.sampled_from([1, 3]), st.integers(1, 9), st.integers(1, 9), st.integers(0, 4), st.booleans(),
     st.integers(0, 99),
 )  # fmt: skip
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=times(100, seldom=40), deadline=None)
 def test_pad_crop_is_the_naive_loop(n, channels, height, width, pad, channels_last, seed):
     x = random_batch(n, channels, height, width)
     draws = Draws(seed, 0, np.arange(n))
@@ -214,7 +215,7 @@ def test_flip_mirrors_each_sample_or_leaves_it(p):
 
 
 @given(st.permutations(range(12)), st.sets(st.integers(1, 11)), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=times(60, seldom=24), deadline=None)
 def test_results_do_not_depend_on_split_and_order_of_the_batch(order, cuts, channels_last):
     x, indices = random_batch(12, 3, 8, 8), np.arange(100, 112)
     chain = Chain(PadCrop(2), Flip(), Normalise(IMAGENET.mean, IMAGENET.std, channels_last=channels_last))

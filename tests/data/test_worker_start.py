@@ -14,7 +14,7 @@ import numpy
 import pytest
 import torch
 from tests.data.stand_ins import Info, Numbers, World, noise
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import DataLoader, default_collate, get_worker_info
 
 from phalanx.data import Loader, SampleError, recycled
 
@@ -215,6 +215,22 @@ def test_a_lock_that_another_thread_holds_during_the_fork_is_free_in_the_worker(
     finally:
         done.set()
         thread.join()
+
+
+def shares(samples):
+    return [default_collate(samples).is_shared(), default_collate([x.numpy() for x in samples]).is_shared()]
+
+
+def test_no_batch_lies_in_a_file_that_a_killed_worker_would_leave():
+    """Neither if you give a collate_fn nor if you don't. torch's own workers put batches into files of /dev/shm for a moment."""
+    samples = list(torch.zeros(2, 3))
+    (theirs,) = DataLoader(samples, 2, num_workers=1, collate_fn=shares)
+    assert theirs == [True, True]
+    options = {"batch": 2, "workers": 1, "kind": "process"}
+    with Loader(samples, **options, collate_fn=shares) as loader:
+        assert next(iter(loader)) == [False, False]
+    with Loader(samples, **options, transform=lambda x, draws: torch.tensor([x.is_shared()])) as loader:
+        assert next(iter(loader)).tolist() == [False]
 
 
 INTERRUPTED = """

@@ -7,8 +7,8 @@
         fuzz(PARSER, cases)
 
 A case is a number: parser and number give the input, so a failure can be repeated. Each case has 2 seconds of processor time
-and 256 MB. `PHALANX_FUZZ=200000` asks for so many cases instead of 2,000; `PHALANX_FUZZ_SHARD=0/2` runs every second of them;
-`PHALANX_FUZZ_MINUTES=12` skips blocks of cases that would begin later.
+and 256 MB. `PHALANX_FUZZ=200000` asks for that many cases instead of 500 (2,000 with PHALANX_TEST_LONG=1);
+`PHALANX_FUZZ_SHARD=0/2` runs every second of them; `PHALANX_FUZZ_MINUTES=12` skips blocks of cases that would begin later.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from tests.long import times
 
-CASES = int(os.environ.get("PHALANX_FUZZ", "2000"))
+CASES = int(os.environ.get("PHALANX_FUZZ", times(2000, seldom=500)))
 SHARD, SHARDS = map(int, os.environ.get("PHALANX_FUZZ_SHARD", "0/1").split("/"))
 UNTIL = time.monotonic() + 60 * float(os.environ.get("PHALANX_FUZZ_MINUTES", "inf"))
 BLOCK = 2_000  # cases of one test, which has 180 s like every other, also on a busy machine

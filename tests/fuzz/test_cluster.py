@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fuzz.harness import Parser, blocks, fuzz
 from tests.fuzz.mutate import JSON, TEXT
+from tests.long import times
 
 from phalanx.cluster import MODELS, PRESETS, PROFILES, Cluster, Compute, Model, workload_file
 from phalanx.cluster import calibrate as calibration
@@ -115,7 +116,7 @@ positive = st.floats(1e-3, 1e3)
 links = st.builds(Link, st.floats(0, 1e-3), st.floats(1e6, 1e12))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=times(100, seldom=40), deadline=None)
 @given(
     st.builds(
         Cluster,
@@ -138,7 +139,7 @@ def test_a_cluster_reads_back_equal(cluster):
             assert own == other
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=times(100, seldom=40), deadline=None)
 @given(
     st.lists(st.builds(Tensor, st.text(max_size=5), st.integers(1, 10**9), st.floats(0, 1), st.just(0)), min_size=1, max_size=5),
     st.builds(Compute, st.floats(1e-9, 10), st.floats(0, 1), st.floats(0, 1), st.floats(0, 1), st.text(max_size=5)),

@@ -3,6 +3,7 @@
 import copy
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ import phalanx
 from phalanx import Gossip, ReplicaError, create_multi_node_optimizer
 from phalanx.grad.gossip import mixing
 from phalanx.grad.gossip.membership import Membership
-from phalanx.grad.gossip.mixing import alike, drift, drift_widened, halves
+from phalanx.grad.gossip.mixing import alike, drift, drift_widened, shares
 from phalanx.grad.gossip.packet import Packet, lay_out
 from phalanx.grad.gossip.partners import partners
 from phalanx.grad.gossip.spread import SAMPLE, spread
@@ -22,7 +23,7 @@ from phalanx.schedule import gossip_period
 
 PATIENT = 60.0  # seconds: on a busy machine no exchange is given up
 COHERENT = {"overlap": False, "patience": PATIENT}
-TOPOLOGIES = ("dissemination", "hypercube")
+TOPOLOGIES = ("dissemination", "hypercube", "exact")
 
 
 # ---- partners ----------------------------------------------------------------------------------------------------------------
@@ -44,13 +45,14 @@ def test_all_ranks_agree_on_who_sends_to_whom(n, step, topology, rotate, seed):
 
 @given(st.integers(2, 64), st.integers(0, 40), st.sampled_from(TOPOLOGIES))
 def test_the_mixing_matrix_is_doubly_stochastic(n, step, topology):
-    matrix = torch.zeros(n, n)
+    matrix = torch.zeros(n, n, dtype=torch.float64)
     for rank in range(n):
         who = partners(rank, range(n), step, Gossip(topology=topology))
-        matrix[rank, rank] += 0.5
-        matrix[rank, rank if who.source is None else who.source] += 0.5
-    assert torch.equal(matrix.sum(0), torch.ones(n))
-    assert torch.equal(matrix.sum(1), torch.ones(n))
+        matrix[rank, rank] += 1 - who.weight
+        matrix[rank, rank if who.source is None else who.source] += who.weight
+    torch.testing.assert_close(matrix.sum(0), torch.ones(n, dtype=torch.float64))
+    torch.testing.assert_close(matrix.sum(1), torch.ones(n, dtype=torch.float64))
+    assert topology == "exact" or set(matrix.flatten().tolist()) <= {0.0, 0.5, 1.0}
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
@@ -87,19 +89,24 @@ def test_a_gone_seat_takes_part_until_everybody_can_know():
     assert membership.nodes(last + 100) == [0, 1, 2, 4, 5, 6, 7]
 
 
-@pytest.mark.parametrize("n", [4, 8, 16, 32])
-def test_news_of_a_death_reach_all_survivors_before_it_counts(n):
+EXACT = Gossip(topology="exact")
+CASES = [(n, sync) for n in (4, 8, 16, 32) for sync in (Gossip(), Gossip(seed=5))]
+CASES += [(n, sync) for n in (3, 4, 5, 6, 7, 9, 16, 17, 23) for sync in (EXACT, replace(EXACT, rotate=False))]
+
+
+@pytest.mark.parametrize(("n", "sync"), CASES)
+def test_news_of_a_death_reach_all_survivors_before_it_counts(n, sync):
     """By values: whoever would send to or receive from the dead rank gets nothing, all others hear what their source knows."""
-    for dead, sync in itertools.product(range(0, n, n // 2 - 1), [Gossip(), Gossip(seed=5)]):
-        rolls = {rank: Membership.of(n) for rank in range(n) if rank != dead}
-        for step in range(8 * gossip_period(n)):
+    for dead in range(0, n, max(1, n // 2 - 1)) if n > 9 else range(n):
+        rolls = {rank: Membership.of(n, sync.topology) for rank in range(n) if rank != dead}
+        for step in range(8 * gossip_period(n, sync.topology)):
             pairs = {rank: partners(rank, rolls[rank].nodes(step), step, sync) for rank in rolls}
             said = dict(rolls)
             for rank, who in pairs.items():
                 if dead in (who.source, who.dest):
                     rolls[rank] = rolls[rank].mark_dead(dead, step)
-                if who.source != dead:
-                    assert who.source is None or pairs[who.source].dest == rank, "survivors disagree on partners"
+                if who.source is not None and who.source != dead:
+                    assert pairs[who.source].dest == rank, "survivors disagree on partners"
                     rolls[rank] = rolls[rank].merge(said[who.source].leaves)
         assert {membership.gone for membership in rolls.values()} == {(dead,)}
         assert len(set(rolls.values())) == 1
@@ -190,8 +197,8 @@ def test_halves_are_the_same_on_both_sides():
     torch.manual_seed(1)
     a, b = torch.randn(10_000), torch.randn(10_000)
     here, there = a.clone(), b.clone()
-    halves([here], [b])
-    halves([there], [a])
+    shares([here], [b])
+    shares([there], [a])
     assert torch.equal(here, there)
 
 
@@ -242,8 +249,22 @@ def test_by_values_too(n, topology):
     for step in range(gossip_period(n)):
         before = [x.clone() for x in xs]
         for rank, x in enumerate(xs):
-            halves([x], [before[partners(rank, range(n), step, Gossip(topology=topology)).source]])
+            shares([x], [before[partners(rank, range(n), step, Gossip(topology=topology)).source]])
     assert all(torch.equal(x, sum(map(whole, range(n))) / n) for x in xs)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 6, 7, 8])
+def test_one_period_of_exact_is_the_mean_of_any_number_of_ranks(n):
+    steps = gossip_period(n, "exact")
+    mean = sum(whole(rank) for rank in range(n)) / n
+    for overlap in (False, True):
+        history = exchanged(n, steps + overlap, whole, topology="exact", overlap=overlap)
+        for x in history[-1]:
+            torch.testing.assert_close(x, mean, rtol=1e-12, atol=1e-9)
+        assert n == 2 or not all(torch.allclose(x, mean) for x in history[-2])
+    # negative control: after as many rounds of dissemination the mean is not exact, unless n is a power of two
+    history = exchanged(n, steps, whole, overlap=False)
+    assert all(torch.allclose(x, mean, rtol=1e-9) for x in history[-1]) == (n & (n - 1) == 0)
 
 
 @pytest.mark.parametrize("n", [2, 3, 5, 6])
@@ -269,6 +290,9 @@ def test_hosts_gossip_as_one_and_ranks_carry_their_shares():
     assert all(torch.equal(x, mean) for x in history[-1])
     ranks = exchanged(8, 2, start, hosts=4, overlap=False, level="rank")
     assert not all(torch.equal(x, mean) for x in ranks[-1])  # on request each rank for itself: that takes 3
+    three = exchanged(6, 3, start, hosts=3, overlap=False, topology="exact")  # 3 hosts: pairs with weights 1/2, 2/3 and 1/2
+    for x in three[-1]:
+        torch.testing.assert_close(x, sum(whole(host) for host in range(3)) / 3, rtol=1e-12, atol=1e-9)
 
 
 # ---- training ----------------------------------------------------------------------------------------------------------------
@@ -312,23 +336,25 @@ def by_hand(n, steps, *, overlap, sync):
         if not overlap:
             for i in range(n):
                 who = partners(i, range(n), t, sync)
-                for x, mine, theirs in zip(tensors(i), before[i], before[who.source], strict=True):
-                    x.copy_(mine / 2 + theirs / 2)
+                for x, mine, theirs in zip(tensors(i), before[i], before[i if who.source is None else who.source], strict=True):
+                    x.copy_(mine * (1 - who.weight) + theirs * who.weight)
             continue
         if sent is not None:
             for i in range(n):
                 who = partners(i, range(n), t - 1, sync)
-                for x, mine, theirs in zip(tensors(i), sent[i], sent[who.source], strict=True):
-                    x.add_((theirs - mine) / 2)
+                for x, mine, theirs in zip(tensors(i), sent[i], sent[i if who.source is None else who.source], strict=True):
+                    x.add_((theirs - mine) * who.weight)
         sent = [[x.clone() for x in tensors(i)] for i in range(n)]
     return [flat(model) for model in models]
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-@pytest.mark.parametrize("n", [2, 3, 8])
-def test_weights_and_momentum_are_mixed_as_documented(n, overlap):
-    found = trained(n, overlap=overlap)
-    for mine, wanted in zip(found, by_hand(n, 6, overlap=overlap, sync=Gossip()), strict=True):
+@pytest.mark.parametrize(
+    ("n", "topology"), [(2, "dissemination"), (3, "dissemination"), (8, "dissemination"), (3, "exact"), (5, "exact")]
+)
+def test_weights_and_momentum_are_mixed_as_documented(n, topology, overlap):
+    found = trained(n, overlap=overlap, topology=topology)
+    for mine, wanted in zip(found, by_hand(n, 6, overlap=overlap, sync=Gossip(topology=topology)), strict=True):
         torch.testing.assert_close(mine[-1], wanted, rtol=1e-10, atol=1e-12)
 
 
@@ -423,23 +449,26 @@ def test_spread_is_the_consensus_distance():
 # ---- torch's tools -----------------------------------------------------------------------------------------------------------
 
 
-def test_resuming_is_exact_in_the_middle_of_a_period():
+@pytest.mark.parametrize(("n", "stop", "topology"), [(4, 3, "dissemination"), (3, 2, "exact"), (3, 3, "exact")])
+def test_resuming_is_exact_in_the_middle_of_a_period(n, stop, topology):
+    sync = Gossip(topology=topology, seed=3, patience=PATIENT)
+
     def run(comm, *, stop):
         own = copy.deepcopy(SMALL)
-        opt = create_multi_node_optimizer(sgd(own), comm, sync=Gossip(seed=3, patience=PATIENT))
+        opt = create_multi_node_optimizer(sgd(own), comm, sync=sync)
         for t in range(7):
             if t == stop:
                 saved = copy.deepcopy((own.state_dict(), opt.state_dict(), opt.communication.state_dict()))
                 own = copy.deepcopy(SMALL)
-                opt = create_multi_node_optimizer(sgd(own), comm, sync=Gossip(seed=3, patience=PATIENT))
+                opt = create_multi_node_optimizer(sgd(own), comm, sync=sync)
                 own.load_state_dict(saved[0])
                 opt.load_state_dict(saved[1])
                 opt.communication.load_state_dict(saved[2])
             plain_step(own, opt, comm, t)
         return flat(own)
 
-    through = phalanx.run_local(4, lambda comm: run(comm, stop=None), timeout=30)
-    resumed = phalanx.run_local(4, lambda comm: run(comm, stop=3), timeout=30)
+    through = phalanx.run_local(n, lambda comm: run(comm, stop=None), timeout=30)
+    resumed = phalanx.run_local(n, lambda comm: run(comm, stop=stop), timeout=30)
     assert all(torch.equal(a, b) for a, b in zip(through, resumed, strict=True))
 
 

@@ -47,8 +47,8 @@ def test_all_who_live_may_go_on_and_half_only_with_the_lowest(size):
 
 
 def test_who_is_near_goes_on_and_waits_for_nobody_who_is_not():
-    far = 100 + limit(4) + 1
-    said = {1: word(100), 2: word(100 - limit(4) - 1)}
+    far = 100 + limit(Membership.of(4)) + 1
+    said = {1: word(100), 2: word(100 - limit(Membership.of(4)) - 1)}
     assert decide(place(0, 100), said) == GoOn(frozenset({2, 3}))  # 2 is behind, 3 silent
     assert decide(place(0, 100), {1: word(100), 2: word(100, gathering=True), 3: word(99)}) == GoOn(frozenset({2}))
     assert decide(place(0, far), {1: word(100), 2: word(100), 3: word(100)}) == GoOn(frozenset({1, 2, 3}))
@@ -178,7 +178,7 @@ def check_in_the_end(world):
         world.tick()
     living = [r for r in range(world.size) if r not in world.dead]
     rounds = [world.rounds[r] for r in living]
-    assert max(rounds) - min(rounds) <= limit(world.size), world
+    assert max(rounds) - min(rounds) <= limit(Membership.of(world.size)), world
     assert all(world.state[r] != "alone" for r in living), world
     assert not any(world.skips[r] & set(living) for r in living), world
     before = list(world.rounds)
@@ -189,7 +189,7 @@ def check_in_the_end(world):
 @pytest.mark.parametrize("size", [2, 3])
 def test_every_order_of_two_faults_and_their_ends_on_small_worlds(size):
     faults = [(event, rank) for event in EVENTS for rank in range(size) if event != "heal" or rank == 0]
-    ticks = limit(size) + 2  # long enough to fall behind
+    ticks = limit(Membership.of(size)) + 2  # long enough to fall behind
     every = times(1, seldom=5)  # no divisor of the number of faults: each of them comes first, second and third
     assert len(faults) % 5
     for events in itertools.islice(itertools.product(faults, repeat=3), 0, None, every):

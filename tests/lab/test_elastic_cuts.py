@@ -27,7 +27,7 @@ def job(tmp_path_factory):
     place = tmp_path_factory.mktemp("job")
     with Lab(hosts=4, ranks_per_host=1).up(Bridge) as net:
         cuts = Cuts(net)
-        with fleet(net, place, "epochs=1000000", "pause=0.02", f"stop_file={place / 'stop'}") as job:
+        with fleet(net, place, "epochs=1000000", "pause=0.05", f"stop_file={place / 'stop'}") as job:
             yield job, cuts
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.long import times
 from torch.nn import CrossEntropyLoss
 
 import phalanx
@@ -20,7 +21,7 @@ def both(mine, theirs, logits, target):
     return results
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=times(80, seldom=32), deadline=None)
 @given(
     smoothing=st.sampled_from([0.0, 0.1, 0.9, 1.0]),
     extra=st.sampled_from([(), (3,), (2, 2)]),

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.host_reads import HostReads
+from tests.long import times
 from tests.optim.lars_oracle import Oracle
 
 import phalanx
@@ -63,7 +64,7 @@ def way(name):
         yield
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=times(60, seldom=24), deadline=None)
 @given(options, st.sampled_from([torch.float32, torch.float64]), st.sampled_from(WAYS), st.integers(0, 2), st.integers(0, 99))
 def test_equals_its_definition(options, dtype, name, which, seed):
     with way(name):

@@ -8,6 +8,7 @@ import copy
 
 import pytest
 import torch
+from tests.long import often
 from tests.optim.oracle import AllReduce, create_multi_node_optimizer
 from torch.nn import functional as F
 
@@ -151,8 +152,9 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize("n", [2, 3])
-@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize(
+    ("n", "options"), [(2, "default"), (3, "overlap"), (2, "after"), *often((3, "default"), (2, "overlap"), (3, "after"))]
+)
 def test_a_loop_computes_what_it_computes_alone(loop, n, options):
     def train(comm):
         own = copy.deepcopy(MODEL)
@@ -178,7 +180,7 @@ CONVERSIONS = {
 
 @pytest.mark.parametrize("what", CONVERSIONS)
 @pytest.mark.parametrize("when", ["before backward", "before step", "after step"])
-@pytest.mark.parametrize("options", ["default", "overlap"])
+@pytest.mark.parametrize("options", ["overlap", *often("default")])
 def test_replicas_stay_equal_whatever_is_done_to_the_model(what, when, options):
     """In step 3, on all ranks: what one process computes is not the question, but that all ranks go on alike."""
     torch.manual_seed(2)

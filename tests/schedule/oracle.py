@@ -17,7 +17,8 @@ def run(s: Schedule, inputs: Sequence[Sequence[Any]], junk: random.Random | None
         for op in step.ops:
             if isinstance(op, Move):
                 for c in [c for run in op.runs for c in run]:
-                    state[op.dst][c] = state[op.dst][c] + before[op.src][c] if op.reduce else before[op.src][c]
+                    came = before[op.src][c] * op.factor if op.factor != 1 else before[op.src][c]
+                    state[op.dst][c] = state[op.dst][c] + came if op.reduce else came
             elif isinstance(op, Collective):
                 for i, c in enumerate(op.chunks):
                     owner = op.group[i * len(op.group) // len(op.chunks)]

@@ -6,6 +6,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.long import times
 
 from phalanx.schedule import (
     Collective,
@@ -60,7 +61,7 @@ goals = st.sampled_from(["sum", "mean", "mixing", "copy"])
 schedules = st.builds(Schedule, st.text(), numbers, numbers, st.lists(steps, max_size=4).map(tuple), goals, numbers)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=times(150, seldom=60), deadline=None)
 @given(schedules)
 def test_any_schedule_survives_both_forms(s):
     assert from_text(to_text(s)) == s

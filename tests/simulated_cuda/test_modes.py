@@ -7,6 +7,7 @@ import functools
 
 import pytest
 import torch
+from tests.long import often
 from tests.simulated_cuda.seeds import seeds
 from tests.simulated_cuda.training import MODES, differences, on_cpu, on_gpus
 
@@ -28,8 +29,18 @@ def test_two_gpus_compute_the_bits_of_the_cpu(name):
         assert not unexpected, f"seed {seed}: the host waits for its device\n" + "\n".join(unexpected[:5])
 
 
-@pytest.mark.parametrize("algorithm", [None, phalanx.torus(2, 2)], ids=["one call", "torus"])
-@pytest.mark.parametrize("name", ["overlap", "double buffering", "gossip of weights, overlapped"])
+@pytest.mark.parametrize(
+    ("name", "algorithm"),
+    [
+        ("overlap", phalanx.torus(2, 2)),
+        ("double buffering", None),
+        ("gossip of weights, overlapped", None),
+        *often(
+            ("overlap", None), ("double buffering", phalanx.torus(2, 2)), ("gossip of weights, overlapped", phalanx.torus(2, 2))
+        ),
+    ],
+    ids=lambda value: {None: "one call"}.get(value, str(value)),
+)
 def test_four_gpus_on_two_hosts_train_as_the_cpu(name, algorithm):
     """Sums of four ranks have several orders, so they are close, and equal between the ranks where the mode says so."""
     expected = wanted(name, 4, 2)

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.long import times
 
 from phalanx.train.argument_text import check_arguments, read_argument, write_argument
 from phalanx.train.setting_text import LARGEST, ConfigError
@@ -16,7 +17,7 @@ LEAVES = (
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=times(400, seldom=160), deadline=None)
 @given(st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=4), max_leaves=12))
 def test_what_is_written_is_read(value):
     try:
@@ -28,7 +29,7 @@ def test_what_is_written_is_read(value):
     assert type(found) is type(value)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=times(400, seldom=160), deadline=None)
 @given(st.text(max_size=30))
 def test_any_text_is_a_value_or_one_line(text):
     try:

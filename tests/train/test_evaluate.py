@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.long import times
 
 import phalanx
 from phalanx.train.evaluate import combine, read_results
@@ -44,7 +45,7 @@ def test_exact_for_any_shards_and_the_same_on_all_ranks(shards):
         assert all(math.isnan(value) for value in results[0].values())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=times(200, seldom=80), deadline=None)
 @given(shards_of_samples)
 def test_means_with_their_count(shards):
     samples = [x for shard in shards for x in shard]

@@ -5,6 +5,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.long import times
 
 from phalanx.train.rows import Rows, read_rows, write_json
 
@@ -50,7 +51,7 @@ def test_a_resumed_run_keeps_what_happened(tmp_path, step, kept):
     assert read_rows(tmp_path / "rows") == [*ROWS[:kept], {"kind": "start", "step": step}]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=times(60, seldom=24), deadline=None)
 @given(cut=st.integers(0, 300))
 def test_cut_anywhere(tmp_path_factory, cut):
     path = tmp_path_factory.mktemp("cut") / "rows"

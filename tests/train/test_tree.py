@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.long import times
 
 from phalanx.train.checkpoint.tree import clone, decode, encode, references, storable
 
@@ -71,7 +72,7 @@ states = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=times(150, seldom=60), deadline=None)
 @given(states)
 def test_everything_comes_back(state):
     assert bits(through_json(state)) == bits(state)

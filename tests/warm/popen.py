@@ -54,6 +54,7 @@ class Request:
     descriptors: list[int]
     network: str | None = None  # the file of a network namespace
     new_session: bool = False
+    terminal: bool = False
     ends_wholly: bool = False
     launches: bool = False
     tests: bool = False
@@ -84,6 +85,7 @@ class Python(subprocess.Popen):
     zygote: Zygote | None = None  # of this process
     launches = False  # other Python programs, which shall be warm too; LAUNCHERS do anyway
     ends_wholly = False  # takes all libraries apart, as every process does, in 0.4 s; otherwise only the program and phalanx
+    terminal = False  # its stdin becomes the terminal of its new session
     tests = False  # is a worker of pytest: what it starts is cold unless a test asks for warm, and ends with it
 
     def _execute_child(self, *given: Any) -> None:
@@ -102,6 +104,7 @@ class Python(subprocess.Popen):
                 descriptors=[0, 1, 2, *call["pass_fds"]],
                 network=network,
                 new_session=bool(call["start_new_session"]),
+                terminal=self.terminal,
                 ends_wholly=self.ends_wholly,
                 launches=self.launches or ("-m" in command[1:3] and command[command.index("-m") + 1] in LAUNCHERS),
                 tests=self.tests,

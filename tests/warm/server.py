@@ -20,6 +20,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import time
 import types
 import warnings
@@ -86,12 +87,15 @@ def main() -> None:
     gc.freeze()  # what is imported is shared with the children, and not searched for garbage when they end
     request, descriptors = serve(connection, takes_along=True)
     while request.launches:
+        if request.new_session:
+            os.setsid()  # before the zygote: ranks are in the session of their launcher, whose terminal interrupts them
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         if os.fork():
             theirs.close()
             Python.zygote = Zygote(socket.socket(fileno=_lift(ours.detach())))
             break
         ours.close()
+        _enter(request.network)  # what a launcher starts is on its host
         for descriptor in descriptors:
             os.close(descriptor)
         # ranks outlive their launcher, if only by a moment; what a test started and forgot does not outlive pytest
@@ -112,6 +116,7 @@ def main() -> None:
 def _import_all() -> None:
     import pytest
     import torch._dynamo  # the first optimizer would import it, in a second
+    import torch.distributed.checkpoint  # half a second in each worker of pytest
     import torch.distributed.run
 
     with warnings.catch_warnings():
@@ -178,14 +183,18 @@ def _ready(descriptors: list[int]) -> list[tuple[int, int]]:
     return look.poll(0)
 
 
+def _enter(network: str | None) -> None:
+    if network:
+        with open(network) as file:
+            assert ctypes.CDLL(None).setns(file.fileno(), CLONE_NEWNET) == 0, network
+
+
 def become(request: Request, descriptors: list[int]) -> None:
     """A fresh process: signals, session, directory, environment, streams. SIGUSR1 prints all its stacks."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if request.new_session:
+    if request.new_session and not request.launches:
         os.setsid()
-    if request.network:
-        with open(request.network) as network:
-            assert ctypes.CDLL(None).setns(network.fileno(), CLONE_NEWNET) == 0, request.network
+    _enter(request.network)
     os.chdir(request.cwd)
     os.environ.clear()
     os.environ.update(request.env)
@@ -195,6 +204,8 @@ def become(request: Request, descriptors: list[int]) -> None:
     for given, number in zip(lifted, request.descriptors, strict=True):
         os.dup2(given, number)
         os.close(given)
+    if request.terminal:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
     if request.ends_wholly:
         atexit.unregister(end_early)

@@ -18,6 +18,7 @@ from phalanx.data.sources.digits import load as load_digits
 from phalanx.schedule import gossip_period
 
 PATIENT = 15.0  # seconds: on a busy machine no exchange is given up
+EXACT = {"topology": "exact"}
 
 
 @pytest.fixture(params=[2, 3, 4, 5, 8], ids=lambda n: f"{n}-ranks")
@@ -65,7 +66,7 @@ def test_the_mean_stays_the_spread_contracts_and_average_ends_it(world, overlap)
 def train_two(comm):
     """Two optimizers on one communicator, all kinds of options; what rank 0 and 1 have in the end."""
     outcomes = []
-    for options in ({}, {"exchange": "gradients"}, {"average_every": 2}, {"topology": "dissemination", "rotate": False}):
+    for options in ({}, {"exchange": "gradients"}, {"average_every": 2}, {"topology": "dissemination", "rotate": False}, EXACT):
         own, other = copy.deepcopy(SMALL), copy.deepcopy(SMALL)
         first = create_multi_node_optimizer(sgd(own), comm, sync=Gossip(patience=PATIENT, **options))
         second = create_multi_node_optimizer(sgd(other), comm, sync=Gossip(patience=PATIENT, overlap=False), wire=torch.bfloat16)
@@ -133,7 +134,8 @@ comm = phalanx.create_communicator(timeout=20)
 phalanx.seed_everything(1)
 net = torch.nn.Linear(200, 100)
 opt = phalanx.create_multi_node_optimizer(
-    torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9), comm, sync=phalanx.Gossip(patience=0.5))
+    torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9), comm,
+    sync=phalanx.Gossip(topology=sys.argv[3], patience=0.5))
 draw, gaps = torch.Generator().manual_seed(comm.rank), []
 comm.barrier()
 last = time.monotonic()
@@ -181,9 +183,10 @@ def finish(ranks, deadline=150.0):
 
 
 @pytest.mark.usefixtures("warm_python")
-def test_survivors_of_a_killed_rank_go_on_and_name_it():
+@pytest.mark.parametrize("topology", ["dissemination", "exact"])
+def test_survivors_of_a_killed_rank_go_on_and_name_it(topology):
     victim = 0  # the one that holds the job's store: who can do without it can do without any
-    ranks = start(3, "dies", victim)
+    ranks = start(3, "dies", victim, topology)
     told = finish(ranks)
     for r, (out, err) in enumerate(told):
         if r == victim:
@@ -197,7 +200,7 @@ def test_survivors_of_a_killed_rank_go_on_and_name_it():
 
 @pytest.mark.usefixtures("warm_python")
 def test_a_late_rank_is_waited_for_a_while_and_finds_the_others_again():
-    ranks = start(3, "sleeps", 1)
+    ranks = start(3, "sleeps", 1, "dissemination")
     for r, (out, err) in enumerate(finish(ranks)):
         assert ranks[r].returncode == 0, err
         assert "missing (), then (); 3 left, 1 version(s)" in out, out + err

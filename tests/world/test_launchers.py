@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from tests.long import LONG
+from tests.long import LONG, times
 from tests.warm.popen import Python, warm
 from tests.world.programs.herd import HERE, ROOT, Herd, clean_environment, free_port
 from tests.world.programs.train import OPTIONS
@@ -96,50 +96,52 @@ def notes() -> Iterator[Path]:
 
 # ---- real launchers ----------------------------------------------------------------------------------------------------------
 
-# What three ranks told, by launcher. An MPI starts them by importing torch three times, so that one job serves two tests.
+# What the ranks told, by launcher. An MPI imports torch in each of them, so that one job serves two tests, and has few ranks.
 TOLD: dict[str, list[dict]] = {}
+RANKS = {"torchrun": 3, "Open MPI": times(3, seldom=2), "MPICH": times(3, seldom=2)}
 # how far parameters may be off after the steps of the program
 TOLERANCES = dict.fromkeys(OPTIONS, 1e-10) | {"one pass": 1e-5, "bfloat16": 2e-3, "float16": 3e-4}
 
 
-def three_ranks(launcher: str, **env: str) -> Job:
+def launched(launcher: str, **env: str) -> Job:
+    ranks = RANKS[launcher]
     if launcher == "torchrun":
         warm()  # a launcher in Python, and its ranks: forked with torch imported
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
         return Job([*torchrun, str(HELLO), "train"], Python, **env)
     train = [*PYTHON, "train"] if LONG else PYTHON
-    return mpirun(3, train, **env) if launcher == "Open MPI" else Job([mpich(), "-n", "3", *train], **env)
+    return mpirun(ranks, train, **env) if launcher == "Open MPI" else Job([mpich(), "-n", str(ranks), *train], **env)
 
 
 def told_by(launcher: str, **env: str) -> list[dict]:
     if launcher not in TOLD:
-        with three_ranks(launcher, **env) as job:
+        with launched(launcher, **env) as job:
             TOLD[launcher] = job.told()
     return TOLD[launcher]
 
 
 def test_torchrun() -> None:
-    check(told_by("torchrun"), 3)
+    check(told_by("torchrun"), RANKS["torchrun"])
 
 
 def test_two_jobs_of_open_mpi_at_once_one_of_them_behind_a_shell(notes: Path) -> None:
     env = {"TMPDIR": str(notes)}
     shell = ["sh", "-c", f"{' '.join(PYTHON)}; exit $?"]
-    with three_ranks("Open MPI", JOB="plain", **env) as plain, mpirun(2, shell, JOB="shell", **env) as wrapped:
+    with launched("Open MPI", JOB="plain", **env) as plain, mpirun(2, shell, JOB="shell", **env) as wrapped:
         TOLD["Open MPI"] = plain.told()
-        check(TOLD["Open MPI"], 3, job="plain")
+        check(TOLD["Open MPI"], RANKS["Open MPI"], job="plain")
         check(wrapped.told(), 2, job="shell")
 
 
 def test_mpich(notes: Path) -> None:
     TOLD.pop("MPICH", None)  # a job that has left no note here
-    check(told_by("MPICH", TMPDIR=str(notes)), 3)
+    check(told_by("MPICH", TMPDIR=str(notes)), RANKS["MPICH"])
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", *(["Open MPI", "MPICH"] if LONG else [])])
 def test_launched_ranks_equal_one_process(launcher: str) -> None:
     told = told_by(launcher)
-    assert [own["rank"] for own in told] == list(range(3))
+    assert [own["rank"] for own in told] == list(range(RANKS[launcher]))
     for name in OPTIONS:
         results = [own["trained"][name] for own in told]
         assert len({own["print"] for own in results}) == 1, f"{name}: ranks differ"

@@ -14,7 +14,8 @@ TRAINED = (
     "none", "DDP", "DDP fp16", "phalanx", "phalanx inline", "phalanx fused", "phalanx bfloat16", "Horovod", "decent-dp",
 )  # fmt: skip
 GOSSIPING = (
-    "none", "DDP", "all-reduce", "gossip", "gossip coherent", "gossip gradients", "gossip bfloat16", "decent-dp",
+    "none", "DDP", "all-reduce", "gossip", "gossip exact", "gossip coherent", "gossip gradients", "gossip bfloat16",
+    "local-sgd", "diloco", "decent-dp",
 )  # fmt: skip
 FACTOR = 4  # between one size and the next
 

@@ -24,7 +24,9 @@ from phalanx.bench.record import Company, Record, first_record
 from phalanx.bench.stopwatch import Stopwatch
 from phalanx.comm.communicator import Communicator
 from phalanx.grad.gossip import Gossip
+from phalanx.grad.local import DiLoCo, LocalSGD
 from phalanx.optim.gossip_step import GossipOptimizer
+from phalanx.optim.local_step import LocalOptimizer
 
 WARM = 4  # steps: connections and buffers, and DDP rebuilds its buckets in the second
 TRYING = 12  # WARM for all-reduce, where Phalanx tries overlap on and off in its first 9 steps
@@ -101,7 +103,7 @@ class GossipContender:
         self.model(torch.ones((), requires_grad=True)).backward()
         if self.opt is not None:
             self.opt.step()
-        if isinstance(self.opt, GossipOptimizer):
+        if isinstance(self.opt, GossipOptimizer | LocalOptimizer):
             self.exchanges += [way.ended - way.left for way in self.opt.last_transfers]
 
 
@@ -154,7 +156,7 @@ def _block(comm: Communicator, contender: GossipContender, steps: int) -> float:
 
 def _what_was_exchanged(contender: GossipContender, comm: Communicator) -> Record:
     """For gossip: bytes of a message, its median time under way, and how far the replicas are apart."""
-    if not isinstance(contender.opt, GossipOptimizer):
+    if not isinstance(contender.opt, GossipOptimizer | LocalOptimizer):
         return {"bytes": None, "exchange_ms": None, "spread": None}
     record = contender.opt.last_record
     medians = comm.allgather_obj(statistics.median(contender.exchanges) if contender.exchanges else 0.0)
@@ -196,9 +198,13 @@ def enter(bench: GossipBench, comm: Communicator) -> Iterator[GossipContender]:
         "DDP": ddp,
         "all-reduce": ours(warm=TRYING, bucket_bytes=max(1 << 10, bench.size // BUCKETS)),
         "gossip": ours(sync=Gossip(patience=PATIENT)),
+        "gossip exact": ours(sync=Gossip(topology="exact", patience=PATIENT)),
         "gossip coherent": ours(sync=Gossip(overlap=False, patience=PATIENT)),
         "gossip gradients": ours(sync=Gossip(exchange="gradients", patience=PATIENT)),
         "gossip bfloat16": ours(sync=Gossip(patience=PATIENT), wire=torch.bfloat16),
+        # one outer step per block, so that its price is in every measurement
+        "local-sgd": ours(sync=LocalSGD(every=bench.steps)),
+        "diloco": ours(sync=DiLoCo(every=bench.steps, overlap=True)),
     }
     for name, make in field_.items():
         if name == "none" or bench.wants(name):

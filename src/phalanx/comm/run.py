@@ -16,6 +16,7 @@ import torch
 
 from phalanx.comm.transports import Message, Transport
 from phalanx.schedule import Chunks, Collective, Move, Scale, Schedule
+from phalanx.schedule.ops import ONE
 
 LANES, LANE_BYTES = 4, 512 << 10  # pieces of a buffer that take turns on the network, and the least size of one
 
@@ -30,6 +31,7 @@ class Receipt:
     chunks: Chunks
     reduce: bool
     direct: bool
+    factor: Fraction = ONE  # of what arrives
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ def project(schedule: Schedule, rank: int) -> tuple[Part, ...]:
         part = Part(
             sends=sends,
             receipts=tuple(
-                Receipt(op.src, op.chunks, op.reduce, not op.reduce and _can_land(op.chunks, sends))
+                Receipt(op.src, op.chunks, op.reduce, not op.reduce and _can_land(op.chunks, sends), op.factor)
                 for op in step.ops
                 if isinstance(op, Move) and op.dst == rank
             ),
@@ -213,6 +215,8 @@ class _Lane:
         if part.collective is not None:  # after the sends, which may read what it overwrites
             self.transport.collective(part.collective, self.view(part.collective.chunks), self.op, self.ranks)
         for receipt, x in zip(part.receipts, self.landing):
+            if receipt.factor != 1:
+                x.mul_(float(receipt.factor))
             if receipt.direct:
                 continue
             targets = self.views(receipt.chunks)

@@ -10,7 +10,7 @@ from phalanx.comm.arguments import check_in_place, check_reduction, text_of
 from phalanx.comm.envelope import is_plain
 from phalanx.comm.operations import Operations
 from phalanx.comm.runner import Runner
-from phalanx.schedule import Scale, Schedule, ScheduleError, lower, verify
+from phalanx.schedule import Move, Op, Scale, Schedule, ScheduleError, lower, verify
 
 
 class UserSchedules:
@@ -28,7 +28,7 @@ class UserSchedules:
             raise ScheduleError(f"{schedule.name} is for {schedule.world} ranks, but this communicator has {size}")
         if not is_plain(x) or not transport.can_carry(x):
             raise ValueError(f"run needs a contiguous tensor on a device of the backend, got {text_of(x)} on {x.device}")
-        if not (x.is_floating_point() or x.is_complex()) and any(isinstance(op, Scale) for op in schedule.ops()):
+        if not (x.is_floating_point() or x.is_complex()) and any(_multiplies(op) for op in schedule.ops()):
             raise TypeError(f"{schedule.name} multiplies by fractions, which {x.dtype} cannot hold: call x.float() first")
         if id(schedule) not in self._verified:
             self._verify(schedule)
@@ -48,3 +48,7 @@ class UserSchedules:
         except ScheduleError as error:
             verify(schedule)
             warnings.warn(f"run: {error}. This is the only warning for this schedule", stacklevel=4)
+
+
+def _multiplies(op: Op) -> bool:
+    return isinstance(op, Scale) or (isinstance(op, Move) and op.factor != 1)

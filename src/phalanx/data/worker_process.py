@@ -39,7 +39,7 @@ from typing import Any, Protocol
 
 import torch
 
-from phalanx._torch_private import set_worker_info
+from phalanx._torch_private import collate_in_own_memory, set_worker_info
 from phalanx.data import parcel
 from phalanx.data.assemble import SampleError
 from phalanx.data.generators import seed_worker
@@ -191,6 +191,7 @@ def serve(connection: Connection, assignment: Assignment) -> None:
     threading.Thread(target=_leave_with_the_trainer, daemon=True).start()
     seed_worker(assignment.seed)
     set_worker_info(assignment.worker, assignment.workers, assignment.seed, assignment.dataset)
+    collate_in_own_memory()
     number = os.memfd_create("phalanx loader: now reading")
     os.ftruncate(number, mmap.PAGESIZE)
     now = mmap.mmap(number, mmap.PAGESIZE)

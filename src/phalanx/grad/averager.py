@@ -24,6 +24,7 @@ from phalanx.comm.communicator import Communicator
 from phalanx.grad.allreduce import AllReduce
 from phalanx.grad.arena import Arena
 from phalanx.grad.double_buffer import Previous
+from phalanx.grad.drift import Difference, OptimizerState
 from phalanx.grad.engine import EndOfBackward
 from phalanx.grad.exchange import Exchange, overflowed
 from phalanx.grad.flags import Said
@@ -230,9 +231,13 @@ class Averager:
         self._exchanges, self._exchanged = 0, False
         self._records.next_step()
 
-    def check_replicas(self) -> None:
+    def check_replicas(self, state: OptimizerState) -> None:
         """After an update: in every `check_every`-th step the ranks compare their parameters."""
-        self._health.check_drift(self._trained.names, self.steps)
+        self._health.check_drift(self._trained.names, state, self.steps)
+
+    @property
+    def differences(self) -> tuple[Difference, ...]:
+        return tuple(self._health.drift.found)
 
     def drop(self) -> None:
         """The gradients are about to be zeroed, whatever they were: a step without another backward sends zeros."""

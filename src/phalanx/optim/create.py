@@ -9,12 +9,14 @@ import torch
 from phalanx.comm.communicator import Communicator
 from phalanx.grad.allreduce import AllReduce
 from phalanx.grad.gossip import Gossip, level_of
+from phalanx.grad.local import DiLoCo, LocalSGD
 from phalanx.grad.sparse import wants_sparse
 from phalanx.optim.multi_node import MultiNodeOptimizer
 from phalanx.optim.wrapped import WrappedOptimizer
 
 if TYPE_CHECKING:
     from phalanx.optim.gossip_step import GossipOptimizer
+    from phalanx.optim.local_step import LocalOptimizer
 
 
 @overload
@@ -41,15 +43,27 @@ def create_multi_node_optimizer(
 ) -> GossipOptimizer: ...
 
 
+@overload
 def create_multi_node_optimizer(
     optimizer: torch.optim.Optimizer,
     comm: Communicator,
     *,
-    sync: AllReduce | Gossip | None = None,
+    sync: LocalSGD | DiLoCo,
     double_buffering: bool = False,
     wire: torch.dtype | None = None,
     bucket_bytes: int | None = None,
-) -> MultiNodeOptimizer | GossipOptimizer:
+) -> LocalOptimizer: ...
+
+
+def create_multi_node_optimizer(
+    optimizer: torch.optim.Optimizer,
+    comm: Communicator,
+    *,
+    sync: AllReduce | Gossip | LocalSGD | DiLoCo | None = None,
+    double_buffering: bool = False,
+    wire: torch.dtype | None = None,
+    bucket_bytes: int | None = None,
+) -> MultiNodeOptimizer | GossipOptimizer | LocalOptimizer:
     """Make an optimizer average gradients over the ranks in every step. All ranks call it.
 
     When `backward()` returns, outside `no_sync()`, every `p.grad` is the mean over the ranks, so clipping, `GradScaler` and
@@ -58,7 +72,7 @@ def create_multi_node_optimizer(
     Args:
         optimizer: Any torch optimizer.
         comm: The communicator.
-        sync: How replicas stay together: `AllReduce(...)`, the default, or `Gossip(...)`.
+        sync: How replicas stay together: `AllReduce(...)`, the default, `Gossip(...)`, `LocalSGD(...)` or `DiLoCo(...)`.
         double_buffering: Apply the mean gradient of the step before. Only with `AllReduce`.
         wire: Send torch.float16 or torch.bfloat16 instead of the gradients' own dtype.
         bucket_bytes: The size of a group of gradients that travels together. By default the first steps measure it.
@@ -87,8 +101,12 @@ def create_multi_node_optimizer(
         raise TypeError("optimizer is a multi-node optimizer already; wrap the one inside it")
     if not isinstance(comm, Communicator):
         raise TypeError(f"comm is what phalanx.create_communicator() returns, got {type(comm).__name__}")
-    if sync is not None and not isinstance(sync, AllReduce | Gossip):
-        raise TypeError(f"sync is phalanx.AllReduce(...) or phalanx.Gossip(...), got {type(sync).__name__}")
+    if sync is not None and not isinstance(sync, AllReduce | Gossip | LocalSGD | DiLoCo):
+        raise TypeError(
+            f"sync is phalanx.AllReduce(...), phalanx.Gossip(...), LocalSGD(...) or DiLoCo(...), got {type(sync).__name__}"
+        )
+    if isinstance(sync, LocalSGD | DiLoCo) and double_buffering:
+        raise ValueError(f"double_buffering is for AllReduce; {type(sync).__name__}(overlap=True) hides what travels")
     if isinstance(sync, Gossip):
         if double_buffering:
             raise ValueError("double_buffering is for AllReduce; Gossip(overlap=True) hides its exchange behind the next step")
@@ -96,25 +114,42 @@ def create_multi_node_optimizer(
             raise ValueError(f"bucket_bytes={bucket_bytes}: Gossip sends one message; only the ranks of a host have groups")
     if isinstance(sync, AllReduce) and sync.fused and (wire is not None or double_buffering or sync.weighted):
         raise ValueError("AllReduce(fused=True) goes without wire, double_buffering and weighted: nothing travels")
-    if wants_sparse(optimizer) and (wire is not None or double_buffering or isinstance(sync, Gossip) or (sync and sync.weighted)):
+    if wants_sparse(optimizer) and (wire is not None or double_buffering or not _plain(sync)):
         raise ValueError("torch.optim.SparseAdam goes with plain AllReduce() only: no wire, double_buffering, weighted or Gossip")
     if bucket_bytes is not None and (not isinstance(bucket_bytes, int) or isinstance(bucket_bytes, bool)):
         raise TypeError(f"bucket_bytes={bucket_bytes!r}: an int, or None to measure")
     if bucket_bytes is not None and bucket_bytes < 1:
         raise ValueError(f"bucket_bytes={bucket_bytes}: at least 1, or None to measure")
+    if not comm.elastic and isinstance(sync, AllReduce) and sync.on_slow in ("rebalance", "evict"):
+        raise ValueError(f"AllReduce(on_slow={sync.on_slow!r}) needs create_communicator(elastic=True)")
     if comm.elastic:
         _check_elastic(optimizer, sync, double_buffering)
     if isinstance(sync, Gossip):
         from phalanx.optim.gossip_step import GossipOptimizer  # a fifth of our import time, and few scripts gossip
 
         return GossipOptimizer(optimizer, comm, sync, wire, bucket_bytes)
+    if isinstance(sync, LocalSGD | DiLoCo):
+        from phalanx.optim.local_step import LocalOptimizer
+
+        return LocalOptimizer(optimizer, comm, sync, wire, bucket_bytes)
     if bucket_bytes is not None and sync is not None and sync.growing is not None:
         raise ValueError(f"bucket_bytes={bucket_bytes} and growing={sync.growing}: groups follow one of them")
     return MultiNodeOptimizer(optimizer, comm, sync or AllReduce(), double_buffering, wire, bucket_bytes)
 
 
-def _check_elastic(optimizer: torch.optim.Optimizer, sync: AllReduce | Gossip | None, double_buffering: bool) -> None:
+def _plain(sync: AllReduce | Gossip | LocalSGD | DiLoCo | None) -> bool:
+    return sync is None or (isinstance(sync, AllReduce) and not sync.weighted)
+
+
+def _check_elastic(
+    optimizer: torch.optim.Optimizer, sync: AllReduce | Gossip | LocalSGD | DiLoCo | None, double_buffering: bool
+) -> None:
     """What an exchange that is done again after a death does not allow."""
+    if isinstance(sync, LocalSGD | DiLoCo):
+        raise ValueError(
+            f"sync={type(sync).__name__} does not go with elastic=True, which does an exchange of gradients again after a death: "
+            "use AllReduce, or resume local steps from a checkpoint"
+        )
     if isinstance(sync, Gossip):
         raise ValueError("sync=Gossip outlives dead ranks by itself: create its communicator without elastic=True")
     if sync is not None and sync.fused:

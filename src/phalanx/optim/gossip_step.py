@@ -14,7 +14,7 @@ import copy
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -38,6 +38,7 @@ class GossipOptimizer(WrappedOptimizer):
 
     # GradScaler would not call `step` where gradients overflowed, on that rank alone, and its partner would wait
     _step_supports_amp_scaling = True
+    replicas_differ: ClassVar[bool] = True
 
     def __init__(
         self,

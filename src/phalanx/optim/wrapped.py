@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 
 class WrappedOptimizer(torch.optim.Optimizer):
     """A torch optimizer whose groups, state and hooks are those of `optimizer`."""
+
+    replicas_differ: ClassVar[bool] = False  # between steps: an evaluation then wants their mean
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         # not super().__init__(): it would make a second set of groups and state beside the inner optimizer's

@@ -2,7 +2,7 @@
 
 from .broadcast import binomial, scatter_gather
 from .compose import chain, relabel
-from .gossip import Topology, gossip, gossip_partners, gossip_period
+from .gossip import Topology, gossip, gossip_partners, gossip_period, gossip_weights
 from .halving_doubling import halving_doubling
 from .hierarchical import hierarchical
 from .jsonform import from_json, to_json
@@ -41,6 +41,7 @@ __all__ = [
     "gossip",
     "gossip_partners",
     "gossip_period",
+    "gossip_weights",
     "halving_doubling",
     "hierarchical",
     "latency_steps",

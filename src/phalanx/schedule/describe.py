@@ -10,7 +10,8 @@ from .ops import Chunks, Collective, Move, Op
 def describe(op: Op) -> str:
     """One op in a few words, for messages: `Move(0 -> 1, 4)`, `Collective(all_reduce of 0 1 2, 0-5)`."""
     if isinstance(op, Move):
-        return f"Move({op.src} -> {op.dst}, {spans(op.chunks)}{', reduce' if op.reduce else ''})"
+        factor = "" if op.factor == 1 else f", times {op.factor}"
+        return f"Move({op.src} -> {op.dst}, {spans(op.chunks)}{', reduce' if op.reduce else ''}{factor})"
     if isinstance(op, Collective):
         return f"Collective({op.kind} of {members(op.group)}, {span(op.chunks)})"
     return f"Scale({span(op.ranks)}, {span(op.chunks)}, {op.factor})"

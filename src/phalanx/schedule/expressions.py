@@ -25,6 +25,7 @@ class Expressions:
         self.leaves_junk = False  # whether a call has left any
         self._nodes: list[Node] = [(CALL, ())] * (world + 1)
         self._known: dict[Node, int] = {}
+        self._products: dict[Fraction, dict[int, int]] = {}  # by factor, whose hash takes as long as all the rest
 
     def add(self, a: int, b: int) -> int:
         """The sum of two expressions."""
@@ -32,11 +33,18 @@ class Expressions:
         found = self._known.get(key)
         return self._make(key) if found is None else found
 
-    def scale(self, a: int, factor: Fraction) -> int:
-        """An expression times a factor."""
-        key = (a, factor)
-        found = self._known.get(key)
-        return self._make(key) if found is None else found
+    def scaling(self, factor: Fraction) -> Callable[[int], int]:
+        """The function that multiplies an expression by `factor`."""
+        products, nodes = self._products.setdefault(factor, {}), self._nodes
+
+        def scale(a: int) -> int:
+            found = products.get(a)
+            if found is None:
+                nodes.append((a, factor))
+                found = products[a] = len(nodes) - 1
+            return found
+
+        return scale
 
     def call(self, inputs: tuple[int, ...]) -> int:
         """The sum that a library call makes of its inputs, in an order that only the library knows: equal to no other."""

@@ -8,18 +8,24 @@ Differences from the paper: any n, where the authors' code demands a power of tw
 a rank whose partner does not exist sits the round out. Rotation is a seeded permutation that every rank computes by itself, a new
 one for each period, where the authors shuffle n of them on rank 0 and broadcast. Halving comes before the exchange, not after it:
 the same number, and the sum cannot overflow.
+
+The topology "exact" has pairs with other weights than 1/2, and the exact mean after every period, for any n: see `exact.py`.
 """
 
 from __future__ import annotations
 
 import random
 from fractions import Fraction
+from itertools import groupby
 from typing import Literal
 
-from .ops import Move, Scale, Schedule, Step
+from .exact import HALF, exact_period, exact_rounds
+from .ops import ONE, Move, Scale, Schedule, Step
 from .runs import runs
 
-Topology = Literal["dissemination", "hypercube"]
+Topology = Literal["dissemination", "hypercube", "exact"]
+ZERO = Fraction(0)
+TOPOLOGIES: tuple[Topology, ...] = ("dissemination", "hypercube", "exact")
 
 
 def gossip(n: int, round: int, topology: Topology = "dissemination", seed: int = 0, *, rotate: bool = True) -> Schedule:  # noqa: A002  # the paper's word
@@ -28,9 +34,10 @@ def gossip(n: int, round: int, topology: Topology = "dissemination", seed: int =
     Args:
         n: The number of ranks.
         round: The number of the round, from 0. Rounds differ in the partners.
-        topology: `"dissemination"` works for any `n`; `"hypercube"` pairs ranks and is meant for powers of two.
+        topology: `"dissemination"` works for any `n`; `"hypercube"` pairs ranks and is meant for powers of two; `"exact"` pairs
+            ranks so that the rounds of a period make the exact mean, for any `n`.
         seed: Seeds the permutations of the ranks between periods. All ranks pass the same.
-        rotate: Permute the ranks after each period of `gossip_period(n)` rounds. Without it the first period repeats.
+        rotate: Permute the ranks after each period of `gossip_period(n, topology)` rounds. Without it the first period repeats.
 
     Returns:
         A schedule whose goal is `"mixing"`.
@@ -42,15 +49,27 @@ def gossip(n: int, round: int, topology: Topology = "dissemination", seed: int =
         >>> s = phalanx.schedule.gossip(8, round=0)
         >>> s.goal, len(s.steps)
         ('mixing', 2)
+        >>> period = phalanx.schedule.gossip_period(5, "exact")
+        >>> rounds = [phalanx.schedule.gossip(5, k, "exact") for k in range(period)]
+        >>> phalanx.schedule.verify(phalanx.schedule.chain(rounds, goal="mean"))
     """
     sends = gossip_partners(n, round, topology, seed, rotate=rotate)
+    weights = gossip_weights(n, round, topology, seed, rotate=rotate)
     name = f"gossip({n}, round={round}, {topology})"
-    moves = tuple(Move(rank, to, range(1), reduce=True) for rank, to in enumerate(sends) if to is not None)
-    if not moves:
+    by_weight: dict[Fraction, list[int]] = {}
+    for weight, ranks in groupby(range(n), key=weights.__getitem__):
+        if weight:
+            by_weight.setdefault(weight, []).extend(ranks)
+    if not by_weight:
         return Schedule(name, n, 1, (), goal="mixing")
-    active = [rank for rank, to in enumerate(sends) if to is not None]
-    halve = tuple(Scale(ranks, range(1), Fraction(1, 2)) for ranks in runs(active))
-    return Schedule(name, n, 1, (Step(halve, "halve"), Step(moves, "exchange")), goal="mixing")
+    keep, moves, whole = [], [], range(1)
+    for weight, own in by_weight.items():
+        keep += [Scale(run, whole, 1 - weight) for run in runs(own)]
+        # what travels was scaled to the share that stays, 1 - w; times w / (1 - w) it is the share w that goes
+        factor = ONE if weight == HALF else weight / (1 - weight)
+        moves += [Move(rank, to, whole, True, factor) for rank in own if (to := sends[rank]) is not None]
+    label = "halve" if by_weight.keys() == {HALF} else "scale"
+    return Schedule(name, n, 1, (Step(tuple(keep), label), Step(tuple(moves), "exchange")), goal="mixing")
 
 
 def gossip_partners(
@@ -66,7 +85,7 @@ def gossip_partners(
     Args:
         n: The number of ranks.
         round: The number of the round, from 0.
-        topology: `"dissemination"` or `"hypercube"`.
+        topology: `"dissemination"`, `"hypercube"` or `"exact"`.
         seed: Seeds the permutations of the ranks between periods.
         rotate: Permute the ranks after each period.
 
@@ -80,40 +99,88 @@ def gossip_partners(
         >>> phalanx.schedule.gossip_partners(4, round=1)
         (2, 3, 0, 1)
     """
-    if n < 1:
-        raise ValueError(f"gossip({n}): a world has at least 1 rank; give n >= 1")
-    if round < 0:
-        raise ValueError(f"gossip: round {round} is negative; rounds count from 0")
-    if topology not in ("dissemination", "hypercube"):
-        raise ValueError(f"gossip: topology {topology!r} is unknown; give 'dissemination' or 'hypercube'")
-    if n == 1:
-        return (None,)
-    period = gossip_period(n)
-    rotation, k = divmod(round, period)
-    seat = _permutation(seed, rotation, n) if rotate and rotation > 0 else list(range(n))  # the rank at each place
+    _check(n, round, topology)
     sends: list[int | None] = [None] * n
-    for place, rank in enumerate(seat):
+    seat, k = _seats(n, round, topology, seed, rotate)
+    if topology == "exact":
+        for pair in exact_rounds(n)[k] if n > 1 else ():
+            sends[seat[pair.a]], sends[seat[pair.b]] = seat[pair.b], seat[pair.a]
+        return tuple(sends)
+    for place, rank in enumerate(seat) if n > 1 else ():
         to = (place - 2**k) % n if topology == "dissemination" else place ^ 2**k
         sends[rank] = seat[to] if to < n else None
     return tuple(sends)
 
 
-def gossip_period(n: int) -> int:
+def gossip_weights(
+    n: int,
+    round: int,  # noqa: A002  # the paper's word
+    topology: Topology = "dissemination",
+    seed: int = 0,
+    *,
+    rotate: bool = True,
+) -> tuple[Fraction, ...]:
+    """The weight of what each rank receives in one round of gossip; its own buffer has the rest.
+
+    Args:
+        n: The number of ranks.
+        round: The number of the round, from 0.
+        topology: `"dissemination"`, `"hypercube"` or `"exact"`.
+        seed: Seeds the permutations of the ranks between periods.
+        rotate: Permute the ranks after each period.
+
+    Returns:
+        One fraction per rank: 0 for a rank that sits the round out, 1/2 for all others unless the topology is `"exact"`.
+
+    Raises:
+        ValueError: If `n`, `round` or `topology` makes no sense.
+
+    Example:
+        >>> [str(weight) for weight in phalanx.schedule.gossip_weights(3, round=1, topology="exact")]
+        ['2/3', '0', '2/3']
+    """
+    if topology != "exact":
+        return tuple(ZERO if to is None else HALF for to in gossip_partners(n, round, topology, seed, rotate=rotate))
+    _check(n, round, topology)
+    weights = [ZERO] * n
+    seat, k = _seats(n, round, topology, seed, rotate)
+    for pair in exact_rounds(n)[k] if n > 1 else ():
+        weights[seat[pair.a]] = weights[seat[pair.b]] = pair.weight
+    return tuple(weights)
+
+
+def _check(n: int, round: int, topology: str) -> None:  # noqa: A002
+    if n < 1:
+        raise ValueError(f"gossip({n}): a world has at least 1 rank; give n >= 1")
+    if round < 0:
+        raise ValueError(f"gossip: round {round} is negative; rounds count from 0")
+    if topology not in TOPOLOGIES:
+        raise ValueError(f"gossip: topology {topology!r} is unknown; give 'dissemination', 'hypercube' or 'exact'")
+
+
+def _seats(n: int, round: int, topology: Topology, seed: int, rotate: bool) -> tuple[list[int], int]:  # noqa: A002
+    """The rank at each place, and the number of the round in its period."""
+    rotation, k = divmod(round, gossip_period(n, topology))
+    return _permutation(seed, rotation, n) if rotate and rotation > 0 else list(range(n)), k
+
+
+def gossip_period(n: int, topology: Topology = "dissemination") -> int:
     """The number of rounds after which every rank has heard from every other, directly or not.
 
     Partners rotate after each period. A hypercube reaches all ranks only where `n` is a power of two.
 
     Args:
         n: The number of ranks.
+        topology: `"dissemination"`, `"hypercube"` or `"exact"`.
 
     Returns:
-        ceil(log2 n), at least 1.
+        ceil(log2 n), at least 1. With `"exact"` the rounds until the mean is exact, at most 2 floor(log2 n) + 1.
 
     Example:
-        >>> phalanx.schedule.gossip_period(100)
-        7
+        >>> phalanx.schedule.gossip_period(100), phalanx.schedule.gossip_period(100, "exact")
+        (7, 11)
     """
-    return max(1, (n - 1).bit_length())
+    return exact_period(n) if topology == "exact" else max(1, (n - 1).bit_length())
 
 
 def _permutation(seed: int, rotation: int, n: int) -> list[int]:

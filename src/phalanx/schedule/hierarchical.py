@@ -51,7 +51,7 @@ def hierarchical(hosts: int, per_host: int, *, among: Callable[[int], Schedule] 
 def _spread(op: Op, per_host: int) -> Op:
     """An op of the leaders among themselves, in the numbers of the whole world."""
     if isinstance(op, Move):
-        return Move(op.src * per_host, op.dst * per_host, op.chunks, op.reduce)
+        return Move(op.src * per_host, op.dst * per_host, op.chunks, op.reduce, op.factor)
     if isinstance(op, Collective):
         return Collective(op.kind, tuple(rank * per_host for rank in op.group), op.chunks)
     raise ValueError(f"the leaders' all-reduce has a {op}: a sum needs no scaling")

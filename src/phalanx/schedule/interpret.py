@@ -11,9 +11,7 @@ from itertools import pairwise
 from typing import cast
 
 from .expressions import Expressions
-from .ops import Collective, Move, Schedule, Step
-
-Add = Callable[[int, int], int]
+from .ops import ONE, Collective, Move, Schedule, Step
 
 
 class Buffers:
@@ -52,17 +50,18 @@ def interpret(s: Schedule, terms: Expressions) -> Buffers:
     state = Buffers(s.chunks, range(s.world))
     for step in s.steps:
         if set(map(type, step.ops)) == {Move}:
-            _run_moves(state, cast("tuple[Move, ...]", step.ops), terms.add)
+            _run_moves(state, cast("tuple[Move, ...]", step.ops), terms)
         elif step.ops:
             _run_mixed(state, step, terms)
     return state
 
 
-def _run_moves(state: Buffers, moves: tuple[Move, ...], add: Add) -> None:
+def _run_moves(state: Buffers, moves: tuple[Move, ...], terms: Expressions) -> None:
     """All read, then all write; one-atom moves, the bulk of a lowered schedule, without slices."""
-    if any(type(m.chunks) is not range for m in moves):
-        _run_scattered(state, moves, add)
+    if any(type(m.chunks) is not range or m.factor is not ONE for m in moves):
+        _run_scattered(state, moves, terms)
         return
+    add = terms.add
     chunks = [cast("range", m.chunks) for m in moves]
     starts, stops = [run.start for run in chunks], [run.stop for run in chunks]
     state.refine({*starts, *stops})
@@ -80,17 +79,22 @@ def _run_moves(state: Buffers, moves: tuple[Move, ...], add: Add) -> None:
             row[i:j] = map(add, row[i:j], part) if m.reduce else part
 
 
-def _run_scattered(state: Buffers, moves: tuple[Move, ...], add: Add) -> None:
-    """The same where a message may carry several runs."""
+def _run_scattered(state: Buffers, moves: tuple[Move, ...], terms: Expressions) -> None:
+    """The same where a message may carry several runs, and be multiplied."""
     distinct = {id(m.chunks): m.runs for m in moves}  # by identity: the moves of a step often share their chunks
     state.refine({edge for runs in distinct.values() for run in runs for edge in (run.start, run.stop)})
     places = {key: state.atoms(runs) for key, runs in distinct.items()}
     rows = state.rows
     values = [[rows[m.src][i] for i in places[id(m.chunks)]] for m in moves]
+    scales: dict[int, Callable[[int], int]] = {}  # by identity: the moves of a step share their factors
     for m, part in zip(moves, values, strict=True):
         row, at = rows[m.dst], places[id(m.chunks)]
+        if m.factor is not ONE:
+            if id(m.factor) not in scales:
+                scales[id(m.factor)] = terms.scaling(m.factor)
+            part = list(map(scales[id(m.factor)], part))
         if m.reduce:
-            part = [add(row[i], value) for i, value in zip(at, part, strict=True)]
+            part = [terms.add(row[i], value) for i, value in zip(at, part, strict=True)]
         for i, value in zip(at, part, strict=True):
             row[i] = value
 
@@ -108,9 +112,10 @@ def _run_mixed(state: Buffers, step: Step, terms: Expressions) -> None:
         if isinstance(op, Collective):
             writes += _collective_writes(op, [rows[rank][i:j] for rank in op.group], i, state, terms)
         else:
-            writes += [(rank, i, [terms.scale(value, op.factor) for value in rows[rank][i:j]]) for rank in op.ranks]
+            scale = terms.scaling(op.factor)
+            writes += [(rank, i, [scale(value) for value in rows[rank][i:j]]) for rank in op.ranks]
     if moves:
-        _run_moves(state, moves, terms.add)
+        _run_moves(state, moves, terms)
     for rank, i, values in writes:
         rows[rank][i : i + len(values)] = values
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from fractions import Fraction
 from typing import Any, cast
 
 from .limits import MAX_DIGITS, check_name, check_size, read_factor
-from .ops import Chunks, Collective, Goal, Kind, Move, Op, Scale, Schedule, ScheduleError, Step
+from .ops import ONE, Chunks, Collective, Goal, Kind, Move, Op, Scale, Schedule, ScheduleError, Step
 from .plain_json import brief, loads
 from .wellformed import GOALS, KINDS
 
@@ -81,7 +82,8 @@ def _step(data: Any, number: int) -> Step:
 
 def _op_to_json(op: Op) -> dict[str, Any]:
     if isinstance(op, Move):
-        return {"op": "add" if op.reduce else "copy", "src": op.src, "dst": op.dst, "chunks": _runs_to_json(op)}
+        move = {"op": "add" if op.reduce else "copy", "src": op.src, "dst": op.dst, "chunks": _runs_to_json(op)}
+        return move if op.factor is ONE else {**move, "factor": str(op.factor)}
     if isinstance(op, Collective):
         return {"op": op.kind, "group": op.group, "chunks": _run_to_json(op.chunks)}
     return {"op": "scale", "ranks": _run_to_json(op.ranks), "chunks": _run_to_json(op.chunks), "factor": str(op.factor)}
@@ -92,7 +94,8 @@ def _op_from_json(data: Any, where: str) -> Op:
     if kind in ("copy", "add"):
         src, dst = _fields(data, where, "src", "dst")
         runs = _runs_from_json(chunks, f"{where}: chunks")
-        return Move(_typed(int, src, f"{where}: src"), _typed(int, dst, f"{where}: dst"), runs, kind == "add")
+        factor = _factor(data["factor"], where) if "factor" in data else ONE
+        return Move(_typed(int, src, f"{where}: src"), _typed(int, dst, f"{where}: dst"), runs, kind == "add", factor)
     run = _run_from_json(chunks, f"{where}: chunks")
     if kind in KINDS:
         (group,) = _fields(data, where, "group")
@@ -100,12 +103,15 @@ def _op_from_json(data: Any, where: str) -> Op:
         return Collective(cast("Kind", kind), ranks, run)
     if kind == "scale":
         scaled, factor = _fields(data, where, "ranks", "factor")
-        ranges = _run_from_json(scaled, f"{where}: ranks")
-        try:
-            return Scale(ranges, run, read_factor(_typed(str, factor, "factor")))
-        except ScheduleError as error:
-            raise ScheduleError(f"{where}: {error}") from None
+        return Scale(_run_from_json(scaled, f"{where}: ranks"), run, _factor(factor, where))
     raise ScheduleError(f"{where}: {brief(kind)} is none of copy, add, scale, {', '.join(KINDS)}")
+
+
+def _factor(data: Any, where: str) -> Fraction:
+    try:
+        return read_factor(_typed(str, data, "factor"))
+    except ScheduleError as error:
+        raise ScheduleError(f"{where}: {error}") from None
 
 
 def _runs_to_json(op: Move) -> list[Any]:

@@ -43,6 +43,10 @@ def _dissemination(n: int, number: int = 0) -> Schedule:
     return gossip(n, number)
 
 
+def _exact(n: int, number: int = 0) -> Schedule:
+    return gossip(n, number, "exact")
+
+
 SCHEDULES = {
     "ring": NamedSchedule("N", r"\d+", ring),
     "torus": NamedSchedule("ROWSxCOLS", r"\d+(x\d+)*", torus),
@@ -53,6 +57,7 @@ SCHEDULES = {
     "swing": NamedSchedule("N", r"\d+", swing),
     "gossip": NamedSchedule("N[:ROUND]", r"\d+(:\d+)?", _dissemination),
     "gossip-hypercube": NamedSchedule("N[:ROUND]", r"\d+(:\d+)?", _hypercube),
+    "gossip-exact": NamedSchedule("N[:ROUND]", r"\d+(:\d+)?", _exact),
     "binomial": NamedSchedule("N", r"\d+", binomial),
     "scatter-gather": NamedSchedule("N", r"\d+", scatter_gather),
 }

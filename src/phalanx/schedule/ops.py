@@ -18,6 +18,7 @@ from typing import Literal
 Chunks = range | tuple[range, ...]
 Kind = Literal["all_reduce", "reduce_scatter", "all_gather", "reduce", "broadcast"]
 Goal = Literal["sum", "mean", "mixing", "copy"]
+ONE = Fraction(1)  # one object: millions of moves have it, and are asked whether they do
 
 
 class ScheduleError(ValueError):
@@ -42,10 +43,11 @@ class Move:
         chunks: The chunks that travel: a range, or several ranges (or chunk numbers) as one message. Ranges that touch become
             one, and several are kept as a sorted tuple.
         reduce: Add to the receiver's chunks instead of overwriting them.
+        factor: Multiply what arrives by this exact fraction first. The sender keeps its own.
 
     Example:
         >>> phalanx.schedule.Move(0, 1, range(4, 6), reduce=True)
-        Move(src=0, dst=1, chunks=range(4, 6), reduce=True)
+        Move(src=0, dst=1, chunks=range(4, 6), reduce=True, factor=Fraction(1, 1))
         >>> phalanx.schedule.Move(0, 1, [range(4, 6), 0, 1]).chunks
         (range(0, 2), range(4, 6))
     """
@@ -54,6 +56,7 @@ class Move:
     dst: int
     chunks: Chunks
     reduce: bool = False
+    factor: Fraction = ONE
 
     def __post_init__(self) -> None:
         if type(self.chunks) is not range:

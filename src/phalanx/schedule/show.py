@@ -21,6 +21,8 @@ LEGEND = {
     "→": "4→1   sends chunk 4 to rank 1",
     "+": "+3←2  adds chunk 3 of rank 2 to its own",
     "=": "=3←2  takes chunk 3 of rank 2 for its own",
+    "+*": "+3←2*1/2  adds chunk 3 of rank 2 times 1/2 to its own",
+    "=*": "=3←2*1/2  takes chunk 3 of rank 2 times 1/2 for its own",
     "*": "0*1/2 multiplies its chunk 0 by 1/2",
     ".": ".     nothing to do",
 }
@@ -101,7 +103,8 @@ def _words(op: Op) -> Iterator[tuple[int, str, str]]:
     if isinstance(op, Move):
         chunks, sign = spans(op.chunks, limit=4), "+" if op.reduce else "="
         yield op.src, "→", f"{chunks}→{op.dst}"
-        yield op.dst, sign, f"{sign}{chunks}←{op.src}"
+        factor = "" if op.factor == 1 else f"*{op.factor}"
+        yield op.dst, sign + factor[:1], f"{sign}{chunks}←{op.src}{factor}"
     elif isinstance(op, Collective):
         short = SHORT[op.kind]
         text = f"{short} {span(op.chunks)} {{{members(op.group, limit=4)}}}"

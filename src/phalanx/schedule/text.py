@@ -14,7 +14,7 @@
 
 The other ops are `all_reduce 0 1 2 [0:6]` (likewise reduce_scatter, all_gather, reduce, broadcast) and `scale 0:4 [0] by 1/2`.
 Runs are half-open, as in Python: `[0:6]` are the chunks 0 to 5, `[4]` is chunk 4. One message can carry several runs:
-`copy 0 -> 1 [0:2 4]`. Lines that begin with # are comments.
+`copy 0 -> 1 [0:2 4]`. `add 0 -> 1 [4] by 1/2` multiplies what arrives. Lines that begin with # are comments.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from collections.abc import Iterator
 from typing import cast
 
 from .limits import MAX_DIGITS, check_name, check_size, read_factor
-from .ops import Collective, Goal, Kind, Move, Op, Scale, Schedule, ScheduleError, Step
+from .ops import ONE, Collective, Goal, Kind, Move, Op, Scale, Schedule, ScheduleError, Step
 from .wellformed import GOALS, KINDS
 
 HEADER = ("schedule", "world", "chunks", "goal", "root")
 INT = rf"-?\d{{1,{MAX_DIGITS}}}"
 RUN = rf"({INT}(?::{INT}){{0,2}})"
-MOVE = re.compile(rf"(copy|add) ({INT}) -> ({INT}) \[([-\d: ]+)\]", re.ASCII)
+MOVE = re.compile(rf"(copy|add) ({INT}) -> ({INT}) \[([-\d: ]+)\](?: by (\S+))?", re.ASCII)
 COLLECTIVE = re.compile(rf"({'|'.join(KINDS)})((?: {INT})*) \[{RUN}\]", re.ASCII)
 SCALE = re.compile(rf"scale {RUN} \[{RUN}\] by (\S+)", re.ASCII)
 RUNS = re.compile(rf"{RUN}(?: {RUN})*", re.ASCII)
@@ -125,7 +125,8 @@ def _steps(lines: list[tuple[int, str]]) -> Iterator[Step]:
 
 def _op_to_text(op: Op) -> str:
     if isinstance(op, Move):
-        return f"{'add' if op.reduce else 'copy'} {op.src} -> {op.dst} [{' '.join(map(_run_to_text, op.runs))}]"
+        by = "" if op.factor is ONE else f" by {op.factor}"
+        return f"{'add' if op.reduce else 'copy'} {op.src} -> {op.dst} [{' '.join(map(_run_to_text, op.runs))}]{by}"
     if isinstance(op, Collective):
         return " ".join([op.kind, *map(str, op.group), f"[{_run_to_text(op.chunks)}]"])
     return f"scale {_run_to_text(op.ranks)} [{_run_to_text(op.chunks)}] by {op.factor}"
@@ -134,9 +135,9 @@ def _op_to_text(op: Op) -> str:
 def _op_from_text(line: str, number: int) -> Op:
     try:
         if (found := MOVE.fullmatch(line)) and RUNS.fullmatch(found.group(4)):
-            verb, src, dst, chunks = found.groups()
+            verb, src, dst, chunks, by = found.groups()
             runs = tuple(map(_run_from_text, chunks.split(" ")))
-            return Move(int(src), int(dst), runs[0] if len(runs) == 1 else runs, verb == "add")
+            return Move(int(src), int(dst), runs[0] if len(runs) == 1 else runs, verb == "add", read_factor(by) if by else ONE)
         if found := COLLECTIVE.fullmatch(line):
             kind, group, chunks = found.groups()
             return Collective(cast("Kind", kind), tuple(map(int, group.split())), _run_from_text(chunks))

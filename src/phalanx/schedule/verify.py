@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import lru_cache
 
 from .describe import describe
 from .expressions import Expressions
@@ -124,11 +125,17 @@ class _Proof:
         return self.terms.evaluate(values, lambda i: FormalSum({JUNK if i == junk else i: 1}), FormalSum.__add__, FormalSum.times)
 
     def _random_inputs(self) -> list[int]:
-        rng = random.Random(0)  # the same prints every time: a failure can be repeated
-        return [rng.randrange(1, PRIME) for _ in range(self.s.world + 1)]  # the last is junk
+        return list(_numbers(self.s.world + 1))  # the last is junk
 
     def _prints(self, inputs: list[int]) -> list[int]:
-        return self.terms.prints(inputs, PRIME, lambda value, factor: _scale(self.s, value, factor))
+        whole: dict[int, int] = {}  # factors modulo PRIME, by identity: an op has one for all its ranks
+
+        def scale(value: int, factor: Fraction) -> int:
+            if id(factor) not in whole:
+                whole[id(factor)] = _scale(self.s, 1, factor)
+            return value * whole[id(factor)] % PRIME
+
+        return self.terms.prints(inputs, PRIME, scale)
 
     def _check_doubly_stochastic(self, chunk: int, column: list[int]) -> None:
         received: dict[int, int | Fraction] = defaultdict(int)
@@ -150,6 +157,12 @@ class _Proof:
         wanted = "weights that add up to 1" if self.s.goal == "mixing" else str(_wanted(self.s))
         ends, culprit = self._formal([value])[value], _last_writer(self.s, rank, chunk)
         return ScheduleError(f"{self.s.name}: chunk {chunk} of rank {rank} ends as {ends}, wanted {wanted} ({culprit})")
+
+
+@lru_cache(maxsize=1)
+def _numbers(count: int) -> list[int]:
+    rng = random.Random(0)  # the same every time: a failure can be repeated
+    return [rng.randrange(1, PRIME) for _ in range(count)]
 
 
 def _scale(s: Schedule, value: int, factor: Fraction) -> int:

@@ -11,7 +11,7 @@ from operator import eq
 from typing import NoReturn, cast
 
 from .describe import describe
-from .ops import Chunks, Collective, Move, Op, Scale, Schedule, ScheduleError, Step
+from .ops import ONE, Chunks, Collective, Move, Op, Scale, Schedule, ScheduleError, Step
 
 KINDS = ("all_reduce", "reduce_scatter", "all_gather", "reduce", "broadcast")
 GOALS = ("sum", "mean", "mixing", "copy")
@@ -39,7 +39,8 @@ def check(s: Schedule) -> None:
         else:
             for op in step.ops:
                 _check_op(s, number, op)
-            _check_writers(s, number, step)
+            if len(step.ops) > 1:
+                _check_writers(s, number, step)
 
 
 def _check_moves(s: Schedule, number: int, moves: tuple[Move, ...], known: dict[int, Chunks]) -> None:
@@ -54,6 +55,7 @@ def _check_moves(s: Schedule, number: int, moves: tuple[Move, ...], known: dict[
         and max(sources) < s.world
         and max(targets) < s.world
         and not any(map(eq, sources, targets))
+        and not any(map(_wrong, {id(m.factor): m.factor for m in moves}.values()))
         and all(_inside(part, s.chunks) for part in fresh)
     )
     if not sound:
@@ -64,6 +66,19 @@ def _check_moves(s: Schedule, number: int, moves: tuple[Move, ...], known: dict[
         _check_writers(s, number, s.steps[number - 1])
 
 
+def _wrong(factor: Fraction) -> str:
+    """What is wrong with a factor; empty for a good one."""
+    if factor is ONE:
+        return ""
+    if not isinstance(cast(object, factor), Fraction):
+        return f"the factor {factor!r} is not a Fraction"
+    if factor < 0:
+        return f"the factor {factor} is negative"
+    if factor and not SMALLEST <= factor <= LARGEST:
+        return "the factor is beyond what a float32 can hold: give one from 2^-126 to 2^127, or 0"
+    return ""
+
+
 def _check_op(s: Schedule, number: int, op: Op) -> None:
     def fail(fact: str) -> NoReturn:
         raise ScheduleError(f"{s.name}: {fact} (step {number}: {describe(op)})")
@@ -72,6 +87,8 @@ def _check_op(s: Schedule, number: int, op: Op) -> None:
         raise ScheduleError(f"{s.name}: {op!r:.80} is no Move, Collective or Scale (step {number})")
     if not isinstance(op, Move) and not isinstance(cast(object, op.chunks), range):
         fail(f"chunks {op.chunks!r:.80} are not a range")
+    if isinstance(op, Move | Scale) and (wrong := _wrong(op.factor)):
+        fail(wrong)
     if isinstance(op, Move):
         ranks: Iterable[int] = (op.src, op.dst)
         if op.src == op.dst:
@@ -96,12 +113,6 @@ def _check_op(s: Schedule, number: int, op: Op) -> None:
         if not op.ranks:
             fail("it names no rank")
         ranks = (op.ranks[0], op.ranks[-1])  # a file may name a billion
-        if not isinstance(cast(object, op.factor), Fraction):
-            fail(f"the factor {op.factor!r} is not a Fraction")
-        if op.factor < 0:
-            fail(f"the factor {op.factor} is negative")
-        if op.factor and not SMALLEST <= op.factor <= LARGEST:
-            fail("the factor is beyond what a float32 can hold: give one from 2^-126 to 2^127, or 0")
     for rank in ranks:
         if not _whole(rank):
             fail(f"rank {rank!r} is not a whole number")

@@ -14,11 +14,14 @@ from phalanx.grad.allreduce import AllReduce
 from phalanx.grad.gossip import Gossip
 from phalanx.optim.create import create_multi_node_optimizer
 from phalanx.optim.gossip_step import GossipOptimizer
+from phalanx.optim.local_step import LocalOptimizer
 from phalanx.optim.multi_node import MultiNodeOptimizer
+from phalanx.train.local_steps import LocalConfig
 from phalanx.train.settings import setting
 
 GOSSIP = {
-    "topology": "Which partner a rank has: 2**k ranks away in step k of a period, or across dimension k of a hypercube.",
+    "topology": "Which partner a rank has: 2**k ranks away in step k of a period, across dimension k of a hypercube, or one of "
+    "pairs whose steps make the exact mean.",
     "rotate": "Shuffle the ranks after every period, so that partners change.",
     "exchange": "Mix weights and optimizer state after the update, or gradients before it.",
     "level": "Let every rank gossip, or let the ranks of a host act as one; none for hosts where several hold several ranks.",
@@ -33,10 +36,13 @@ GOSSIP = {
 class CommConfig:
     """How ranks communicate."""
 
-    sync: Literal["allreduce", "gossip"] = setting(
-        "allreduce", "Average gradients over all ranks, or mix replicas with one partner per step and average before evaluations."
+    sync: Literal["allreduce", "gossip", "local-sgd", "diloco"] = setting(
+        "allreduce",
+        "Average gradients over all ranks in every step; mix replicas with one partner per step; or let ranks train by "
+        "themselves for comm.local.every steps. All but the first average replicas before evaluations.",
     )
     gossip: Gossip = setting(Gossip(), "GossipGraD, with comm.sync=gossip.", parts=GOSSIP)
+    local: LocalConfig = setting(LocalConfig(), "Local steps, with comm.sync=local-sgd or diloco.")
     algorithm: str | None = setting(
         None, "All-reduce schedule: a name such as torus:2x4, or a file. None chooses one for the hosts found."
     )
@@ -45,6 +51,13 @@ class CommConfig:
     max_ranks: int | None = setting(None, "With elastic: let no more ranks join than this; none for any number.")
     on_change: BatchPolicy = setting(
         "keep_batch", "With elastic: when ranks leave or join, keep the batch, or the share of each rank; then the rate follows."
+    )
+    check_every: int = setting(100, "Steps after which ranks compare their parameters and optimizer state; 0 for never.")
+    on_difference: Literal["stop", "heal"] = setting(
+        "stop", "If a rank differs, for example because a bit flipped in its memory: stop, or heal it from the others."
+    )
+    on_slow: Literal["warn", "rebalance", "evict", "ignore"] = setting(
+        "warn", "With elastic, a rank that is slow: name it, also give it fewer samples, end it, or do not look."
     )
     timeout: float = setting(60.0, "Seconds that a rank waits for another one before the run fails.")
     wire: Literal["float16", "bfloat16"] | None = setting(None, "Type in which gradients travel; none for their own.")
@@ -62,6 +75,8 @@ class CommConfig:
 
     def __post_init__(self) -> None:
         check_timeout(self.timeout)
+        if self.check_every < 0:
+            raise ValueError(f"check_every={self.check_every}: 0 or more")
         for name in ("bucket_bytes", "growing"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -69,23 +84,29 @@ class CommConfig:
         if self.fused and (self.wire or self.double_buffering):
             raise ValueError("fused=True does not allow wire or double_buffering: nothing travels")
         self._check_elastic()
-        if self.sync == "gossip" and (self.fused or self.double_buffering or self.growing is not None):
-            raise ValueError("sync=gossip does not allow fused, double_buffering or growing, which are for all-reduce")
+        if self.sync != "allreduce" and (self.fused or self.double_buffering or self.growing is not None):
+            raise ValueError(f"sync={self.sync} does not allow fused, double_buffering or growing, which are for all-reduce")
 
     def _check_elastic(self) -> None:
         if self.elastic:
             check_ranks(self.min_ranks, self.max_ranks)
-            if self.sync == "gossip":
-                raise ValueError("elastic=True does not allow sync=gossip")
+            if self.sync != "allreduce":
+                raise ValueError(f"elastic=True does not allow sync={self.sync}")
             if self.fused or self.double_buffering:
                 raise ValueError("elastic=True does not allow fused or double_buffering: gradients may be summed twice")
+        elif self.on_slow in ("rebalance", "evict"):
+            raise ValueError(f"on_slow={self.on_slow} is for elastic=True")
         elif self.min_ranks != 1 or self.max_ranks is not None or self.on_change != "keep_batch":
             raise ValueError("min_ranks, max_ranks and on_change are for elastic=True")
 
     def wrap(
         self, optimizer: torch.optim.Optimizer, comm: Communicator, *, weighted: bool
-    ) -> MultiNodeOptimizer | GossipOptimizer:
+    ) -> MultiNodeOptimizer | GossipOptimizer | LocalOptimizer:
         """The multi-node optimizer; `weighted` if ranks may have different numbers of samples in a step."""
+        if self.sync in ("local-sgd", "diloco"):
+            return create_multi_node_optimizer(
+                optimizer, comm, sync=self.local.of(self.sync), wire=getattr(torch, self.wire) if self.wire else None
+            )
         if self.sync == "gossip":
             return create_multi_node_optimizer(
                 optimizer, comm, sync=self.gossip, wire=getattr(torch, self.wire) if self.wire else None
@@ -99,6 +120,9 @@ class CommConfig:
                 weighted=weighted,
                 record=True,
                 fused=self.fused,
+                check_every=self.check_every,
+                on_difference=self.on_difference,
+                on_slow=self.on_slow,
             ),
             double_buffering=self.double_buffering,
             wire=getattr(torch, self.wire) if self.wire else None,

@@ -81,7 +81,7 @@ def first_rounds(comm: Communicator, config: CommConfig) -> Schedule:
     sync = config.gossip
     level = level_of(comm, sync)
     seats = comm.size if level == "rank" else comm.inter_size
-    rounds = [gossip(seats, i, sync.topology, sync.seed, rotate=sync.rotate) for i in range(gossip_period(seats))]
+    rounds = [gossip(seats, i, sync.topology, sync.seed, rotate=sync.rotate) for i in range(gossip_period(seats, sync.topology))]
     after = "then they rotate" if sync.rotate else "then these again"
     name = f"gossip of {seats} {level}s, {sync.topology}: partners of the first {len(rounds)} steps, {after}"
     return Schedule(name, seats, 1, tuple(step for own in rounds for step in own.steps), goal="mixing")

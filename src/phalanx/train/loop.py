@@ -19,6 +19,7 @@ from phalanx.data import Loader, Step
 from phalanx.data.collate import map_tensors
 from phalanx.nn.batchnorm import average_batchnorm_
 from phalanx.optim.gossip_step import GossipOptimizer
+from phalanx.optim.local_step import LocalOptimizer
 from phalanx.optim.multi_node import MultiNodeOptimizer
 from phalanx.train.checkpoint import Checkpointer, CheckpointError, RandomState
 from phalanx.train.clock import StepEvents
@@ -45,7 +46,7 @@ class Trainer:
     comm: Communicator
     model: nn.Module
     forward: Callable[[torch.Tensor], Any]  # the model, compiled if asked
-    optimizer: MultiNodeOptimizer | GossipOptimizer
+    optimizer: MultiNodeOptimizer | GossipOptimizer | LocalOptimizer
     course: Course
     loader: Loader
     test: Loader
@@ -202,6 +203,8 @@ class Trainer:
             travelling=max(way.ended for way in transfers) - min(way.left for way in transfers) if transfers else 0.0,
             groups=len(transfers),
         )
+        if isinstance(self.optimizer, MultiNodeOptimizer):
+            self.log.noticed(self.optimizer.differences, self.optimizer.slow_ranks)
         try:
             self.tracer.end_step(transfers)
         except OSError as error:  # a full disk, on rank 0
@@ -245,7 +248,7 @@ class Trainer:
         """The results over the whole test set, each sample on one rank."""
         self.log.begin_evaluation(self.position.epoch)
         apart = {}
-        if isinstance(self.optimizer, GossipOptimizer):  # evaluate one model, the mean of all replicas
+        if self.optimizer.replicas_differ:  # evaluate one model, the mean of all replicas
             apart["spread"] = self.optimizer.spread()
             self.optimizer.average_()
         average_batchnorm_(self.model, self.comm)

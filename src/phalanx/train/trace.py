@@ -48,7 +48,7 @@ class Tracer:
 
     def __init__(self, config: RunConfig, comm: Communicator, out: Path | None) -> None:
         self._comm, self._out = comm, out
-        self._gossips = config.comm.sync == "gossip"
+        self._exchanges = config.comm.sync != "allreduce"  # of replicas, or of parts of them
         self._epoch = min(1, config.epochs - 1)
         self._wanted = config.trace_steps if out is not None else 0
         self._left = 0  # steps to come
@@ -85,7 +85,7 @@ class Tracer:
             return
         self._spans.append(Span("step", f"step {self._number}", self._begun, self._mark, self._number))
         for number, way in enumerate(sorted(transfers, key=lambda way: way.left)):
-            kind, name = ("exchange", "exchange") if self._gossips else ("all-reduce", f"group {number}")
+            kind, name = ("exchange", "exchange") if self._exchanges else ("all-reduce", f"group {number}")
             self._spans.append(Span(kind, name, way.left, way.ended, self._number, way.bytes))
         self._left -= 1
         if self._left == 0:

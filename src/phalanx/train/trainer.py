@@ -15,7 +15,6 @@ from torch import nn
 
 from phalanx.comm.communicator import Communicator
 from phalanx.data.scatter import length_of
-from phalanx.optim.gossip_step import GossipOptimizer
 from phalanx.train.check import check, open_sources
 from phalanx.train.checkpoint import Checkpointer
 from phalanx.train.checkpoint.lock import one_job
@@ -109,7 +108,7 @@ def assemble(config: RunConfig, comm: Communicator, log: Log) -> Trainer:
     if drops or config.model.is_own:  # otherwise equal generators make smaller checkpoints
         seed_rank((config.seed + 1 + comm.rank) % 2**32)  # ranks drop different neurons
     optimizer = config.comm.wrap(config.optimizer.build(model), comm, weighted=config.uneven)
-    if isinstance(optimizer, GossipOptimizer):
+    if optimizer.replicas_differ:
         optimizer.follow(model)
     return Trainer(
         config=config,

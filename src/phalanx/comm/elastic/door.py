@@ -149,7 +149,7 @@ def _find(door: Door, secret: str) -> MeetingPoint:
     token = _token(found[:LONGEST])
     if token is None or not Signer(secret, token).recognises(JOB, found):
         raise WrongJobError(
-            f"what meets at {door} is no job with this {SECRET}: export the same on all hosts, or choose another port"
+            f"what meets at {door} is no job with this PHALANX_SECRET: export the same on all hosts, or choose another port"
         )
     return MeetingPoint(door.host, door.port, token)
 

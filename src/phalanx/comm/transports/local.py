@@ -24,21 +24,22 @@ class LocalWorld:
     def __init__(self, size: int) -> None:
         self.size = size
         self._boxes: dict[tuple[int, int, int], deque[torch.Tensor]] = {}
-        self._news = threading.Condition()
+        lock = threading.Lock()
+        self._news = [threading.Condition(lock) for _ in range(size)]  # by receiver: a message wakes nobody else
         self._closed = False
 
     def put(self, source: int, dest: int, tag: int, x: torch.Tensor) -> None:
-        with self._news:
+        with self._news[dest]:
             self._boxes.setdefault((source, dest, tag), deque()).append(x.clone())
-            self._news.notify_all()
+            self._news[dest].notify_all()
 
     def take(self, source: int, dest: int, tag: int) -> torch.Tensor:
         key = (source, dest, tag)
-        with self._news:
+        with self._news[dest]:
             while not self._boxes.get(key):
                 if self._closed:
                     raise TransportError("the local world was closed")
-                self._news.wait()
+                self._news[dest].wait()
             x = self._boxes[key].popleft()
             if not self._boxes[key]:
                 del self._boxes[key]
@@ -46,9 +47,10 @@ class LocalWorld:
 
     def close(self) -> None:
         """Wake threads that still wait for a message: it will not come."""
-        with self._news:
+        with self._news[0]:  # they share one lock
             self._closed = True
-            self._news.notify_all()
+            for news in self._news:
+                news.notify_all()
 
 
 class LocalTransport(MessagesOnly):

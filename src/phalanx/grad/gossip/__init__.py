@@ -17,8 +17,9 @@ class Gossip:
 
     Args:
         topology: `"dissemination"` sends to rank r - 2**k and receives from r + 2**k in step k of a period, for any number of
-            ranks. `"hypercube"` exchanges with r XOR 2**k, for powers of two.
-        rotate: Shuffle the ranks after every period of ceil(log2 p) steps.
+            ranks. `"hypercube"` exchanges with r XOR 2**k, for powers of two. `"exact"` pairs ranks with weights that make a
+            period's steps the exact mean, for any number of ranks.
+        rotate: Shuffle the ranks after every period: of ceil(log2 p) steps, or with `"exact"` at most 2 log2 p + 1.
         exchange: `"weights"` mixes parameters and optimizer state after the update. `"gradients"` mixes gradients before it.
         level: `"rank"`, or `"host"`: the ranks of a host average their gradients as with `AllReduce`, and each carries a share
             of what the hosts exchange. None is `"host"` where several hosts hold several ranks.
@@ -38,7 +39,7 @@ class Gossip:
         >>> opt = phalanx.create_multi_node_optimizer(sgd, comm, sync=phalanx.Gossip(average_every=100))
     """
 
-    topology: Literal["dissemination", "hypercube"] = "dissemination"
+    topology: Literal["dissemination", "hypercube", "exact"] = "dissemination"
     rotate: bool = True
     exchange: Literal["weights", "gradients"] = "weights"
     level: Literal["rank", "host"] | None = None
@@ -49,7 +50,7 @@ class Gossip:
 
     def __post_init__(self) -> None:
         for name, choices in (
-            ("topology", ("dissemination", "hypercube")),
+            ("topology", ("dissemination", "hypercube", "exact")),
             ("exchange", ("weights", "gradients")),
             ("level", ("rank", "host", None)),
         ):

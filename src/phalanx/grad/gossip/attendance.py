@@ -35,7 +35,7 @@ class Attendance:
 
     def __init__(self, comm: Communicator, sync: Gossip, transfers: Transfers, nodes: int, me: int) -> None:
         self._comm, self._sync, self._transfers, self._me = comm, sync, transfers, me
-        self.membership = Membership.of(nodes)
+        self.membership = Membership.of(nodes, sync.topology)
         self.round = 0  # of the next exchange
         self.steps = 0  # of the optimizer
         self.replica: Replica = list  # what a rank that was left behind takes over
@@ -254,7 +254,7 @@ class Attendance:
         A replica that trained alone for longer than two periods does not, unless all did.
         """
         peers = self._peers
-        alone = self.round - self._met > limit(len(self.membership.leaves)) + 1
+        alone = self.round - self._met > limit(self.membership) + 1
         if peers is not None:
             peers.board.publish(gathering=True, round=self.round, steps=self.steps)
         serve = self.serve if peers is not None else lambda: None

@@ -19,7 +19,7 @@ from phalanx.comm.communicator import Communicator
 from phalanx.grad.gossip import Gossip
 from phalanx.grad.gossip.attendance import Attendance
 from phalanx.grad.gossip.kinds import Kinds, fit, kinds_of
-from phalanx.grad.gossip.mixing import drift, halves
+from phalanx.grad.gossip.mixing import drift, shares
 from phalanx.grad.gossip.packet import WORD, Packet, PacketLayout, average_together, lay_out
 from phalanx.grad.gossip.partners import Partners, check_topology
 from phalanx.grad.gossip.spread import spread
@@ -110,7 +110,8 @@ class Gossiper:
         transfer = previous if self._sync.overlap else self._land()
         if transfer is not None:
             if fit(transfer.kinds, self._kinds):
-                halves([*gradients, *averaged], transfer.received.views[: len(gradients) + len(averaged)])
+                mine = [*gradients, *averaged]
+                shares(mine, transfer.received.views[: len(mine)], transfer.partners.weight)
             self._transfers.release(transfer)
 
     def _mean_at_home(self, averaged: Sequence[torch.Tensor]) -> None:
@@ -123,13 +124,13 @@ class Gossiper:
         if transfer is None:
             return
         if fit(transfer.kinds, kinds_of(drifting, optional, averaged)):  # else parameters came or went meanwhile, on all ranks
-            sent, received = transfer.sent.views, transfer.received.views
+            sent, received, weight = transfer.sent.views, transfer.received.views, transfer.partners.weight
             count = len(received) - len(averaged) - self._trailer
             if self._sync.overlap or self._wire is not None:
-                drift(drifting[:count], sent[:count], received[:count])
+                drift(drifting[:count], sent[:count], received[:count], weight)
             else:
-                halves(drifting[:count], received[:count])
-            halves(averaged, received[count : count + len(averaged)])
+                shares(drifting[:count], received[:count], weight)
+            shares(averaged, received[count : count + len(averaged)], weight)
         self._transfers.release(transfer)
 
     def _begin(self, drifting: Sequence[torch.Tensor], averaged: Sequence[torch.Tensor]) -> None:
@@ -262,8 +263,8 @@ class Gossiper:
         under_way: dict[str, torch.Tensor] = {}
         if transfer is not None:
             came = self._transfers.peek(transfer, self._attendance.patience) and self._is_message(transfer)
-            sent = transfer.sent.words.clone()
-            under_way = {"sent": sent, "received": transfer.received.words.clone() if came else sent.clone()}
+            sent, weight = transfer.sent.words.clone(), torch.tensor(transfer.partners.weight, dtype=torch.float64)
+            under_way = {"sent": sent, "received": transfer.received.words.clone() if came else sent.clone(), "weight": weight}
         return {"round": self.round, "seats": self._nodes, "under_way": under_way or self._restored or {}}
 
     def _is_message(self, transfer: Transfer) -> bool:
@@ -273,8 +274,7 @@ class Gossiper:
         """Go on from there. With another number of nodes only the tensors of the replica count, and rounds begin anew."""
         same = state["seats"] == self._nodes
         self.round = int(state["round"]) if same else 0
-        under_way = state["under_way"]
-        self._restored = {name: x.clone() for name, x in under_way.items()} if same and under_way else None
+        self._restored = {name: x.clone() for name, x in state["under_way"].items()} or None if same else None
 
     def _take_restored(self) -> Transfer | None:
         """What was under way when the state was saved."""
@@ -284,7 +284,8 @@ class Gossiper:
             return None
         # they were read from a file to the host; what they are mixed with may be on a GPU
         sent, received = Packet(layout, self._device), Packet(layout, self._device)
-        transfer = Transfer(self.round - 1, Partners(None, None), sent, received, self._travelling)
+        who = Partners(None, None, float(words["weight"]) if "weight" in words else 0.5)  # older checkpoints have halves only
+        transfer = Transfer(self.round - 1, who, sent, received, self._travelling)
         transfer.sent.words.copy_(words["sent"])
         transfer.received.words.copy_(words["received"])
         transfer.arrived = True

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from phalanx.grad.gossip.partners import gossip_period
+from phalanx.grad.gossip.partners import Topology, gossip_period
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,18 +20,30 @@ class Membership:
     """The step from which on each node is left out, negative where it may be alive; 0 for a node that takes part."""
 
     leaves: tuple[int, ...]
+    topology: Topology = "dissemination"
 
     @staticmethod
-    def of(nodes: int) -> Membership:
-        return Membership((0,) * nodes)
+    def of(nodes: int, topology: Topology = "dissemination") -> Membership:
+        return Membership((0,) * nodes, topology)
+
+    @property
+    def period(self) -> int:
+        """Rounds in which what one node knows reaches all others."""
+        return gossip_period(len(self.leaves), self.topology)
 
     def nodes(self, step: int) -> list[int]:
         """Who takes part in `step`."""
         return [node for node, first in enumerate(self.leaves) if not first or step < abs(first)]
 
     def mark_dead(self, node: int, step: int) -> Membership:
-        """`node` was found dead in `step`."""
-        news = 2 * gossip_period(len(self.leaves)) + 2  # steps in which everybody hears of it, some messages being lost
+        """`node` was found dead in `step`.
+
+        In pairs it may have been the only partner of some, who then hear of it from nobody else, but find out in the same
+        period: so what counts is the period.
+        """
+        if self.topology == "exact":
+            return self._with(node, (step // self.period + 3) * self.period)
+        news = 2 * self.period + 2  # steps in which everybody hears of it, some messages being lost
         return self._with(node, step + news)
 
     def leave_out(self, node: int, step: int) -> Membership:
@@ -43,7 +55,7 @@ class Membership:
 
     def merge(self, other: Sequence[int]) -> Membership:
         """What both know: the earlier step, and dead if one of them knows it."""
-        return Membership(tuple(_merged(a, b) for a, b in zip(self.leaves, other, strict=True)))
+        return Membership(tuple(_merged(a, b) for a, b in zip(self.leaves, other, strict=True)), self.topology)
 
     @property
     def gone(self) -> tuple[int, ...]:

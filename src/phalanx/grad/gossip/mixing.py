@@ -3,8 +3,8 @@
     x    a tensor of this rank, now            sent    what it was when the message left
     received    the partner's, of the same step
 
-    drifted tensors (parameters, optimizer state)     x + (received - sent) / 2
-    averaged tensors (batch norm statistics)          x / 2 + received / 2
+    drifted tensors (parameters, optimizer state)     x + (received - sent) w
+    averaged tensors (batch norm statistics)          x (1 - w) + received w           w is 1/2 in most rounds
 
 The first rule keeps the whole of what this rank did while the message was under way, and because every message is received once,
 the mean of all ranks is kept: also where the message was rounded to 16 bits. The second cannot make a variance negative.
@@ -42,32 +42,37 @@ def copy_all(to: Sequence[torch.Tensor], source: Sequence[torch.Tensor]) -> None
         foreach_copy_(into, xs)
 
 
-def halves(tensors: Sequence[torch.Tensor], received: Sequence[torch.Tensor]) -> None:
-    """Make each the mean of itself and what was received. Bit by bit the same on both sides of a pair."""
+def shares(tensors: Sequence[torch.Tensor], received: Sequence[torch.Tensor], weight: float = 0.5) -> None:
+    """Mix each with what was received. With halves it is bit by bit the same on both sides of a pair."""
     for xs, rs in _parts(tensors, received):
-        foreach_mul_(xs, 0.5)
+        foreach_mul_(xs, 1 - weight)
         for some, theirs in [(xs, rs)] if xs[0].is_cpu else widened(xs, rs):
-            foreach_add_(some, theirs, alpha=0.5)
+            foreach_add_(some, theirs, alpha=weight)
 
 
-def drift(tensors: Sequence[torch.Tensor], sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor]) -> None:
-    """Move each half the way from what was sent to what was received; what happened since is kept. `received` is used up."""
+def drift(
+    tensors: Sequence[torch.Tensor], sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor], weight: float = 0.5
+) -> None:
+    """Move each half the way, or by another `weight`, from what was sent to what was received. What happened since is kept.
+
+    `received` is used up.
+    """
     for xs, ss, rs in _parts(tensors, sent, received):
         if all(x.dtype == r.dtype for x, r in zip(xs, rs)):
             foreach_sub_(rs, ss)
-            foreach_add_(xs, rs, alpha=0.5)
+            foreach_add_(xs, rs, alpha=weight)
         elif xs[0].is_cpu:  # tensor by tensor, so that each stays in the cache
             for x, s, r in zip(xs, ss, rs):
-                x.add_(r.to(x.dtype).sub_(s), alpha=0.5)
+                x.add_(r.to(x.dtype).sub_(s), alpha=weight)
         else:
-            drift_widened(xs, ss, rs)
+            drift_widened(xs, ss, rs, weight)
 
 
-def drift_widened(xs: Tensors, sent: Tensors, received: Tensors) -> None:
+def drift_widened(xs: Tensors, sent: Tensors, received: Tensors, weight: float = 0.5) -> None:
     """`drift` of tensors of one dtype by messages of 16 bits: the difference is made in full precision, for many at once."""
     for some, mine, theirs in widened(xs, sent, received):
         foreach_sub_(theirs, mine)
-        foreach_add_(some, theirs, alpha=0.5)
+        foreach_add_(some, theirs, alpha=weight)
 
 
 def widened(xs: Tensors, *narrow: Tensors) -> Iterator[tuple[Tensors, ...]]:

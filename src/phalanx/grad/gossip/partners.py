@@ -10,17 +10,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from phalanx.grad.gossip import Gossip
-from phalanx.schedule import gossip_partners, gossip_period
+from phalanx.schedule import Topology, gossip_partners, gossip_period, gossip_weights
 
-__all__ = ["Partners", "check_topology", "gossip_period", "partners"]
+__all__ = ["Partners", "Topology", "check_topology", "gossip_period", "partners"]
 
 
 @dataclass(frozen=True, slots=True)
 class Partners:
-    """To whom a node sends and from whom it receives, in one step; both None where it sits the step out."""
+    """To whom a node sends and from whom it receives, in one step; both None where it sits the step out.
+
+    What it receives has this weight in what it becomes, and its own the rest.
+    """
 
     dest: int | None
     source: int | None
+    weight: float = 0.5
 
 
 def partners(me: int, nodes: Sequence[int], step: int, sync: Gossip) -> Partners:
@@ -30,13 +34,14 @@ def partners(me: int, nodes: Sequence[int], step: int, sync: Gossip) -> Partners
     dest = sends[place]
     if dest is None:
         return Partners(None, None)
-    return Partners(nodes[dest], nodes[sends.index(place)])
+    weight = gossip_weights(len(nodes), step, sync.topology, sync.seed, rotate=sync.rotate)[place]
+    return Partners(nodes[dest], nodes[sends.index(place)], float(weight))
 
 
 def check_topology(sync: Gossip, nodes: int, what: str) -> None:
     """Raise where the topology does not fit: a hypercube has a power of two corners."""
     if sync.topology == "hypercube" and nodes & (nodes - 1):
         raise ValueError(
-            f"Gossip(topology='hypercube') wants a power of two, but there are {nodes} {what}: use topology='dissemination', "
-            "which takes any number"
+            f"Gossip(topology='hypercube') wants a power of two, but there are {nodes} {what}: use topology='dissemination' "
+            "or 'exact', which take any number"
         )

@@ -138,7 +138,7 @@ class Peers:
 
         def ask() -> None:
             words = self.ask(asked, RETRY / 2)[0]
-            near = limit(place.size)
+            near = limit(place.membership)
             self._near = {rank for rank, word in words.items() if abs(word.round - place.round) <= near and not word.gathering}
 
         threading.Thread(target=ask, name="phalanx-retry", daemon=True).start()

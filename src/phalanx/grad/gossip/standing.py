@@ -18,12 +18,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from phalanx.grad.gossip.membership import Membership
-from phalanx.grad.gossip.partners import gossip_period
 
 
-def limit(size: int) -> int:
+def limit(membership: Membership) -> int:
     """Rounds by which ranks may differ: two periods. What one rank did reaches all others in one."""
-    return 2 * gossip_period(size)
+    return 2 * membership.period
 
 
 def has_quorum(side: Collection[int], size: int, dead: Collection[int]) -> bool:
@@ -120,7 +119,7 @@ Action = GoOn | Return | Hold | Leave
 def unremarkable(place: Place, words: Mapping[int, Word]) -> bool:
     """Whether partners that were asked are merely slow. Then no other rank has to be asked."""
     return all(
-        abs(word.round - place.round) <= limit(place.size)
+        abs(word.round - place.round) <= limit(place.membership)
         and not word.gathering
         and place.me not in word.skips
         and not word.leaves[place.me]
@@ -138,7 +137,7 @@ def decide(place: Place, words: Mapping[int, Word]) -> Action:
     if not has_quorum({place.me, *heard}, place.size, place.membership.dead):
         return Hold(tuple(sorted(silent)))
     furthest = max([place.round, *(word.round for word in heard.values())])
-    near = furthest - limit(place.size)
+    near = furthest - limit(place.membership)
     skips = (silent - set(place.membership.gone)) | {rank for rank, word in heard.items() if word.gathering or word.round < near}
     if place.round < near:
         helpers = sorted(

@@ -49,9 +49,9 @@ class Run:
 
     @property
     def gossips(self) -> bool:
-        """Whether replicas were mixed with partners instead of averaging gradients."""
+        """Whether replicas were mixed, with partners or after local steps, instead of averaging gradients."""
         comm = self.config.get("comm")
-        return isinstance(comm, dict) and comm.get("sync") == "gossip"
+        return isinstance(comm, dict) and comm.get("sync", "allreduce") != "allreduce"
 
     @property
     def resumed(self) -> list[dict[str, Any]]:

@@ -1,0 +1,260 @@
+"""Local steps around any torch optimizer: each rank updates its own replica, and once in many steps all take an outer step.
+
+    opt = phalanx.create_multi_node_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), comm, sync=phalanx.LocalSGD(every=20))
+    opt.follow(model)                    # batch norm statistics are averaged with the replicas
+    ...
+    opt.average_()                       # before an evaluation, and at the end: the exact mean of all replicas
+
+`LocalSGD` is `DiLoCo` whose outer step has rate 1. docs/slow-networks.md has the papers and the differences.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import torch
+
+from phalanx.comm.communicator import Communicator
+from phalanx.grad.allreduce import AllReduce
+from phalanx.grad.averager import Averager
+from phalanx.grad.gossip.packet import average_together, real
+from phalanx.grad.gossip.spread import spread
+from phalanx.grad.local import DiLoCo, LocalSGD
+from phalanx.grad.local.rounds import Rounds
+from phalanx.grad.record import StepRecord
+from phalanx.grad.reducer import TransferTime
+from phalanx.grad.replicas import check_replicas
+from phalanx.grad.wire import check_wire
+from phalanx.optim.unscaling import Unscaling
+from phalanx.optim.wrapped import WrappedOptimizer
+
+
+class LocalOptimizer(WrappedOptimizer):
+    """Made by `create_multi_node_optimizer(..., sync=phalanx.LocalSGD(...))` or `DiLoCo`. A torch optimizer for schedulers."""
+
+    # GradScaler would not call `step` where gradients overflowed, on that rank alone, and ranks would count differently
+    _step_supports_amp_scaling = True
+    replicas_differ: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        comm: Communicator,
+        sync: LocalSGD | DiLoCo,
+        wire: torch.dtype | None,
+        bucket_bytes: int | None,
+    ) -> None:
+        super().__init__(optimizer)
+        self.comm, self.sync = comm, sync
+        plan = sync.as_outer_steps() if isinstance(sync, LocalSGD) else sync
+        if plan.wire is not None and wire is not None:
+            raise ValueError(f"wire={wire} and DiLoCo(wire={plan.wire}): set one of them")
+        self._wire = plan.wire or wire
+        check_wire(self._wire)
+        self._plan, self._bucket_bytes = plan, bucket_bytes
+        self._rounds = Rounds(comm, plan, self._wire)
+        self._home: Averager | None = None
+        if level_of(comm, plan) == "host":
+            home = comm.split(comm.inter_rank)
+            self._home = Averager(*self.parameters(), home, AllReduce(), wire=None, bucket_bytes=bucket_bytes, delayed=False)
+        self._checked: list[torch.nn.Parameter] = []
+        self._steps = 0
+
+    # ---- the step ----------------------------------------------------------------------------------------------------------
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update this replica; once in `every` steps, or a part of it more often, make an outer step with the others.
+
+        A `closure` is this rank's own affair.
+        """
+        self._begin()
+        scaler = Unscaling(self, self.optimizer)
+        overflowed = False
+        if scaler.found is not None and not scaler.is_inner:
+            overflowed = bool(scaler.found)
+            if not overflowed:
+                scaler.divide([p.grad for p in self._trained() if p.grad is not None])
+        self.synchronize()
+        result = None
+        if closure is not None:
+            result = self.optimizer.step(self._at_home(closure))
+        elif not overflowed:
+            result = scaler.step_inner() if scaler.is_inner else self.optimizer.step()
+        if self._home is not None:
+            self._home.next_step()
+        self._steps += 1
+        self._rounds.after(self._steps)
+        return result
+
+    def synchronize(self) -> None:
+        """Where the ranks of a host act as one, make every gradient their mean, which it is after any `backward()`."""
+        if self._home is not None:
+            if not self._home.watches(self.parameters()[0]):
+                self._home.watch(*self.parameters())
+            self._home.synchronize()
+
+    def _at_home(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """The closure; where the ranks of a host act as one, with means over them."""
+        if self._home is None:
+            return closure
+        home = self._home
+
+        def averaged() -> Any:
+            with torch.enable_grad():
+                home.next_evaluation()
+                loss = closure()
+            self.synchronize()
+            return home.mean(loss)
+
+        return averaged
+
+    def _begin(self) -> None:
+        """Compare parameters that were not seen before, on all ranks: later they may differ."""
+        params, names = self.parameters()
+        known = {id(p) for p in self._checked}
+        new = [(p, name) for p, name in zip(params, names) if id(p) not in known]
+        if new:
+            trained = self._trained()
+            self._rounds.begin(trained)
+            outer = self._rounds.optimizer
+            options = [*(repr(getattr(self._plan, name)) for name in COMPARED), str(self._wire)]
+            options += [type(outer).__name__, repr(sorted(outer.defaults.items()))] if outer is not None else []
+            check_replicas([p for p, _ in new], [name for _, name in new], options, self.comm)
+            self._checked = params
+
+    def _trained(self) -> list[torch.nn.Parameter]:
+        return [p for p in self.parameters()[0] if p.requires_grad]
+
+    # ---- all replicas ----------------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def average_(self) -> None:
+        """Make all replicas equal, bit by bit: parameters, optimizer state and followed statistics become the exact mean.
+
+        What is under way arrives first. All ranks call it; it costs an all-reduce of all that.
+        """
+        self._rounds.land_all()
+        trained = self._trained()
+        state = [
+            real(value)
+            for p in trained
+            for _, value in sorted(self.optimizer.state.get(p, {}).items())
+            if isinstance(value, torch.Tensor) and value.shape == p.shape and (value.is_floating_point() or value.is_complex())
+        ]
+        parameters = [real(p.detach()) for p in trained]
+        average_together([*parameters, *self._rounds.outer_tensors(), *self._statistics], self.comm)
+        alike = self.comm.allgather_obj([list(x.shape) for x in state])
+        if all(own == alike[0] for own in alike):  # a rank may have no state yet
+            average_together(state, self.comm)
+
+    def spread(self) -> float:
+        """How far the replicas are apart: the consensus distance, relative to the length of their mean. All ranks call it."""
+        return spread([real(p.detach()) for p in self._trained()], self.comm)
+
+    @property
+    def outer(self) -> torch.optim.Optimizer:
+        """The outer optimizer, for a schedule of its rate. It exists from the first step on."""
+        if self._rounds.optimizer is None:
+            raise RuntimeError("opt.outer exists from the first step on: until then parameters may still be loaded or broadcast")
+        return self._rounds.optimizer
+
+    @property
+    def steps(self) -> int:
+        """Inner steps, on every rank."""
+        return self._steps
+
+    # ---- as every multi-node optimizer's --------------------------------------------------------------------------------------
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward inside only accumulates; outside, too, unless the ranks of a host act as one."""
+        if self._home is None:
+            yield
+        else:
+            with self._home.pause():
+                yield
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's."""
+        if self._home is not None:
+            self._home.drop()
+        self.optimizer.zero_grad(set_to_none)
+
+    @property
+    def last_record(self) -> StepRecord | None:
+        """What the part that arrived in the last step took; None if none did."""
+        return self._rounds.record
+
+    @property
+    def last_transfers(self) -> list[TransferTime]:
+        """The ways of the parts that arrived in the last step."""
+        return list(self._rounds.transfers)
+
+    @property
+    def communication(self) -> NothingElse:
+        """Empty: what is under way is in `opt.state_dict()`."""
+        return NothingElse()
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The inner optimizer's groups."""
+        return self.optimizer.param_groups
+
+    def state_dict(self) -> dict[str, Any]:
+        """The inner optimizer's, readable without Phalanx; and the outer steps: where they stand, and what is under way.
+
+        It waits for what is under way.
+        """
+        return self.optimizer.state_dict() | {"local": {"steps": self._steps, "rounds": self._rounds.state_dict()}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue bit for bit, each rank with its own replica. Load the parameters first."""
+        stands = state_dict.get("local", {"steps": 0, "rounds": {}})
+        self.optimizer.load_state_dict({key: value for key, value in state_dict.items() if key != "local"})
+        self._steps = stands["steps"]
+        if stands["rounds"]:  # replicas that have trained differ, and rightly so
+            self._rounds.begin(self._trained())
+            self._rounds.load_state_dict(stands["rounds"])
+            self._checked = self.parameters()[0]
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """All ranks call it. What is under way arrives at the next step, and the parts are cut anew."""
+        self.optimizer.add_param_group(param_group)
+        if self._home is not None:
+            self._home.watch(*self.parameters())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LocalOptimizer:
+        """On the same communicator, with copies of parameters and of all state. All ranks make it."""
+        wire = None if self._plan.wire is not None else self._wire
+        twin = LocalOptimizer(copy.deepcopy(self.optimizer, memo), self.comm, self.sync, wire, self._bucket_bytes)
+        if self._rounds.optimizer is not None:
+            twin.load_state_dict(copy.deepcopy(self.state_dict()))
+        twin._statistics = copy.deepcopy(self._statistics, memo)
+        memo[id(self)] = twin
+        return twin
+
+    def __repr__(self) -> str:
+        return f"LocalOptimizer({self.optimizer!r}, {self.comm!r}, {self.sync!r})"
+
+
+COMPARED = ("every", "fragments", "overlap", "partners", "seed")
+
+
+class NothingElse:
+    """Of an optimizer whose `state_dict` has everything."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing to load."""
+
+
+def level_of(comm: Communicator, plan: DiLoCo) -> str:
+    """Whose steps are local: a rank's, or those of a host whose ranks act as one."""
+    if plan.partners == "random":
+        return "rank"
+    return plan.level or ("host" if comm.size > comm.inter_size > 1 else "rank")

@@ -1,0 +1,39 @@
+"""Local steps of a run, `comm.local.*`: with comm.sync=local-sgd or diloco."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from phalanx.grad.local import DiLoCo, LocalSGD
+from phalanx.train.settings import setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalConfig:
+    """How long ranks train by themselves, and what happens then."""
+
+    every: int = setting(50, "Steps of each rank by itself between two outer steps of the same parameter.")
+    fragments: int = setting(1, "Parts of the parameters that take turns to travel.")
+    overlap: int = setting(0, "Steps that a part travels while training continues; 0 waits for it.")
+    outer_rate: float = setting(0.7, "diloco: learning rate of the outer optimizer, SGD.")
+    outer_momentum: float = setting(0.9, "diloco: its momentum.")
+    outer_nesterov: bool = setting(True, "diloco: whether that is Nesterov's.")
+    partners: Literal["all", "random"] = setting(
+        "all", "diloco: make outer steps with all ranks, or with one drawn anew each time."
+    )
+    seed: int = setting(0, "diloco: seed of that draw.")
+    level: Literal["rank", "host"] | None = setting(
+        None,
+        "Let every rank take local steps, or the ranks of a host act as one; none for hosts where several hold several ranks.",
+    )
+
+    def __post_init__(self) -> None:
+        self.of("diloco")
+
+    def of(self, sync: str) -> LocalSGD | DiLoCo:
+        """The value that the optimizer takes."""
+        if sync == "local-sgd":
+            return LocalSGD(self.every, self.fragments, self.overlap, self.level)
+        outer = {"lr": self.outer_rate, "momentum": self.outer_momentum, "nesterov": self.outer_nesterov}
+        return DiLoCo(self.every, outer, self.fragments, self.overlap, partners=self.partners, seed=self.seed, level=self.level)

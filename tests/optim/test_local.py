@@ -1,0 +1,383 @@
+"""Local steps against an oracle in one process that plays all ranks: LocalSGD, DiLoCo in parts and overlapped, one partner."""
+
+import copy
+import functools
+import math
+
+import pytest
+import torch
+from tests.optim.oracle import SMALL, flat, sgd
+from tests.optim.oracle import plain_step as one_step
+
+import phalanx
+from phalanx import DiLoCo, Gossip, LocalSGD, ReplicaError, create_multi_node_optimizer
+from phalanx.grad.local.flight import partner_of
+from phalanx.grad.local.parts import cut
+
+NESTEROV = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
+
+
+def plain_sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def adamw(model):
+    return torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def plain_step(model, opt, comm, t):
+    one_step(model, opt, comm, t % 8)  # there are data for eight
+
+
+class Place:
+    """What a step asks a communicator for."""
+
+    def __init__(self, rank, size):
+        self.rank, self.size = rank, size
+
+
+def trained(n, steps, sync, *, make=sgd, hosts=1, wire=None, model=SMALL, at_end=None):
+    """The parameters of every rank after each step, and what `at_end` finds."""
+
+    def run(comm):
+        own = copy.deepcopy(model)
+        opt = create_multi_node_optimizer(make(own), comm, sync=sync, wire=wire)
+        history = []
+        for t in range(steps):
+            plain_step(own, opt, comm, t)
+            history.append(flat(own))
+        return history if at_end is None else (history, at_end(own, opt))
+
+    return phalanx.run_local(n, run, hosts=hosts, timeout=30)
+
+
+def played(n, steps, sync, *, make=sgd, model=SMALL):
+    """The same in one process, by the rules of docs/slow-networks.md."""
+    plan = sync.as_outer_steps() if isinstance(sync, LocalSGD) else sync
+    models = [copy.deepcopy(model) for _ in range(n)]
+    inner = [make(own) for own in models]
+    slow = [[torch.nn.Parameter(p.detach().clone()) for p in own.parameters()] for own in models]
+    outer = [plan.build(own) for own in slow]
+    parts = cut([p.numel() for p in slow[0]], plan.fragments)
+    under_way, history = [], []
+
+    def land(part, gradients, means, sent):
+        for rank in range(n):
+            for i, gradient, mean in zip(parts[part], gradients[rank], means[rank], strict=True):
+                slow[rank][i].data.copy_(mean)
+                slow[rank][i].grad = gradient.clone()
+            outer[rank].step()
+            fast = list(models[rank].parameters())
+            for k, i in enumerate(parts[part]):
+                slow[rank][i].grad = None
+                fast[i].data.copy_(slow[rank][i].data + (fast[i].data - sent[rank][k]))
+
+    for t in range(1, steps + 1):
+        for rank in range(n):
+            plain_step(models[rank], inner[rank], Place(rank, n), t - 1)
+        for flight in [flight for flight in under_way if flight[0] + plan.travels == t]:
+            under_way.remove(flight)
+            land(*flight[1:])
+        for part in range(plan.fragments):
+            if t % plan.every != (part + 1) * plan.every // plan.fragments % plan.every:
+                continue
+            fast = [[list(own.parameters())[i].data.clone() for i in parts[part]] for own in models]
+            deltas = [[slow[r][i].data - x for i, x in zip(parts[part], fast[r], strict=True)] for r in range(n)]
+            gradients, means = [], []
+            for rank in range(n):
+                partner = partner_of(rank, n, plan.seed, t) if plan.partners == "random" else None
+                group = list(range(n)) if plan.partners == "all" else sorted({rank, rank if partner is None else partner})
+                gradients.append([sum(x) / len(group) for x in zip(*(deltas[r] for r in group), strict=True)])
+                own = [[slow[r][i].data for i in parts[part]] for r in group]
+                means.append([sum(x) / len(group) for x in zip(*own, strict=True)])
+            if plan.travels:
+                under_way.append((t, part, gradients, means, fast))
+            else:
+                land(part, gradients, means, fast)
+        history.append([flat(own) for own in models])
+    return [[state[rank] for state in history] for rank in range(n)]
+
+
+SYNCS = [
+    LocalSGD(every=1),
+    LocalSGD(every=3),
+    LocalSGD(every=4, fragments=2, overlap=True),
+    DiLoCo(every=3),
+    DiLoCo(every=4, outer=NESTEROV, fragments=4, overlap=True),
+    DiLoCo(every=4, outer=functools.partial(torch.optim.Adam, lr=0.01), fragments=2),
+    DiLoCo(every=4, fragments=2, overlap=3),
+    DiLoCo(every=2, partners="random", seed=5),
+    DiLoCo(every=4, partners="random", fragments=2, overlap=True),
+]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8])
+def test_all_ranks_do_what_one_process_does_that_plays_them(n):
+    for sync in SYNCS if n < 5 else SYNCS[3:8:2]:
+        make = adamw if sync == DiLoCo(every=3) else sgd
+        found, wanted = trained(n, 10, sync, make=make), played(n, 10, sync, make=make)
+        for mine, his in zip(found, wanted, strict=True):
+            for t, (a, b) in enumerate(zip(mine, his, strict=True)):
+                torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11, msg=lambda text, t=t, sync=sync: f"{sync}, {t}: {text}")
+
+
+def test_local_sgd_of_every_step_is_all_reduce_for_plain_sgd_and_not_with_momentum():
+    for n in (1, 2, 3, 4):
+        local = trained(n, 6, LocalSGD(every=1), make=plain_sgd)
+        together = trained(n, 6, phalanx.AllReduce(), make=plain_sgd)
+        for mine, wanted in zip(local, together, strict=True):
+            torch.testing.assert_close(mine[-1], wanted[-1], rtol=1e-9, atol=1e-11)
+    with_adam = [trained(3, 6, sync, make=adamw)[0][-1] for sync in (LocalSGD(every=1), phalanx.AllReduce())]
+    assert not torch.allclose(*with_adam, rtol=1e-6)  # negative control: the state of the inner optimizer stays with its rank
+
+
+def test_replicas_are_equal_after_an_outer_step_and_only_then():
+    history = trained(3, 8, DiLoCo(every=4))
+    equal = [all(torch.equal(own[t], history[0][t]) for own in history) for t in range(8)]
+    assert equal == [False, False, False, True] * 2
+
+
+def test_the_mean_moves_by_the_mean_of_the_inner_updates_whatever_is_under_way():
+    """LocalSGD in parts, overlapped, of plain SGD on a loss whose gradient does not depend on the parameters."""
+
+    def run(comm, sync):
+        p, q = torch.nn.Parameter(torch.zeros(5, dtype=torch.float64)), torch.nn.Parameter(torch.zeros(7, dtype=torch.float64))
+        opt = create_multi_node_optimizer(torch.optim.SGD([p, q], lr=1.0), comm, sync=sync)
+        for t in range(11):
+            p.grad, q.grad = torch.full_like(p, comm.rank + t), torch.full_like(q, comm.rank * t)
+            opt.step()
+        opt.average_()
+        return p.detach(), q.detach()
+
+    for sync in (LocalSGD(every=4, fragments=2, overlap=True), LocalSGD(every=5), LocalSGD(every=4, fragments=2, overlap=4)):
+        for p, q in phalanx.run_local(3, lambda comm, sync=sync: run(comm, sync), timeout=30):
+            torch.testing.assert_close(p, torch.full_like(p, -(11 * 1 + 55)))
+            torch.testing.assert_close(q, torch.full_like(q, -55.0))
+
+
+@pytest.mark.parametrize("sync", [DiLoCo(every=4, fragments=2, overlap=True), DiLoCo(every=4, partners="random", overlap=3)])
+@pytest.mark.parametrize("stop", [1, 4, 5, 7])
+def test_resuming_is_exact_whatever_is_under_way(sync, stop):
+    def run(comm, *, stop):
+        own = copy.deepcopy(SMALL)
+        opt = create_multi_node_optimizer(sgd(own), comm, sync=sync)
+        for t in range(10):
+            if t == stop:
+                saved = copy.deepcopy((own.state_dict(), opt.state_dict()))
+                own = copy.deepcopy(SMALL)
+                opt = create_multi_node_optimizer(sgd(own), comm, sync=sync)
+                own.load_state_dict(saved[0])
+                opt.load_state_dict(saved[1])
+            plain_step(own, opt, comm, t)
+        assert opt.steps == 10
+        return flat(own)
+
+    through = phalanx.run_local(3, lambda comm: run(comm, stop=None), timeout=30)
+    resumed = phalanx.run_local(3, lambda comm: run(comm, stop=stop), timeout=30)
+    assert all(torch.equal(a, b) for a, b in zip(through, resumed, strict=True))
+
+
+def test_a_checkpoint_keeps_the_outer_state_and_a_copy_trains_alike(tmp_path):
+    def run(comm):
+        own = copy.deepcopy(SMALL)
+        opt = create_multi_node_optimizer(sgd(own), comm, sync=DiLoCo(every=3, overlap=2))
+        for t in range(4):
+            plain_step(own, opt, comm, t)
+        with phalanx.Checkpointer(tmp_path, comm) as checkpoints:
+            checkpoints.save(4, model=own, optimizer=opt)
+        twin_model = copy.deepcopy(SMALL)
+        twin = create_multi_node_optimizer(sgd(twin_model), comm, sync=DiLoCo(every=3, overlap=2))
+        with phalanx.Checkpointer(tmp_path, comm) as checkpoints:
+            assert checkpoints.load(model=twin_model, optimizer=twin) == 4
+        for model, each in ((own, opt), (twin_model, twin)):
+            for t in range(4, 9):
+                plain_step(model, each, comm, t)
+        return torch.equal(flat(own), flat(twin_model))
+
+    assert phalanx.run_local(2, run, timeout=30) == [True, True]
+
+
+def test_the_outer_optimizer_may_be_a_function_arguments_or_an_example():
+    lr = {"lr": 0.5, "momentum": 0.8}
+    model = torch.nn.Linear(2, 2)
+    forms = [lr, functools.partial(torch.optim.SGD, **lr), torch.optim.SGD(model.parameters(), **lr)]
+    results = [trained(2, 6, DiLoCo(every=2, outer=outer))[0][-1] for outer in forms]
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+    example = torch.optim.AdamW(model.parameters(), lr=0.3, betas=(0.5, 0.6))
+    made = DiLoCo(every=2, outer=example).build([torch.nn.Parameter(torch.ones(2))])
+    assert (type(made), made.defaults["lr"], made.defaults["betas"]) == (torch.optim.AdamW, 0.3, (0.5, 0.6))
+    usual = DiLoCo(every=2).build([torch.nn.Parameter(torch.ones(2))])
+    assert {name: usual.defaults[name] for name in NESTEROV} == NESTEROV
+
+
+def test_wires_round_what_travels_and_nothing_else():
+    exact, rounded = (trained(2, 6, DiLoCo(every=2, wire=wire))[0][-1] for wire in (None, torch.bfloat16))
+    assert not torch.equal(exact, rounded)
+    torch.testing.assert_close(exact, rounded, rtol=0.02, atol=0.02)
+    history = trained(3, 4, LocalSGD(every=2), wire=torch.bfloat16)
+    assert all(torch.equal(own[-1], history[0][-1]) for own in history)
+    with pytest.raises(ValueError, match="set one of them"):
+        trained(1, 1, DiLoCo(every=2, wire=torch.bfloat16), wire=torch.float16)
+
+
+def test_ranks_of_a_host_act_as_one():
+    """4 ranks on 2 hosts: those of a host stay equal in every step, the hosts differ until the outer step."""
+    history = trained(4, 3, LocalSGD(every=3), hosts=2)
+    for t in range(3):
+        assert torch.equal(history[0][t], history[1][t])
+        assert torch.equal(history[2][t], history[3][t])
+        assert torch.equal(history[0][t], history[2][t]) == (t == 2)
+    alone = trained(4, 3, LocalSGD(every=3, level="rank"), hosts=2)
+    assert not torch.equal(alone[0][0], alone[1][0])
+
+
+def test_average_is_the_exact_mean_and_ends_the_spread():
+    def at_end(own, opt):
+        before = opt.spread()
+        mean = opt.comm.all_reduce(flat(own), op="mean") if not opt.sync.overlap else None
+        opt.average_()
+        return before, mean, flat(own), opt.spread()
+
+    for sync in (LocalSGD(every=4), DiLoCo(every=4, fragments=2, overlap=True), DiLoCo(every=2, partners="random")):
+        found = [result for _, result in trained(3, 6, sync, at_end=at_end)]
+        for before, mean, after, spread in found:
+            assert before > 0
+            assert spread == 0
+            assert torch.equal(after, found[0][2])
+            assert mean is None or torch.allclose(mean, after, rtol=1e-12, atol=1e-13)
+
+
+def test_batch_norm_statistics_are_averaged_with_the_replicas():
+    def run(comm):
+        model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
+        phalanx.init_parameters_(model, seed=1)
+        opt = create_multi_node_optimizer(sgd(model), comm, sync=LocalSGD(every=2))
+        opt.follow(model)
+        for t in range(2):
+            opt.zero_grad()
+            model(torch.randn(8, 4, generator=torch.Generator().manual_seed(10 * t + comm.rank))).pow(2).sum().backward()
+            opt.step()
+        own = model[1].running_var.clone()
+        opt.average_()
+        return own, model[1].running_var.clone()
+
+    (a, mean_a), (b, mean_b) = phalanx.run_local(2, run, timeout=30)
+    assert not torch.equal(a, b)
+    assert torch.equal(mean_a, mean_b)
+    torch.testing.assert_close(mean_a, (a + b) / 2)
+
+
+def test_parameters_that_come_later_take_part():
+    def run(comm):
+        p, q = (torch.nn.Parameter(torch.zeros(4, dtype=torch.float64)) for _ in range(2))
+        opt = create_multi_node_optimizer(torch.optim.SGD([p], lr=1.0), comm, sync=LocalSGD(every=2))
+        for t in range(6):
+            if t == 3:
+                opt.add_param_group({"params": [q], "lr": 2.0})
+            p.grad, q.grad = torch.full_like(p, comm.rank), torch.full_like(q, comm.rank)
+            opt.step()
+        return p.detach(), q.detach()
+
+    for p, q in phalanx.run_local(3, run, timeout=30):
+        assert torch.allclose(p, torch.full_like(p, -6.0))
+        assert torch.allclose(q, torch.full_like(q, -6.0))
+
+
+def test_schedulers_accumulation_and_a_scaler_that_overflows_on_one_rank():
+    def run(comm):
+        p = torch.nn.Parameter(torch.ones(4))
+        opt = create_multi_node_optimizer(torch.optim.SGD([p], lr=0.1), comm, sync=LocalSGD(every=2))
+        schedule = torch.optim.lr_scheduler.StepLR(opt, step_size=2, gamma=0.5)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        for t in range(4):
+            opt.zero_grad()
+            with opt.no_sync():
+                scaler.scale(p.sum()).backward()
+            factor = math.inf if t == 1 and comm.rank == 0 else 1.0
+            scaler.scale((p * factor).sum()).backward()
+            scaler.step(opt)
+            scaler.update()
+            schedule.step()
+        return p.detach(), opt.steps, opt.param_groups[0]["lr"]
+
+    a, b = phalanx.run_local(2, run, timeout=30)
+    assert torch.equal(a[0], b[0])
+    assert torch.isfinite(a[0]).all()
+    assert a[1:] == (4, 0.025)
+
+
+def test_replicas_that_start_different_and_options_that_differ_are_refused():
+    def different(comm):
+        p = torch.nn.Parameter(torch.full((3,), float(comm.rank)))
+        opt = create_multi_node_optimizer(torch.optim.SGD([p], lr=0.1), comm, sync=LocalSGD(every=5))
+        p.grad = torch.ones_like(p)
+        with pytest.raises(ReplicaError, match="bcast_parameters"):
+            opt.step()
+
+    def options(comm, outer):
+        p = torch.nn.Parameter(torch.ones(3))
+        sync = DiLoCo(every=5 + comm.rank) if outer is None else DiLoCo(every=5, outer=outer(comm.rank))
+        opt = create_multi_node_optimizer(torch.optim.SGD([p], lr=0.1), comm, sync=sync)
+        p.grad = torch.ones_like(p)
+        with pytest.raises(ReplicaError, match="options"):
+            opt.step()
+
+    phalanx.run_local(2, different, timeout=30)
+    phalanx.run_local(2, lambda comm: options(comm, None), timeout=30)
+    phalanx.run_local(2, lambda comm: options(comm, lambda rank: {"lr": 0.5 + rank}), timeout=30)
+    # a function has no text that ranks could compare, so what it makes is compared
+    made = lambda params: torch.optim.SGD(params, lr=0.7)  # noqa: E731
+    assert len(trained(2, 6, DiLoCo(every=3, outer=made))) == 2
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: LocalSGD(every=0), r"LocalSGD\(every=0\): at least 1"),
+        (lambda: LocalSGD(every=2.0), r"LocalSGD\(every=2.0\): a whole number"),
+        (lambda: DiLoCo(every=2, fragments=3), "at most one part leaves in a step"),
+        (lambda: DiLoCo(every=2, overlap=3), "at most every=2"),
+        (lambda: DiLoCo(every=2, outer=3), "functools.partial"),
+        (lambda: DiLoCo(every=2, partners="two"), "one of 'all', 'random'"),
+        (lambda: DiLoCo(every=2, partners="random", level="host"), "partners are ranks"),
+        (lambda: DiLoCo(every=2, level="rack"), "one of 'rank', 'host'"),
+        (lambda: DiLoCo(every=2, outer=lambda params: 3).build([]), "made a int"),
+        (lambda: trained(1, 1, LocalSGD(every=9, fragments=9)), "only 6 parameters to cut"),
+    ],
+)
+def test_bad_options_are_named_with_the_remedy(make, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        make()
+
+
+def test_what_does_not_go_together_is_refused():
+    def run(comm):
+        opt = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+        with pytest.raises(ValueError, match="overlap=True"):
+            create_multi_node_optimizer(opt, comm, sync=LocalSGD(every=2), double_buffering=True)
+        with pytest.raises(TypeError, match="LocalSGD"):
+            create_multi_node_optimizer(opt, comm, sync="local")
+        return repr(create_multi_node_optimizer(opt, comm, sync=DiLoCo(every=2)).sync)
+
+    assert "every=2" in phalanx.run_local(1, run)[0]
+    assert Gossip() != LocalSGD(every=1)
+
+
+def test_parts_are_about_equal_and_in_order():
+    for sizes in ([5, 1, 1, 1, 5], [1] * 7, [100, 1, 1], [3, 3, 3, 3], [1, 2, 3, 4, 5, 6, 7]):
+        for parts in range(1, len(sizes) + 1):
+            found = cut(sizes, parts)
+            assert [i for part in found for i in part] == list(range(len(sizes)))
+            assert len(found) == parts
+            assert all(found)
+    assert cut([5, 1, 1, 1, 5], 3) == [range(1), range(1, 4), range(4, 5)]
+
+
+def test_every_pair_is_mutual_and_in_time_all_meet():
+    for n in (2, 3, 4, 5, 8):
+        for number in range(20):
+            met = [partner_of(rank, n, 1, number) for rank in range(n)]
+            assert all(other is None or met[other] == rank != other for rank, other in enumerate(met))
+            assert met.count(None) == n % 2
+        assert {partner_of(0, n, 1, number) for number in range(100)} >= set(range(1, n))

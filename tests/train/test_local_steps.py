@@ -1,0 +1,36 @@
+"""`phalanx train` with local steps: settings, evaluation of the mean, checkpoints that continue."""
+
+from dataclasses import replace
+
+import pytest
+from tests.train.runs import TINY, rows
+from tests.train.runs import run as train_on_threads
+
+from phalanx import DiLoCo, LocalSGD
+from phalanx.cli.train import resolve
+from phalanx.train.local_steps import LocalConfig
+from phalanx.train.update import CommConfig
+
+LOCAL = LocalConfig(every=3, fragments=2, overlap=1)
+
+
+def test_settings_become_the_value_that_the_optimizer_takes():
+    comm = resolve(
+        "digits", ["comm.sync=diloco", "comm.local.every=20", "comm.local.fragments=4", "comm.local.outer_rate=0.5"]
+    ).comm
+    assert comm.local.of(comm.sync) == DiLoCo(20, {"lr": 0.5, "momentum": 0.9, "nesterov": True}, 4, 0)
+    assert LocalConfig(every=7, overlap=2).of("local-sgd") == LocalSGD(7, overlap=2)
+    with pytest.raises(ValueError, match="at most one part leaves"):
+        LocalConfig(every=2, fragments=3)
+    with pytest.raises(ValueError, match="sync=diloco does not allow fused"):
+        CommConfig(sync="diloco", fused=True)
+    with pytest.raises(ValueError, match="does not allow sync=local-sgd"):
+        CommConfig(sync="local-sgd", elastic=True)
+
+
+@pytest.mark.parametrize("sync", ["local-sgd", "diloco"])
+def test_a_run_evaluates_the_mean_of_its_replicas(sync, tmp_path):
+    train_on_threads(replace(TINY, epochs=2, comm=CommConfig(sync=sync, local=LOCAL)), 2, tmp_path)
+    found = rows(tmp_path, "evaluation")
+    assert [row["epoch"] for row in found] == [1, 2]
+    assert all(row["spread"] > 0 for row in found)
