@@ -168,6 +168,8 @@ def enter(bench: TrainBench, comm: Communicator) -> Iterator[TrainingContender]:
         "phalanx int8": ours(wire=phalanx.Int8()),
         "phalanx PowerSGD": ours(wire=phalanx.PowerSGD(rank=LOW_RANK)),
     }
+    if device.type == "cpu":  # torch's hook refuses anything but NCCL
+        del field["DDP bf16"]
     if comm.inter_size == 1:  # inside a host nothing is encoded
         del field["phalanx int8"]
     if not comm.shares_memory or device.type != "cpu":  # one pass over memory is for ranks that share it
