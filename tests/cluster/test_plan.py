@@ -99,6 +99,16 @@ def test_an_input_without_effect_is_told_and_one_with_effect_is_not():
     assert any("speed of a device" in warning and "no effect" in warning for warning in plan.warnings)
 
 
+def test_local_steps_are_named_where_ranks_wait_and_only_there():
+    slow = make_plan(replace(QUESTION, cluster=PRESETS["cloud-10g"].with_ranks(32), profile=GLOO, compute=Compute(1e-4)))
+    (note,) = [warning for warning in slow.warnings if "DiLoCo(every=50)" in warning]
+    wanted = 1e3 * (slow.best.step.compute + slow.best.step.communication / 50)
+    assert float(note.partition("about ")[2].split()[0]) == pytest.approx(wanted, rel=0.01)
+    assert wanted < 1e3 * slow.best.seconds
+    assert "not the same training" in note
+    assert not any("DiLoCo" in warning for warning in make_plan(QUESTION).warnings)
+
+
 def test_slow_networks_want_the_short_wire_and_the_torus():
     plan = make_plan(replace(QUESTION, cluster=PRESETS["cloud-10g"].with_ranks(32), profile=GLOO, compute=Compute(1e-4)))
     assert plan.best.plan.wire == 2

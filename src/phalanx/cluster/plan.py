@@ -14,6 +14,8 @@ from .screen import rank_candidates
 from .step import agreeing, predict_step
 
 NO_EFFECT = 0.0005  # of the step: what a table with one decimal cannot show
+LOCAL_STEPS = 50  # of the note about them: what they send is next to nothing then
+LOCAL_PAYS = 0.1  # of a step that waits, from which on local steps are worth a note
 
 
 def make_plan(question: Question) -> Plan:
@@ -77,3 +79,10 @@ def _warnings(question: Question, best: Candidate, effects: Iterable[Effect]) ->
         yield f"computing times: {question.compute.source}"
     if best.algorithm.gossips:
         yield "gossip averages with one partner per step: it is not the same training as an all-reduce"
+    elif best.step and best.step.limit == "communication" and best.step.exposed > LOCAL_PAYS * best.seconds:
+        local = best.step.compute + best.step.communication / LOCAL_STEPS
+        yield (
+            f"ranks wait for communication in {best.step.exposed / best.seconds:.0%} of a step. With local steps,"
+            f" sync=phalanx.DiLoCo(every={LOCAL_STEPS}), one would take about {1e3 * local:.3g} ms: computing, and a"
+            f" {LOCAL_STEPS}th of an all-reduce that nothing hides. It is not the same training: compare accuracies first"
+        )
