@@ -13,7 +13,7 @@ from tests.cli.nonsense import BINARY, DEEP, LINES, PATHS, PLAN, WORDS, check, m
 from tests.long import times
 
 from phalanx.cli.main import build_parser
-from phalanx.cluster import PRESETS, PROFILES, machine, profile, workload_file
+from phalanx.cluster import PRESETS, PROFILES, machine, profile_file, workload_file
 from phalanx.cluster.workload import Compute, Model, Tensor
 from phalanx.schedule import ring, to_json, to_text
 
@@ -114,7 +114,7 @@ FILES = {
     "schedule.txt": (to_text(ring(2)), [["show"], ["verify"], ["show", "--text"]]),
     "cluster.json": (machine.to_json(PRESETS["lab"]), [[*PLAN[:1], *PLAN[3:], "--cluster"]]),
     "model.json": (workload_file.to_json(SMALL, Compute(1.0, 1.0, 0.3, "")), [[*PLAN, "--model"]]),
-    "profile.json": (profile.to_json(PROFILES["nccl"]), [[*PLAN, "--profile"]]),
+    "profile.json": (profile_file.to_json(PROFILES["nccl"]), [[*PLAN, "--profile"]]),
     "rows.jsonl": (json.dumps(ROW) + "\n", [[*PLAN, "--calibrate"]]),
     "plan.json": (
         json.dumps(
