@@ -16,8 +16,8 @@ NAMES = {
     # the value
     "Schedule", "ScheduleError", "ring", "torus", "hierarchical", "halving_doubling", "tree",
     # training
-    "create_multi_node_optimizer", "AllReduce", "Gossip", "LocalSGD", "DiLoCo", "ReplicaError", "ddp_hook",
-    "seed_everything", "bcast_parameters", "create_multi_node_evaluator", "Checkpointer",
+    "create_multi_node_optimizer", "AllReduce", "Gossip", "LocalSGD", "DiLoCo", "Int8", "PowerSGD", "ReplicaError",
+    "ddp_hook", "seed_everything", "bcast_parameters", "create_multi_node_evaluator", "Checkpointer",
     # large batches
     "Lars", "LabelSmoothingLoss", "MultiNodeBatchNorm", "average_batchnorm_", "convert_batchnorm", "init_parameters_",
     # data

@@ -132,6 +132,7 @@ def planning() -> list[Result]:
     """What `phalanx plan` predicts."""
     errors = [abs(row["error"]) for row in rows("plan_published") if "published" in row]
     papers = [abs(row["error"]) for row in rows("plan_papers") if "paper" in row]
+    best = next(row["recommended"] for row in rows("plan_published") if isinstance(row.get("recommended"), dict))
     lab = rows("plan_lab_check")[0]
     lost = [choice["lost"] for choice in lab["chosen"]]
     near = sum(choice <= 0.05 for choice in lost) / len(lost)
@@ -145,7 +146,10 @@ def planning() -> list[Result]:
             form,
         ),
         most("The same: worst error", max(errors), 0.2, record, form),
-        most("Figures of four papers: worst error", max(papers), 0.1, "plan_papers", form),
+        most("The same, as `phalanx plan` recommends: mean error", best["mean_abs_error"], 0.1, record, form),
+        most("The same: bias", abs(best["bias"]), 0.05, record, form),
+        least("The same: plans whose printed uncertainty holds", best["held"] / best["rows"], 0.8, record, "{:.0%}"),
+        most("Figures of five papers: worst error", max(papers), 0.1, "plan_papers", form),
         most(
             f"{lab['all steps']['rows']} training steps in the lab: median error",
             lab["all steps"]["median"],

@@ -12,9 +12,9 @@ import pytest
 from tests.cli.nonsense import BINARY, DEEP, LINES, PATHS, PLAN, WORDS, check, mutants, say, tried
 
 from phalanx.cli.main import build_parser
-from phalanx.cluster import PRESETS, PROFILES, machine, profile, workload_file
+from phalanx.cluster import PRESETS, PROFILES, machine, profile_file, workload_file
 from phalanx.cluster.workload import Compute, Model, Tensor
-from phalanx.schedule import ring, to_json, to_text
+from phalanx.schedule import ring, to_json, to_msccl, to_text
 
 pytestmark = pytest.mark.usefixtures("run_directory")
 
@@ -108,9 +108,11 @@ ROW = {"contender": "phalanx ring(1)", "size": 4096, "time_us": 10.0}
 FILES = {
     "schedule.json": (to_json(ring(2)), [["show"], ["verify"], ["show", "--json"], ["show", "--lower"]]),
     "schedule.txt": (to_text(ring(2)), [["show"], ["verify"], ["show", "--text"]]),
+    "schedule.xml": (to_msccl(ring(2)), [["show"], ["verify"], ["show", "--msccl"]]),
+    "lab.fabric": ('fabric "lab"\n0-2 - s : 5\n0 -> 1 : 2\n', [["synth", "--cluster"]]),
     "cluster.json": (machine.to_json(PRESETS["lab"]), [[*PLAN[:1], *PLAN[3:], "--cluster"]]),
     "model.json": (workload_file.to_json(SMALL, Compute(1.0, 1.0, 0.3, "")), [[*PLAN, "--model"]]),
-    "profile.json": (profile.to_json(PROFILES["nccl"]), [[*PLAN, "--profile"]]),
+    "profile.json": (profile_file.to_json(PROFILES["nccl"]), [[*PLAN, "--profile"]]),
     "rows.jsonl": (json.dumps(ROW) + "\n", [[*PLAN, "--calibrate"]]),
     "plan.json": (
         json.dumps(

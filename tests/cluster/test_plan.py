@@ -166,6 +166,10 @@ def test_pictures_are_well_formed_and_traces_tell_the_step():
     step = make_plan(QUESTION).best.step
     assert ElementTree.fromstring(timeline_svg(step, "a < b & c")).tag.endswith("svg")
     assert len(ElementTree.fromstring(efficiency_svg([(1, 1.0), (8, 0.9)], "x")).findall(".//{*}circle")) == 2
+    for picture in (timeline_svg(step, "x"), efficiency_svg([(1, 1.0), (8, 0.9)], "x")):
+        assert "prefers-color-scheme:dark" in picture
+        texts = {text.text for text in ElementTree.fromstring(picture).findall(".//{*}text")}
+        assert texts >= {"time in ms", "rank", "backward"} or texts >= {"ranks", "efficiency", "of as many single devices"}
     events = json.loads(trace(step))["traceEvents"]
     assert max(event["ts"] + event["dur"] for event in events) == pytest.approx(step.seconds * 1e6, rel=1e-6)
     assert {event["name"] for event in events} >= {"forward", "backward", "group 0"}
@@ -242,7 +246,7 @@ def test_nothing_is_learnt_from_rows_of_several_nodes():
 def test_the_figures_of_the_four_papers():
     rows = read_rows(ROWS)
     found = list(papers(host_spread(rows), software_overheads(rows)))
-    assert {row["paper"] for row in found} == {"ChainerMN", "Sony", "Fujitsu", "GossipGraD"}
+    assert {row["paper"] for row in found} == {"ChainerMN", "Akiba", "Sony", "Fujitsu", "GossipGraD"}
     for row in found:
         assert abs(row["error"]) <= 0.10, row
 

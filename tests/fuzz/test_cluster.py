@@ -7,6 +7,7 @@ from dataclasses import asdict
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.cluster.test_synth import IB, SMI, UNEQUAL
 from tests.fuzz.harness import Parser, blocks, fuzz
 from tests.fuzz.mutate import JSON, TEXT
 from tests.long import times
@@ -15,8 +16,10 @@ from phalanx.cluster import MODELS, PRESETS, PROFILES, Cluster, Compute, Model, 
 from phalanx.cluster import calibrate as calibration
 from phalanx.cluster import machine as cluster_model
 from phalanx.cluster import profile_file as backend_profile
+from phalanx.cluster.fabric import FabricError, read_fabric
 from phalanx.cluster.hosts_differ import typical_slowness
 from phalanx.cluster.machine import ClusterError, Link, Uplink
+from phalanx.cluster.synth import synthesise
 from phalanx.cluster.workload import Tensor
 from phalanx.train.config import ConfigError
 from phalanx.train.planned import parse_plan
@@ -71,7 +74,15 @@ def read_plan(data):
     assert math.isfinite(plan.batch)
 
 
+def read_network(data):
+    fabric = read_fabric(data.decode("utf-8", "replace"))
+    if fabric.ranks <= 6 and len(fabric.links) < 60:
+        found = synthesise(fabric, trees=3)
+        assert 0 <= found.bound <= found.seconds_per_byte * 1.000001
+
+
 PARSERS = [
+    Parser("fabric", read_network, (FabricError,), (UNEQUAL.encode(), SMI.encode(), IB.encode()), TEXT),
     Parser(
         "cluster",
         read_cluster,

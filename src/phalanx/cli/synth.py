@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from phalanx.cli.numbers import positive, whole
 from phalanx.cli.usage import UsageError
 from phalanx.cluster.fabric import Fabric, FabricError, read_fabric
 from phalanx.cluster.synth import busiest_link, synthesise
@@ -44,11 +45,13 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--cluster", metavar="FILE", required=True, help="a fabric, or the output of `nvidia-smi topo -m` or `ibnetdiscover`"
     )
     parser.add_argument("--out", metavar="FILE", type=Path, help="write the schedule there, as text")
-    parser.add_argument("--megabytes", metavar="N", type=_megabytes, default=100.0, help="size of the buffer (default: 100)")
+    parser.add_argument("--megabytes", metavar="N", type=positive, default=100.0, help="size of the buffer (default: 100)")
     parser.add_argument(
-        "--trees", metavar="N", type=_count, help="chunks with a tree each; more balance better (default: by size)"
+        "--trees", metavar="N", type=whole(1, 1024), help="chunks with a tree each; more balance better (default: by size)"
     )
-    parser.add_argument("--pipeline", metavar="N", type=_count, default=1, help="parts of each chunk that follow one another")
+    parser.add_argument(
+        "--pipeline", metavar="N", type=whole(1, 1024), default=1, help="parts of each chunk that follow one another"
+    )
     parser.set_defaults(run=run)
 
 
@@ -95,17 +98,3 @@ def _read(path: str) -> Fabric:
     if fabric.ranks > MAX_RANKS:
         raise UsageError(f"{path}: {fabric.ranks} ranks; the search takes at most {MAX_RANKS}")
     return fabric
-
-
-def _megabytes(text: str) -> float:
-    value = float(text)
-    if not 0 < value <= 1e9:
-        raise argparse.ArgumentTypeError(f"{text} is not a size in MB")
-    return value
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if not 1 <= value <= 1024:
-        raise argparse.ArgumentTypeError(f"{text} is not from 1 to 1024")
-    return value

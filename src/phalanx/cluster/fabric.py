@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 MAX_NODES, MAX_LINKS = 4096, 200_000
 MOST = 1e6  # GB/s of a link
+LONGEST, WORD = 2000, 64  # characters of a line, and of a switch's name
 ENDS = r"[A-Za-z0-9_.+\- ]+?"
 LINK = re.compile(rf"({ENDS})\s+(-|->)\s+({ENDS})\s*:\s*([0-9.eE+\-]+)", re.ASCII)
 RANGE = re.compile(r"(\d{1,6})-(\d{1,6})")
@@ -71,9 +72,11 @@ def parse_fabric(text: str) -> Fabric:
     """The fabric of a file; FabricError with the line if a line makes no sense."""
     name, links = "fabric", []
     for number, raw in enumerate(text.split("\n"), start=1):
-        line = raw.split("#")[0].strip()
+        line = " ".join(raw[: LONGEST + 1].split("#")[0].split())
         if not line:
             continue
+        if len(raw) > LONGEST:
+            raise FabricError(f"line {number}: {len(raw)} characters; at most {LONGEST} are read")
         if line.startswith("fabric "):
             name = _name(line.removeprefix("fabric "), number)
             continue
@@ -98,6 +101,8 @@ def parse_fabric(text: str) -> Fabric:
 def _nodes(text: str, number: int) -> list[int | str]:
     nodes: list[int | str] = []
     for word in text.split():
+        if len(word) > WORD:
+            raise FabricError(f"line {number}: {word[:40]!r}... is longer than the name of a switch")
         found = RANGE.fullmatch(word)
         if found:
             first, last = int(found.group(1)), int(found.group(2))

@@ -39,7 +39,7 @@ from phalanx.grad.trained import Trained
 from phalanx.grad.twice import AVERAGED, SecondAverage
 from phalanx.grad.unfinished import Unfinished
 from phalanx.grad.untouched import Untouched
-from phalanx.grad.wire import check_wire
+from phalanx.grad.wires import Wire, check_any_wire
 
 
 class Averager:
@@ -57,13 +57,13 @@ class Averager:
         comm: Communicator,
         sync: AllReduce,
         *,
-        wire: torch.dtype | None,
+        wire: Wire | None,
         bucket_bytes: int | None,
         delayed: bool,
         in_backward: bool = True,
         sparse: bool = False,
     ) -> None:
-        check_wire(wire)
+        check_any_wire(wire)
         self._comm, self._sync, self._wire, self.delayed = comm, sync, wire, delayed
         self.in_backward = in_backward and not delayed
         self._sparse = sparse  # gradients are sparse, and stay so

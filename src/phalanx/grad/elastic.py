@@ -22,6 +22,7 @@ from phalanx.grad.measure import Overlap
 from phalanx.grad.pace import SlowRank
 from phalanx.grad.reducer import Group, GroupReducer
 from phalanx.grad.slow_ranks import SlowRanks
+from phalanx.grad.wires import Wire
 
 
 class KeepingReducer(GroupReducer):
@@ -48,7 +49,7 @@ class ElasticAverager(Averager):
         comm: ElasticCommunicator,
         sync: AllReduce,
         *,
-        wire: torch.dtype | None,
+        wire: Wire | None,
         bucket_bytes: int | None,
     ) -> None:
         self.comm = comm

@@ -18,6 +18,7 @@ from phalanx.grad.allreduce import AllReduce
 from phalanx.grad.drift import Drift, OptimizerState, bit_sums, contents
 from phalanx.grad.finite import Finite
 from phalanx.grad.replicas import some
+from phalanx.grad.wires import Wire
 
 log = logging.getLogger("phalanx")
 
@@ -88,16 +89,17 @@ class Health:
                 stacklevel=7,
             )
 
-    def warn_of_overflow(self, names: Mapping[torch.nn.Parameter, str], over: set[int], wire: torch.dtype | None) -> None:
-        """Means that were too large for 16 bits, of the parameters with these ids."""
+    def warn_of_overflow(self, names: Mapping[torch.nn.Parameter, str], over: set[int], wire: Wire | None) -> None:
+        """Means that are not finite after a wire that compresses, of the parameters with these ids."""
         if wire is None or not over or not self._first("overflow"):
             return
         gone = {name: p for p, name in names.items() if id(p) in over}
         # on a GPU this becomes known when the gradients are those of a later step
         bad = [name for name, p in gone.items() if not (p.grad is None or bool(torch.isfinite(p.grad).all()))] or list(gone)
-        warnings.warn(
-            f"the mean gradient of {some(bad)} is not finite: on the way as {wire} it exceeded "
-            f"{torch.finfo(wire).max:g}, or it was not finite before. Use wire=torch.bfloat16, or a GradScaler. "
-            "This is the only warning",
-            stacklevel=7,
-        )
+        why = "some rank's gradient was not, and what travels with it becomes NaN. Look at the loss, or use a GradScaler"
+        if isinstance(wire, torch.dtype):
+            why = (
+                f"on the way as {wire} it exceeded {torch.finfo(wire).max:g}, or it was not finite before. "
+                "Use wire=torch.bfloat16, or a GradScaler"
+            )
+        warnings.warn(f"the mean gradient of {some(bad)} is not finite: {why}. This is the only warning", stacklevel=7)

@@ -14,6 +14,7 @@ from phalanx.comm.communicator import Communicator
 from phalanx.grad.allreduce import AllReduce
 from phalanx.grad.gossip import Gossip
 from phalanx.grad.local import DiLoCo, LocalSGD
+from phalanx.grad.wires import Wire
 from phalanx.optim.create import create_multi_node_optimizer
 from phalanx.optim.wrapped import WrappedOptimizer
 
@@ -24,7 +25,7 @@ class Plan:
 
     sync: AllReduce | Gossip | LocalSGD | DiLoCo | None = None
     double_buffering: bool = False
-    wire: torch.dtype | None = None
+    wire: Wire | None = None
     bucket_bytes: int | None = None
 
     def wrap(self, optimizer: torch.optim.Optimizer, comm: Communicator, model: torch.nn.Module | None) -> Any:

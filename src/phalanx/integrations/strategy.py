@@ -18,6 +18,7 @@ from phalanx.comm.create import create_communicator
 from phalanx.grad.allreduce import AllReduce
 from phalanx.grad.gossip import Gossip
 from phalanx.grad.local import DiLoCo, LocalSGD
+from phalanx.grad.wires import Wire
 from phalanx.integrations.plan import Plan, average, pause, seconds_of
 from phalanx.nn.init import bcast_parameters
 from phalanx.optim.wrapped import WrappedOptimizer
@@ -62,7 +63,7 @@ class MultiNodeReplicas:
         *,
         sync: AllReduce | Gossip | LocalSGD | DiLoCo | None = None,
         double_buffering: bool = False,
-        wire: torch.dtype | None = None,
+        wire: Wire | None = None,
         bucket_bytes: int | None = None,
         algorithm: Schedule | None = None,
         process_group_backend: str | None = None,

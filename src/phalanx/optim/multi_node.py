@@ -29,6 +29,7 @@ from phalanx.grad.record import StepRecord
 from phalanx.grad.reducer import TransferTime
 from phalanx.grad.sparse import wants_sparse
 from phalanx.grad.unfinished import Unfinished
+from phalanx.grad.wires import Wire
 from phalanx.optim.averaged_step import AveragedStep
 from phalanx.optim.one_pass import why_not
 from phalanx.optim.wrapped import WrappedOptimizer
@@ -43,7 +44,7 @@ class MultiNodeOptimizer(WrappedOptimizer):
         comm: Communicator,
         sync: AllReduce,
         double_buffering: bool,
-        wire: torch.dtype | None,
+        wire: Wire | None,
         bucket_bytes: int | None,
     ) -> None:
         super().__init__(optimizer)

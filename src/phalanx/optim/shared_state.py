@@ -13,6 +13,7 @@ from phalanx.comm.elastic.communicator import ElasticCommunicator
 from phalanx.grad.allreduce import AllReduce
 from phalanx.grad.averager import Averager
 from phalanx.grad.elastic import ElasticAverager
+from phalanx.grad.wires import Wire
 from phalanx.optim.wrapped import WrappedOptimizer
 
 
@@ -22,7 +23,7 @@ def elastic_averager(
     comm: Communicator,
     sync: AllReduce,
     *,
-    wire: torch.dtype | None,
+    wire: Wire | None,
     bucket_bytes: int | None,
 ) -> ElasticAverager:
     """The averager of an elastic communicator."""
