@@ -58,6 +58,7 @@ def main(directory: Path, options: dict[str, str]) -> None:
     loader = phalanx.data.Loader(
         data(), comm, batch=int(options.get("batch", "24")), last="keep", on_change=options.get("policy", "keep_batch"), workers=0
     )
+    opt.on_membership_change(lambda opt, membership: write(kind="hook", step=opt.steps, epoch=membership.epoch))
     opt.share(model=model, loader=loader)
     write(kind="start", step=opt.steps, pid=os.getpid(), rank=comm.rank, size=comm.size, imported=IMPORTED)
     stop, slow = Path(options.get("stop_file", "/nonexistent")), Path(options.get("slow_file", "/nonexistent"))

@@ -31,7 +31,7 @@ IMPORT_SECONDS = 0.3  # beyond `import torch`, all names touched
 
 def fresh(program: str) -> str:
     """Standard output of `program` in a new interpreter, which must have nothing to say on standard error."""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 

@@ -1,5 +1,6 @@
 """Plans: the best is really the best, its reasons add up, and published clusters come out within bounds."""
 
+import functools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -53,6 +54,11 @@ QUESTION = Question(
 )
 
 
+@functools.cache
+def the_plan():
+    return make_plan(QUESTION)
+
+
 @pytest.mark.parametrize(("hosts", "per_host"), [(1, 4), (2, 2), (4, 2), (3, 3), (8, 1)])
 def test_every_candidate_is_a_correct_schedule(hosts, per_host):
     cluster = replace(PRESETS["lab"], hosts=hosts, per_host=per_host)
@@ -78,7 +84,7 @@ def test_the_best_is_the_best_of_all_simulated():
 
 
 def test_terms_add_up_and_efficiencies_are_below_one():
-    plan = make_plan(QUESTION)
+    plan = the_plan()
     assert sum(seconds for _, seconds in plan.terms) == pytest.approx(plan.best.seconds)
     assert 0 < plan.efficiency_device <= plan.efficiency_host <= 1
     assert plan.rate == pytest.approx(QUESTION.batch / plan.best.seconds)
@@ -163,7 +169,7 @@ def test_the_curve_falls_with_the_number_of_ranks():
 
 
 def test_pictures_are_well_formed_and_traces_tell_the_step():
-    step = make_plan(QUESTION).best.step
+    step = the_plan().best.step
     assert ElementTree.fromstring(timeline_svg(step, "a < b & c")).tag.endswith("svg")
     assert len(ElementTree.fromstring(efficiency_svg([(1, 1.0), (8, 0.9)], "x")).findall(".//{*}circle")) == 2
     for picture in (timeline_svg(step, "x"), efficiency_svg([(1, 1.0), (8, 0.9)], "x")):

@@ -52,14 +52,19 @@ class SlowRanks:
         paces = [Pace(*own.tolist()) for own in table]
         named = self._suspicion.window(paces)
         if named is not None:
-            self._name(SlowRank(step, *named, "warn" if named[0] is None else self._policy))
+            self._name(SlowRank(step, *named, self._action(named[0])))
         if self._policy == "rebalance" and loader is not None and (speeds := suitable_speeds(paces)) is not None:
             loader.world.rebalance(speeds)
         self._ended = time.perf_counter()  # nobody is slow because of this
+
+    def _action(self, rank: int | None) -> str:
+        """What is done about it. A rank leaves only if enough are left."""
+        enough = self._comm.size - 1 >= max(2, self._comm.least)
+        return "warn" if rank is None or (self._policy == "evict" and not enough) else self._policy
 
     def _name(self, slow: SlowRank) -> None:
         self.found.append(slow)
         if self._comm.rank == 0:
             warnings.warn(str(slow), stacklevel=2)
-        if slow.action == "evict" and slow.rank == self._comm.rank and self._comm.size > 2:
+        if slow.action == "evict" and slow.rank == self._comm.rank:
             end_behind(self._comm.member, self._comm.membership.epoch, f"was {slow.factor:.1f} times slower than the others")
