@@ -238,7 +238,7 @@ def main() -> None:
         {
             "kind": "header",
             "what": args.what,
-            "when": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "torch": torch.__version__,
             "machine": platform.processor() or platform.machine(),
             "cores": os.cpu_count(),

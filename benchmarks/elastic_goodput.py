@@ -210,7 +210,7 @@ def main() -> None:
     write(
         {
             "kind": "header",
-            "when": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "machine": platform.processor() or platform.machine(),
             "cores": os.cpu_count(),
             "load": os.getloadavg()[0],
