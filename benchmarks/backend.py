@@ -6,15 +6,8 @@
 `allreduce` rows: microseconds of one float32 all-reduce by `comm.all_reduce`, by `dist.all_reduce` on a group of each backend,
 and of the asynchronous calls.
 
-`step` rows: milliseconds of one training step with
-
-    none        no communication: what everything is compared with
-    no-op       DistributedDataParallel whose hook returns the gradients as they are: the limit for everything inside DDP
-    gloo        DistributedDataParallel on a group of gloo
-    phalanx     the same, with the other name
-    ddp_hook    DistributedDataParallel on gloo with phalanx.ddp_hook
-    optimizer   phalanx.create_multi_node_optimizer, without DistributedDataParallel
-    fused       the same, with AllReduce(fused=True)
+`step` rows: milliseconds of one training step with the contenders of benchmarks/steps.py, all in one process per rank: for the
+lab. On one machine use steps.py, where a contender has its processes for itself.
 
 Contenders take turns in one run. A row has the median over the turns and the fastest turn of the slowest rank. `times_gloo` is
 the median over the turns of gloo's time by this one's in the same turn.
@@ -39,15 +32,12 @@ import torch.distributed as dist
 from benchmarks.lab import Lab
 from benchmarks.local_ranks import finish, started
 from benchmarks.small_models import WORKLOADS, Workload
-from torch.nn.parallel import DistributedDataParallel
+from benchmarks.steps import CONTENDERS, WARM, enter, step_of
 
 import phalanx
 from phalanx.backend import register
 
 SIZES = (1 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 25 << 20, 100 << 20)  # bytes; DDP's buckets have 25 MiB
-CONTENDERS = ("none", "no-op", "gloo", "phalanx", "ddp_hook", "optimizer", "fused")
-WARM = 12  # steps of an optimizer before the timed ones: it tries overlap on and off in its first 9
-RATE = 1e-6  # training must make no progress, so that late steps cost what early ones do
 
 Times = dict[str, list[float]]
 
@@ -88,45 +78,10 @@ def steps(comm: phalanx.Communicator, ours: Any, gloo: Any, work: Workload, only
     contenders: dict[str, Callable[[], None]] = {}
     for name in only:
         torch.manual_seed(0)
-        contenders[name] = step_of(*enter(name, comm, ours, gloo, work), x, y)
-        for _ in range(WARM if name in ("optimizer", "fused") else 3):  # in blocks: the optimizer times its own first steps
+        contenders[name] = step_of(*enter(name, work, ours if name == "phalanx" else gloo, comm), x, y)
+        for _ in range(WARM if name in ("phalanx", "optimizer", "fused") else 3):  # in blocks: these time their own first steps
             contenders[name]()
     return turns(comm, contenders, repeat, work.steps)
-
-
-def enter(name: str, comm: phalanx.Communicator, ours: Any, gloo: Any, work: Workload) -> tuple[Any, Any]:
-    """The model and the optimizer of a contender."""
-    model: Any = work.model()
-    optimizer: Any = torch.optim.AdamW if work.optimizer == "adamw" else torch.optim.SGD
-    optimizer = optimizer(model.parameters(), lr=RATE, **({} if work.optimizer == "adamw" else {"momentum": 0.9}))
-    if name in ("no-op", "gloo", "phalanx", "ddp_hook"):
-        model = DistributedDataParallel(model, process_group=ours if name == "phalanx" else gloo)
-    if name == "no-op":
-        model.register_comm_hook(None, as_it_is)
-    elif name == "ddp_hook":
-        model.register_comm_hook(comm, phalanx.ddp_hook)
-    elif name in ("optimizer", "fused"):
-        optimizer = phalanx.create_multi_node_optimizer(optimizer, comm, sync=phalanx.AllReduce(fused=name == "fused"))
-    return model, optimizer
-
-
-def as_it_is(state: None, bucket: dist.GradBucket) -> Any:
-    """A hook of DistributedDataParallel that communicates nothing."""
-    future: Any = torch.futures.Future()
-    future.set_result(bucket.buffer())
-    return future
-
-
-as_it_is.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}  # DDP wants types
-
-
-def step_of(model: Any, optimizer: Any, x: torch.Tensor, y: torch.Tensor) -> Callable[[], None]:
-    def step() -> None:
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-
-    return step
 
 
 # ---- a rank, and what starts them --------------------------------------------------------------------------------------------

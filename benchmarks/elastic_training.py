@@ -21,6 +21,7 @@ import phalanx
 
 IMPORTED = time.time()
 N, FEATURES, CLASSES = 96, 12, 5
+SLOW = 0.6  # seconds between two steps while `slow_file` exists
 
 
 def data() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -57,9 +58,10 @@ def main(directory: Path, options: dict[str, str]) -> None:
     loader = phalanx.data.Loader(
         data(), comm, batch=int(options.get("batch", "24")), last="keep", on_change=options.get("policy", "keep_batch"), workers=0
     )
+    opt.on_membership_change(lambda opt, membership: write(kind="hook", step=opt.steps, epoch=membership.epoch))
     opt.share(model=model, loader=loader)
     write(kind="start", step=opt.steps, pid=os.getpid(), rank=comm.rank, size=comm.size, imported=IMPORTED)
-    stop = Path(options.get("stop_file", "/nonexistent"))
+    stop, slow = Path(options.get("stop_file", "/nonexistent")), Path(options.get("slow_file", "/nonexistent"))
     over = False
     while loader.position.epoch < epochs and not over:
         for x, y, ids in loader:
@@ -70,7 +72,7 @@ def main(directory: Path, options: dict[str, str]) -> None:
             opt.step()
             write(kind="step", step=opt.steps - 1, contributors=comm.contributors, weights=fingerprint(model))
             if pause:
-                time.sleep(pause)
+                time.sleep(SLOW if slow.exists() else pause)
         over = bool(comm.all_reduce(torch.tensor([float(stop.exists())]), op="max"))  # the same on all ranks
         write(kind="epoch", position=loader.position.epoch)
     changes = [str(change) for change in opt.membership.history]

@@ -7,7 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from phalanx.cluster import MODELS, NCCL, PRESETS, BackendProfile, Cluster, StepPlan, compile_schedule, from_one, predict_step
+from phalanx.cluster import (
+    MODELS,
+    NCCL,
+    NCCL_WITHOUT_TREES,
+    PRESETS,
+    BackendProfile,
+    Cluster,
+    StepPlan,
+    compile_schedule,
+    from_one,
+    predict_step,
+)
 from phalanx.cluster.hosts_differ import typical_slowness
 from phalanx.cluster.workload import Compute
 from phalanx.schedule import Schedule, gossip, hierarchical, ring, torus
@@ -22,6 +33,7 @@ CHAINERMN_2017 = BackendProfile("chainermn-2017", call=10e-6, message=10e-6, mes
 def papers(host_spread: float, overheads: dict[str, float]) -> Iterator[dict[str, Any]]:
     """One row per figure: the paper, what it says, published, predicted, relative error."""
     yield from _chainermn(host_spread)
+    yield _akiba(host_spread)
     yield _sony(host_spread)
     yield _fujitsu(host_spread, overheads["v0.6"])
     yield _gossipgrad(host_spread)
@@ -47,6 +59,19 @@ def _chainermn(spread: float) -> Iterator[dict[str, Any]]:
         cluster = PRESETS["titan-x"].with_ranks(gpus)
         seconds = _seconds(cluster, hierarchical(cluster.hosts, cluster.per_host), compute, 32, plan, CHAINERMN_2017, spread)
         yield _row("ChainerMN", f"speed-up on {gpus} GPUs", published, gpus * compute.seconds(32) / seconds)
+
+
+def _akiba(spread: float) -> dict[str, Any]:
+    """Akiba, Suzuki, Fukuda, arXiv 1711.04325: 1,024 P100 of MN-1, batch 32 per GPU, gradients in float16, rings of NCCL 2.0.5.
+
+    ChainerMN communicates after backward. The efficiency, 80 %, is that of Sony's table. One P100: 195 images/s at batch 32
+    (TensorFlow's benchmarks, DGX-1, float32).
+    """
+    compute = from_one(RESNET50, 32, 195)
+    cluster = PRESETS["mn-1"]
+    plan = StepPlan(wire=2, sync="after backward")
+    seconds = _seconds(cluster, ring(1024), compute, 32, plan, NCCL_WITHOUT_TREES, spread)
+    return _row("Akiba", "efficiency on 1,024 GPUs against 1 GPU", 0.8, compute.seconds(32) / seconds)
 
 
 def _sony(spread: float) -> dict[str, Any]:

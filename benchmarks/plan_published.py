@@ -108,7 +108,7 @@ def recommended(rows: list[Row], families: tuple[str, ...] = ALL_REDUCES) -> lis
         found.append(
             {
                 "recommended": f"{row.round} {row.system}",
-                "how": describe(candidates[0]),
+                "how": describe(candidates[0], profile, MODEL.elements),
                 "error": row.step / step - 1,
                 "uncertainty": error,
                 "held": abs(step / row.step - 1) <= error,

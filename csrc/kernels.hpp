@@ -61,6 +61,19 @@ using Put = void (*)(void* to, const void* from, std::size_t bytes);
 // Put, and copy something else of the same length, line by line: one waits for memory while the other moves.
 using Exchange = void (*)(void* put_to, const void* put_from, void* take_to, const void* take_from, std::size_t bytes);
 
+// 8-bit codes of float32 in blocks with one scale each: a code of n numbers is one float32 per block, then n signed bytes.
+// `at` is the place of the first number, by which stochastic rounding draws.
+struct Coding {
+    std::size_t block;
+    bool stochastic;
+    std::uint32_t key, at;
+};
+// The code of x + error, and what was rounded away in `error`, which may be null.
+using Encode = void (*)(const float* x, float* error, char* out, std::size_t count, const Coding& coding);
+// x += what the codes stand for, one after the other; x = factor * what a code stands for.
+using AddCodes = void (*)(const char* const* source, int sources, float* x, std::size_t count, std::size_t block);
+using Decode = void (*)(const char* code, float* x, std::size_t count, std::size_t block, float factor);
+
 struct Kernels {
     const char* name;
     Reduce reduce[types][ops];
@@ -70,6 +83,9 @@ struct Kernels {
     Adam adam;
     Put put;
     Exchange exchange;
+    Encode encode;
+    AddCodes add_codes;
+    Decode decode;
 };
 
 const Kernels& kernels();            // the best that this processor has, or the chosen one

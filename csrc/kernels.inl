@@ -190,6 +190,7 @@ void reduce_elements(void* const* dst, int targets, const void* const* src, int 
 
 #include "update.inl"
 #include "adam.inl"
+#include "codes.inl"
 
 constexpr std::size_t copy_step = group * PHALANX_REGISTER;
 
@@ -250,6 +251,9 @@ const Kernels table = {
     adam,
     put,
     exchange,
+    encode,
+    add_codes,
+    decode,
 };
 
 #undef ROW

@@ -3,6 +3,7 @@
 #include <stdexcept>
 
 #include "arguments.hpp"
+#include "codes.hpp"
 #include "python.hpp"
 
 namespace phalanx {
@@ -100,6 +101,7 @@ bool add_names(PyObject* module, const char* name, const char* const (&names)[n]
 PyMODINIT_FUNC PyInit__native() {
     PyObject* module = PyModule_Create(&definition);
     if (module == nullptr) return nullptr;
+    if (PyModule_AddFunctions(module, code_methods) < 0) return nullptr;
     PyObject* arena = make_arena_type();
     PyObject* team = make_team_type();
     // the layout of the control segment: ranks that run different builds must not meet in one

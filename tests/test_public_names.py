@@ -16,8 +16,8 @@ NAMES = {
     # the value
     "Schedule", "ScheduleError", "ring", "torus", "hierarchical", "halving_doubling", "tree",
     # training
-    "create_multi_node_optimizer", "AllReduce", "Gossip", "LocalSGD", "DiLoCo", "ReplicaError", "ddp_hook",
-    "seed_everything", "bcast_parameters", "create_multi_node_evaluator", "Checkpointer",
+    "create_multi_node_optimizer", "AllReduce", "Gossip", "LocalSGD", "DiLoCo", "Int8", "PowerSGD", "ReplicaError",
+    "ddp_hook", "seed_everything", "bcast_parameters", "create_multi_node_evaluator", "Checkpointer",
     # large batches
     "Lars", "LabelSmoothingLoss", "MultiNodeBatchNorm", "average_batchnorm_", "convert_batchnorm", "init_parameters_",
     # data
@@ -31,7 +31,7 @@ IMPORT_SECONDS = 0.3  # beyond `import torch`, all names touched
 
 def fresh(program: str) -> str:
     """Standard output of `program` in a new interpreter, which must have nothing to say on standard error."""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 

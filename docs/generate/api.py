@@ -17,7 +17,7 @@ MODULES = ("schedule", "data", "lr", "models")
 
 # methods of a Communicator that only the other rooms of Phalanx call (comm/room_verbs.py): they may change without notice
 INTERNAL = {"after_step", "hotline", "multiple", "on_host", "patience", "shared_buffer", "survivors"}
-INTERNAL |= {"as_one", "has_left", "is_new"}
+INTERNAL |= {"as_one", "compound_async", "has_left", "is_new"}
 
 ASSUMED = (
     "Examples assume `import phalanx, torch` and `comm = phalanx.create_communicator()`. "

@@ -96,6 +96,55 @@ def one_host() -> list[Result]:
     return found
 
 
+CONTENDERS = ("none", "no-op", "phalanx", "optimizer", "fused")
+
+
+def one_word() -> list[Result]:
+    """DDP with `phalanx` where `gloo` was, and what people use instead of DDP."""
+    found = []
+    record = "steps_2_ranks"
+    for batch in sorted({row["batch"] for row in rows(record) if row.get("model") == "resnet50"}):
+        net = f"Step of ResNet-50 (64 px, batch {batch} per rank) on 2 ranks"
+        at = {name: find(record, model="resnet50", batch=batch, contender=name) for name in CONTENDERS}
+        limits = f"{at['no-op']['times_gloo']:.3g}x; without DDP and communication {at['none']['times_gloo']:.3g}x"
+        what = f"{net}, DDP with the backend's name changed: over gloo (a hook that does nothing: {limits})"
+        found.append(least(what, at["phalanx"]["times_gloo"], 1.2, record))
+        for contender, said, bar in (("optimizer", "default", 1.25), ("fused", "`AllReduce(fused=True)`", 1.4)):
+            what = f"{net}, multi-node optimizer, {said}: over DDP on gloo with bucket views and a static graph"
+            found.append(least(what, at[contender]["times_views"], bar, record))
+    changed = find(record, model="gpt", contender="phalanx")["times_gloo"]
+    found.append(
+        least("Step of gpt (0.8 M parameters, batch 2) on 2 ranks, DDP with the backend's name changed", changed, 1.2, record)
+    )
+    for model in ("gpt", "nanogpt", "cnn", "mlp"):
+        cost = find(record, model=model, contender="optimizer")["cost"]
+        what = f"Step of {model} on 2 ranks, multi-node optimizer: time over no communication, as a share of DDP's"
+        found.append(most(what, cost, 0.25, record, "{:.2f}"))
+    for framework, said in (("lightning", "Lightning"), ("accelerate", "accelerate"), ("transformers", "HF Trainer")):
+        ours, gloo = (find("frameworks", framework=framework, contender=each) for each in ("phalanx", "gloo"))
+        what = f"{said}, one word changed, 2 ranks: over gloo, ratio of medians (turn by turn {ours['times_as_fast']:.3g}x)"
+        found.append(least(what, gloo["ms"] / ours["ms"], 1.1, "frameworks"))
+    for ranks in (2, 4):
+        for size in (64 * KIB, MIB, 25 * MIB):
+            ours, core = (_all_reduce(ranks, size, contender) for contender in ("phalanx", "comm"))
+            what = f"All-reduce of {_size(size)} through the backend on {ranks} ranks: time over that of `comm.all_reduce`"
+            found.append(most(what, ours / core, 1.3, "backend"))
+    changed = find("backend_lab_4x2_1gbit", model="resnet50", contender="phalanx")["times_gloo"]
+    what = "Step of ResNet-50 on 4 hosts of 2 ranks at 1 Gbit/s in the lab, DDP with the backend's name changed: over gloo"
+    found.append(least(what, changed, 1.0, "backend_lab_4x2_1gbit"))
+    return found
+
+
+def _all_reduce(ranks: int, size: int, contender: str) -> float:
+    """Microseconds in the newest run with this many ranks."""
+    found, now = 0.0, 0
+    for row in rows("backend"):
+        now = row["ranks"] if row["kind"] == "run" else now
+        if (now, row.get("bytes"), row.get("contender")) == (ranks, size, contender):
+            found = row["us"]
+    return found
+
+
 def several_hosts() -> list[Result]:
     """4 hosts of 2 ranks in the lab."""
     allreduce, delayed = "lab_allreduce_4x2_1gbit", "lab_allreduce_4x2_1gbit_5ms"
@@ -132,6 +181,7 @@ def planning() -> list[Result]:
     """What `phalanx plan` predicts."""
     errors = [abs(row["error"]) for row in rows("plan_published") if "published" in row]
     papers = [abs(row["error"]) for row in rows("plan_papers") if "paper" in row]
+    best = next(row["recommended"] for row in rows("plan_published") if isinstance(row.get("recommended"), dict))
     lab = rows("plan_lab_check")[0]
     lost = [choice["lost"] for choice in lab["chosen"]]
     near = sum(choice <= 0.05 for choice in lost) / len(lost)
@@ -145,7 +195,10 @@ def planning() -> list[Result]:
             form,
         ),
         most("The same: worst error", max(errors), 0.2, record, form),
-        most("Figures of four papers: worst error", max(papers), 0.1, "plan_papers", form),
+        most("The same, as `phalanx plan` recommends: mean error", best["mean_abs_error"], 0.1, record, form),
+        most("The same: bias", abs(best["bias"]), 0.05, record, form),
+        least("The same: plans whose printed uncertainty holds", best["held"] / best["rows"], 0.8, record, "{:.0%}"),
+        most("Figures of five papers: worst error", max(papers), 0.1, "plan_papers", form),
         most(
             f"{lab['all steps']['rows']} training steps in the lab: median error",
             lab["all steps"]["median"],
@@ -333,6 +386,10 @@ def _goodput(contender: str) -> float:
 
 TOPICS: dict[str, tuple[Callable[[], list[Result]], str]] = {
     "One host": (one_host, "More in [Native core](native.md) and [Bench](bench.md)."),
+    "One changed word": (
+        one_word,
+        "A step's contenders have processes of their own. More in [A backend of torch.distributed](backend.md#measure-it).",
+    ),
     "Several hosts": (several_hosts, "4 hosts of 2 ranks in the [lab](lab.md). More in [Bench](bench.md)."),
     "Predictions": (
         planning,

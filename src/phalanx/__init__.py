@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from phalanx.grad.gossip import Gossip
     from phalanx.grad.local import DiLoCo, LocalSGD
     from phalanx.grad.replicas import ReplicaError
+    from phalanx.grad.wires import Int8, PowerSGD
     from phalanx.nn import models
     from phalanx.nn.batchnorm import MultiNodeBatchNorm, average_batchnorm_, convert_batchnorm
     from phalanx.nn.init import bcast_parameters, init_parameters_, seed_everything
@@ -40,11 +41,13 @@ __all__ = [
     "Communicator",
     "DiLoCo",
     "Gossip",
+    "Int8",
     "LabelSmoothingLoss",
     "Lars",
     "LocalSGD",
     "MultiNodeBatchNorm",
     "Pending",
+    "PowerSGD",
     "ReplicaError",
     "Schedule",
     "ScheduleError",
@@ -81,11 +84,13 @@ _HOME = {
     "Communicator": "phalanx.comm.communicator",
     "DiLoCo": "phalanx.grad.local",
     "Gossip": "phalanx.grad.gossip",
+    "Int8": "phalanx.grad.wires",
     "LabelSmoothingLoss": "phalanx.nn.loss",
     "Lars": "phalanx.optim.lars",
     "LocalSGD": "phalanx.grad.local",
     "MultiNodeBatchNorm": "phalanx.nn.batchnorm",
     "Pending": "phalanx.comm.pending",
+    "PowerSGD": "phalanx.grad.wires",
     "ReplicaError": "phalanx.grad.replicas",
     "Stage": "phalanx.data.batch",
     "average_batchnorm_": "phalanx.nn.batchnorm",

@@ -21,7 +21,7 @@ def play(name, place, size=2):
     said = []
     for rank in ranks:
         try:
-            said.append(rank.communicate(timeout=60)[0])
+            said.append(rank.communicate(timeout=120)[0])
         finally:
             rank.kill()
     return [json.loads(each.decode().splitlines()[-1]) if each.strip() else None for each in said]

@@ -160,7 +160,7 @@ def test_under_a_launcher_and_a_contender_that_does_nothing(tmp_path, monkeypatc
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     ranks = [subprocess.Popen(command, env=env | {"RANK": str(rank)}, **pipes) for rank in range(2)]
     try:
-        said = [rank.communicate(timeout=60) for rank in ranks]
+        said = [rank.communicate(timeout=120) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
@@ -240,7 +240,7 @@ def test_ranks_that_contradict_the_launcher(monkeypatch, capsys):
 
 def test_help_has_examples_and_does_not_import_torch():
     code = "import sys; from phalanx.cli.main import main; main(['bench', 'train', '--help']); sys.exit('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0
     assert "examples:" in done.stdout
     assert "phalanx bench allreduce" in done.stdout

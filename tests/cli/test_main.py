@@ -10,7 +10,7 @@ from phalanx.cli.main import main
 
 
 def run(*args):
-    return subprocess.run([sys.executable, *args], capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, *args], capture_output=True, text=True, timeout=120)
 
 
 def test_version(capsys):

@@ -129,7 +129,7 @@ def test_a_full_disk_leaves_nothing_behind(folder, tmp_path):
     )
     out = tmp_path / "out"
     command = [sys.executable, "-c", program, "pack", f"imagefolder:{folder}", f"{out}/x-%d.tar", "--size", "100K"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("phalanx: cannot write the shards: ")
     assert done.stderr.count("\n") == 1

@@ -16,7 +16,7 @@ ODD = "\x1b]0;title\x07\x1b[2J\nphalanx: all is well\r\u202e\x9b31m"
 def run(words, **options):
     """`phalanx WORDS` in a shell, for its redirections. Its streams are buffered, as they are for most users."""
     command = f"unset PYTHONUNBUFFERED; exec {sys.executable} -m phalanx {words}"
-    return subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, **options)
+    return subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=120, **options)
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 from tests.cli.nonsense import BINARY, DEEP, LINES, PATHS, PLAN, WORDS, check, mutants, say, tried
+from tests.long import times
 
 from phalanx.cli.main import build_parser
-from phalanx.cluster import PRESETS, PROFILES, machine, profile, workload_file
+from phalanx.cluster import PRESETS, PROFILES, machine, profile_file, workload_file
 from phalanx.cluster.workload import Compute, Model, Tensor
-from phalanx.schedule import ring, to_json, to_text
+from phalanx.schedule import ring, to_json, to_msccl, to_text
 
 pytestmark = pytest.mark.usefixtures("run_directory")
 
@@ -42,7 +43,8 @@ def test_every_option_takes_or_refuses_every_word(verb):
         if action.nargs == 0:
             continue
         words = PATHS + WORDS[::5] if action.type is Path else WORDS if action.type or action.choices else PATHS + WORDS
-        for word in words[number % 2 :: 2]:
+        stride = times(2, seldom=4)
+        for word in words[number % stride :: stride]:
             if action.option_strings:
                 check([*LINES[verb], f"{action.option_strings[-1]}={word}"])
             else:
@@ -58,8 +60,10 @@ def test_what_no_parser_accepts(verb):
 
 
 def test_every_setting_refuses_nonsense():
-    for path in (line.split("=")[0] for line in say(["train", "--show"])[2].splitlines()):
-        for word in ("", "x", "-1", "nan", "1e300", "9" * 400, "\x1b[31m", "1x1", "a,b", "\udcff"):
+    words = ("", "x", "-1", "nan", "1e300", "9" * 400, "\x1b[31m", "1x1", "a,b", "\udcff")
+    stride = times(1, seldom=3)  # other words for the next setting
+    for number, path in enumerate(line.split("=")[0] for line in say(["train", "--show"])[2].splitlines()):
+        for word in words[number % stride :: stride]:
             check(["show-lr", "digits", "--samples", "100", "--set", f"{path}={word}"])
     for setting in ("", "=", "=1", "epochs", "epochs.x=1", "stages=1x", f"stages={'9' * 400}x1", "stages=0x0", "x" * 5000 + "=1"):
         check(["show-lr", "digits", "--samples", "100", "--set", setting], codes=(2,))
@@ -108,9 +112,11 @@ ROW = {"contender": "phalanx ring(1)", "size": 4096, "time_us": 10.0}
 FILES = {
     "schedule.json": (to_json(ring(2)), [["show"], ["verify"], ["show", "--json"], ["show", "--lower"]]),
     "schedule.txt": (to_text(ring(2)), [["show"], ["verify"], ["show", "--text"]]),
+    "schedule.xml": (to_msccl(ring(2)), [["show"], ["verify"], ["show", "--msccl"]]),
+    "lab.fabric": ('fabric "lab"\n0-2 - s : 5\n0 -> 1 : 2\n', [["synth", "--cluster"]]),
     "cluster.json": (machine.to_json(PRESETS["lab"]), [[*PLAN[:1], *PLAN[3:], "--cluster"]]),
     "model.json": (workload_file.to_json(SMALL, Compute(1.0, 1.0, 0.3, "")), [[*PLAN, "--model"]]),
-    "profile.json": (profile.to_json(PROFILES["nccl"]), [[*PLAN, "--profile"]]),
+    "profile.json": (profile_file.to_json(PROFILES["nccl"]), [[*PLAN, "--profile"]]),
     "rows.jsonl": (json.dumps(ROW) + "\n", [[*PLAN, "--calibrate"]]),
     "plan.json": (
         json.dumps(

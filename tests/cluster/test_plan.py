@@ -1,5 +1,6 @@
 """Plans: the best is really the best, its reasons add up, and published clusters come out within bounds."""
 
+import functools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -53,6 +54,11 @@ QUESTION = Question(
 )
 
 
+@functools.cache
+def the_plan():
+    return make_plan(QUESTION)
+
+
 @pytest.mark.parametrize(("hosts", "per_host"), [(1, 4), (2, 2), (4, 2), (3, 3), (8, 1)])
 def test_every_candidate_is_a_correct_schedule(hosts, per_host):
     cluster = replace(PRESETS["lab"], hosts=hosts, per_host=per_host)
@@ -78,7 +84,7 @@ def test_the_best_is_the_best_of_all_simulated():
 
 
 def test_terms_add_up_and_efficiencies_are_below_one():
-    plan = make_plan(QUESTION)
+    plan = the_plan()
     assert sum(seconds for _, seconds in plan.terms) == pytest.approx(plan.best.seconds)
     assert 0 < plan.efficiency_device <= plan.efficiency_host <= 1
     assert plan.rate == pytest.approx(QUESTION.batch / plan.best.seconds)
@@ -91,6 +97,16 @@ def test_an_input_without_effect_is_told_and_one_with_effect_is_not():
     assert effects["network bandwidth"] < -0.3
     assert not any("network bandwidth" in warning for warning in plan.warnings)
     assert any("speed of a device" in warning and "no effect" in warning for warning in plan.warnings)
+
+
+def test_local_steps_are_named_where_ranks_wait_and_only_there():
+    slow = make_plan(replace(QUESTION, cluster=PRESETS["cloud-10g"].with_ranks(32), profile=GLOO, compute=Compute(1e-4)))
+    (note,) = [warning for warning in slow.warnings if "DiLoCo(every=50)" in warning]
+    wanted = 1e3 * (slow.best.step.compute + slow.best.step.communication / 50)
+    assert float(note.partition("about ")[2].split()[0]) == pytest.approx(wanted, rel=0.01)
+    assert wanted < 1e3 * slow.best.seconds
+    assert "not the same training" in note
+    assert not any("DiLoCo" in warning for warning in make_plan(QUESTION).warnings)
 
 
 def test_slow_networks_want_the_short_wire_and_the_torus():
@@ -153,9 +169,13 @@ def test_the_curve_falls_with_the_number_of_ranks():
 
 
 def test_pictures_are_well_formed_and_traces_tell_the_step():
-    step = make_plan(QUESTION).best.step
+    step = the_plan().best.step
     assert ElementTree.fromstring(timeline_svg(step, "a < b & c")).tag.endswith("svg")
     assert len(ElementTree.fromstring(efficiency_svg([(1, 1.0), (8, 0.9)], "x")).findall(".//{*}circle")) == 2
+    for picture in (timeline_svg(step, "x"), efficiency_svg([(1, 1.0), (8, 0.9)], "x")):
+        assert "prefers-color-scheme:dark" in picture
+        texts = {text.text for text in ElementTree.fromstring(picture).findall(".//{*}text")}
+        assert texts >= {"time in ms", "rank", "backward"} or texts >= {"ranks", "efficiency", "of as many single devices"}
     events = json.loads(trace(step))["traceEvents"]
     assert max(event["ts"] + event["dur"] for event in events) == pytest.approx(step.seconds * 1e6, rel=1e-6)
     assert {event["name"] for event in events} >= {"forward", "backward", "group 0"}
@@ -232,7 +252,7 @@ def test_nothing_is_learnt_from_rows_of_several_nodes():
 def test_the_figures_of_the_four_papers():
     rows = read_rows(ROWS)
     found = list(papers(host_spread(rows), software_overheads(rows)))
-    assert {row["paper"] for row in found} == {"ChainerMN", "Sony", "Fujitsu", "GossipGraD"}
+    assert {row["paper"] for row in found} == {"ChainerMN", "Akiba", "Sony", "Fujitsu", "GossipGraD"}
     for row in found:
         assert abs(row["error"]) <= 0.10, row
 

@@ -35,7 +35,7 @@ print(faults())
 
 def run(*argv, **env):
     command = [sys.executable, "-c", PROGRAM, *argv]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=env | {"OMP_NUM_THREADS": "1"})
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=env | {"OMP_NUM_THREADS": "1"})
     return done.stdout.split()
 
 

@@ -4,10 +4,11 @@ from fractions import Fraction
 
 import pytest
 
-from phalanx.comm.run import Part, Receipt, project
+from phalanx.comm.run import Part, Receipt, Sending, project
 from phalanx.schedule import (
     Collective,
     Move,
+    Recode,
     Scale,
     Schedule,
     Step,
@@ -15,6 +16,7 @@ from phalanx.schedule import (
     halving_doubling,
     hierarchical,
     lower,
+    quantised,
     recursive_doubling,
     ring,
     torus,
@@ -30,6 +32,7 @@ SOME = [
     tree(7),
     recursive_doubling(5),
     gossip(5, 1),
+    quantised(3, 2),
 ]
 
 
@@ -39,16 +42,21 @@ SOME = [
 def test_parts_of_all_ranks_are_the_whole(schedule):
     parts = [project(schedule, rank) for rank in range(schedule.world)]
     moves = [op for op in schedule.ops() if isinstance(op, Move)]
-    sent = [(src, dst, chunks) for src, mine in enumerate(parts) for part in mine for dst, chunks in part.sends]
-    received = [(r.peer, dst, r.chunks, r.reduce) for dst, mine in enumerate(parts) for part in mine for r in part.receipts]
-    assert sorted(sent, key=repr) == sorted(((m.src, m.dst, m.chunks) for m in moves), key=repr)
-    assert sorted(received, key=repr) == sorted(((m.src, m.dst, m.chunks, m.reduce) for m in moves), key=repr)
+    sent = [(src, m.peer, m.chunks, m.coded) for src, mine in enumerate(parts) for part in mine for m in part.sends]
+    received = [
+        (r.peer, dst, r.chunks, r.reduce, r.coded) for dst, mine in enumerate(parts) for part in mine for r in part.receipts
+    ]
+    assert sorted(sent, key=repr) == sorted(((m.src, m.dst, m.chunks, m.coded) for m in moves), key=repr)
+    assert sorted(received, key=repr) == sorted(((m.src, m.dst, m.chunks, m.reduce, m.coded) for m in moves), key=repr)
     calls = [(rank, part.collective) for rank, mine in enumerate(parts) for part in mine if part.collective]
     wanted = [(rank, op) for op in schedule.ops() if isinstance(op, Collective) for rank in op.group]
     assert sorted(calls, key=repr) == sorted(wanted, key=repr)
     scales = [(rank, *scale) for rank, mine in enumerate(parts) for part in mine for scale in part.scales]
     wanted = [(rank, op.chunks, op.factor) for op in schedule.ops() if isinstance(op, Scale) for rank in op.ranks]
     assert sorted(scales, key=repr) == sorted(wanted, key=repr)
+    recodes = [(rank, *recode) for rank, mine in enumerate(parts) for part in mine for recode in part.recodes]
+    wanted = [(rank, op.chunks, op.coded) for op in schedule.ops() if isinstance(op, Recode) for rank in op.ranks]
+    assert sorted(recodes, key=repr) == sorted(wanted, key=repr)
 
 
 @pytest.mark.parametrize("schedule", [lower(s) for s in SOME], ids=lambda s: s.name)
@@ -56,7 +64,7 @@ def test_messages_of_a_pair_are_sent_and_received_in_one_order(schedule):
     parts = [project(schedule, rank) for rank in range(schedule.world)]
     for src in range(schedule.world):
         for dst in range(schedule.world):
-            sent = [chunks for part in parts[src] for to, chunks in part.sends if to == dst]
+            sent = [m.chunks for part in parts[src] for m in part.sends if m.peer == dst]
             received = [r.chunks for part in parts[dst] for r in part.receipts if r.peer == src]
             assert sent == received
 
@@ -65,7 +73,7 @@ def test_what_is_written_while_it_is_sent_waits_beside_the_buffer():
     swap = Step((Move(0, 1, range(2)), Move(1, 0, range(1, 3))))
     schedule = Schedule("swap", 2, 4, (swap,), goal="mixing")
     assert project(schedule, 0) == (
-        Part(sends=((1, range(2)),), receipts=(Receipt(1, range(1, 3), reduce=False, direct=False),)),
+        Part(sends=(Sending(1, range(2)),), receipts=(Receipt(1, range(1, 3), reduce=False, direct=False),)),
     )
     apart = Schedule("apart", 2, 4, (Step((Move(0, 1, range(2)), Move(1, 0, range(2, 4)))),), goal="mixing")
     assert project(apart, 0)[0].receipts[0].direct  # nothing of it is being sent: straight into its place

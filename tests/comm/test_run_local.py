@@ -82,8 +82,8 @@ def test_an_exception_of_one_rank_is_raised_and_the_others_are_told():
 
     begun = time.monotonic()
     with pytest.raises(KeyError, match="broken"):
-        phalanx.run_local(4, play, timeout=30.0)
-    assert time.monotonic() - begun < 5
+        phalanx.run_local(4, play, timeout=60.0)
+    assert time.monotonic() - begun < 30  # far from the timeout, on a busy machine, too
     assert set(heard) == {0, 1, 3}
     for error in heard.values():
         assert error.missing == (2,)
@@ -100,7 +100,7 @@ def test_a_rank_that_ends_early_is_missed():
     with pytest.raises(phalanx.CommunicationError, match="rank 0") as caught:
         phalanx.run_local(3, play, timeout=1.0)
     assert caught.value.missing == (0,)
-    assert time.monotonic() - begun < 4
+    assert time.monotonic() - begun < 15  # of a second, and what a busy machine adds
 
 
 def test_no_threads_are_left():

@@ -193,11 +193,11 @@ def test_what_is_no_image_is_refused_with_name_and_reason(data, reason):
     ids=["png beyond Pillow's limit", "png beyond ours", "jpeg"],
 )
 def test_a_bomb_is_refused_by_its_header(data):
-    begun, before = time.perf_counter(), resident()
+    begun, before = time.process_time(), resident()
     for function in (read_header, decode_image):
         with pytest.raises(BadSample, match="limit of"):
             function(data)
-    assert time.perf_counter() - begun < 1
+    assert time.process_time() - begun < 1
     assert resident() - before < 4 << 20
 
 

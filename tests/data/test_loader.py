@@ -348,7 +348,7 @@ def test_the_interpreter_leaves_though_much_is_prefetched():
     program = """
     from tests.data.stand_ins import Numbers
     from phalanx.data import Loader
-    loader = Loader(Numbers(10_000, slow=0.1), batch=5, workers=2, prefetch=60)  # half a minute of work is ordered
+    loader = Loader(Numbers(10_000, slow=0.1), batch=5, workers=2, prefetch=240)  # a minute of work is ordered
     next(iter(loader))
     print("leaving", flush=True)
     """
@@ -358,12 +358,12 @@ def test_the_interpreter_leaves_though_much_is_prefetched():
         assert done.stdout.readline() == "leaving\n"
         begun = time.monotonic()
         try:
-            _, errors = done.communicate(timeout=30)
+            _, errors = done.communicate(timeout=60)
         finally:
             done.kill()
     ours = errors.partition("nanobind: leaked")[0]  # of torch 2.15's Triton, which ends with a list of its own leaks
     assert (done.returncode, ours) == (0, "")
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 20
 
 
 # ---- options

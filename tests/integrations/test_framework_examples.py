@@ -81,5 +81,5 @@ text = pathlib.Path("examples/cluster/trainjob.yaml").read_text()
 job = yaml.safe_load(text)
 print(TrainJob.from_dict(job).to_dict() == job)
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout == "True\n", done.stdout + done.stderr

@@ -50,7 +50,7 @@ def meet(*, user: int = 0, prefix: tuple[str, ...] = ()) -> tuple[list[str], str
     ]
     ranks = [subprocess.Popen(c, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) for c in commands]
     try:
-        told = [rank.communicate(timeout=60) for rank in ranks]
+        told = [rank.communicate(timeout=120) for rank in ranks]
     finally:
         for rank in ranks:
             if rank.poll() is None:

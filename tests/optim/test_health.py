@@ -9,7 +9,7 @@ import torch
 from tests.optim.oracle import SMALL, AllReduce, ReplicaError, X, Y, create_multi_node_optimizer, flat, loss_of, plain_step, sgd
 
 import phalanx
-from phalanx.grad.health import bit_sum
+from phalanx.grad.drift import bit_sum
 
 
 @pytest.mark.parametrize("culprits", [[1], [0], [1, 3]])

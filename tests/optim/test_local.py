@@ -197,6 +197,24 @@ def test_a_checkpoint_keeps_the_outer_state_and_a_copy_trains_alike(tmp_path):
     assert phalanx.run_local(2, run, timeout=30) == [True, True]
 
 
+def test_a_deep_copy_trains_on_alike_and_by_itself():
+    def run(comm):
+        own = copy.deepcopy(SMALL)
+        opt = create_multi_node_optimizer(sgd(own), comm, sync=DiLoCo(every=3, overlap=2))
+        for t in range(4):
+            plain_step(own, opt, comm, t)
+        model, twin = copy.deepcopy((own, opt))
+        before = flat(own)
+        for t in range(4, 8):
+            plain_step(model, twin, comm, t)
+        assert torch.equal(flat(own), before)
+        for t in range(4, 8):
+            plain_step(own, opt, comm, t)
+        return torch.equal(flat(own), flat(model))
+
+    assert phalanx.run_local(2, run, timeout=30) == [True, True]
+
+
 def test_the_outer_optimizer_may_be_a_function_arguments_or_an_example():
     lr = {"lr": 0.5, "momentum": 0.8}
     model = torch.nn.Linear(2, 2)
@@ -358,6 +376,8 @@ def test_what_does_not_go_together_is_refused():
             create_multi_node_optimizer(opt, comm, sync=LocalSGD(every=2), double_buffering=True)
         with pytest.raises(TypeError, match="LocalSGD"):
             create_multi_node_optimizer(opt, comm, sync="local")
+        with pytest.raises(ValueError, match="local steps send parts"):
+            create_multi_node_optimizer(opt, comm, sync=LocalSGD(every=2), bucket_bytes=1 << 20)
         return repr(create_multi_node_optimizer(opt, comm, sync=DiLoCo(every=2)).sync)
 
     assert "every=2" in phalanx.run_local(1, run)[0]

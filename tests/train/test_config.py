@@ -117,7 +117,7 @@ def test_settings_that_only_make_sense_together():
         ("target", "97", "target=97.0: an accuracy"),
         ("label_smoothing", "1", "label_smoothing=1.0: from 0 to less than 1"),
         ("seed", "-1", "seed=-1"),
-        ("comm.wire", "int8", "one of float16, bfloat16"),
+        ("comm.wire", "int4", "one of float16, bfloat16, int8, powersgd"),
         ("comm.timeout", "0", "seconds, more than 0"),
         ("optimizer.momentum", "-0.1", "momentum=-0.1: 0 or more"),
         ("optimizer.momentum", "1", "momentum=1.0: less than 1"),

@@ -10,6 +10,8 @@ from phalanx.cli.train import resolve
 from phalanx.recipes.digits import config as digits
 from phalanx.train.config import ConfigError
 from phalanx.train.planned import read_plan
+from phalanx.train.report.gap import explain, measured_step
+from phalanx.train.report.run import read_run
 
 ASK = ["plan", "--cluster", "lab", "--ranks", "2", "--batch", str(digits.batch), "--rate", "2000@60", "--backend", "shm+gloo"]
 
@@ -53,7 +55,7 @@ def test_a_file_that_is_no_plan_is_refused(text, tmp_path):
 
 
 @pytest.mark.usefixtures("warm_python")
-def test_what_is_planned_is_what_is_trained(tmp_path):
+def test_what_is_planned_is_what_is_trained(tmp_path, capfd):
     plan, out = tmp_path / "plan.json", tmp_path / "run"
     assert main([*ASK, "--json", str(plan)]) == 0
     short = ["--set", "epochs=1", "--set", "rate.warmup=0"]
@@ -61,3 +63,13 @@ def test_what_is_planned_is_what_is_trained(tmp_path):
     assert json.loads((out / "plan.json").read_text()) == json.loads(plan.read_text())
     assert "Predicted and measured" in (out / "report.html").read_text()
     assert json.loads((out / "config.json").read_text())["comm"]["wire"] == "float16"
+    assert "ms, the plan predicted" in capfd.readouterr().out
+    run = read_run(out, "run")
+    measured = measured_step(run)
+    computing = {"computing samples": measured}
+    assert explain(run, run.plan | {"step_s": measured, "terms_s": computing}).endswith("as planned")
+    slower = explain(run, run.plan | {"step_s": measured / 2, "error": 0.1, "terms_s": {"computing samples": measured / 1e3}})
+    assert "(+100%), beyond its uncertainty of 10%. Most of it is computing:" in slower
+    assert "measure it with this batch" in slower
+    faster = explain(run, run.plan | {"step_s": 2 * measured, "error": 0.9, "terms_s": {"optimizer": measured}})
+    assert "(-50%), within its uncertainty of 90%. Most of it is update:" in faster

@@ -145,5 +145,5 @@ def test_deaths_at_any_moment(tmp_path, seed):
     ],
 )
 def test_settings_that_do_not_go_together(settings, words, capsys):
-    assert main(["train", "digits", *settings]) == 2
+    assert main(["train", "cifar10", *settings]) == 2
     assert words in capsys.readouterr().err

@@ -10,6 +10,7 @@ import time
 
 import pytest
 import torch
+from tests.long import often
 from tests.optim.oracle import SMALL, flat, plain_step, sgd
 
 import phalanx
@@ -21,7 +22,7 @@ PATIENT = 15.0  # seconds: on a busy machine no exchange is given up
 EXACT = {"topology": "exact"}
 
 
-@pytest.fixture(params=[2, 3, 4, 5, 8], ids=lambda n: f"{n}-ranks")
+@pytest.fixture(params=[2, 3, 8, *often(4, 5)], ids=lambda n: f"{n}-ranks")
 def world(request, pools):
     return pools.of(request.param)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -35,19 +35,23 @@ SHORT = 4 << 20  # bytes up to which the thread that calls does it, if it can
 MOMENT = 200e-6  # seconds that a call which should return at once may wait for the other ranks
 
 
+class About(NamedTuple):
+    """What an all-reduce is about: dtype, count and operation, the digest of its name, and its name."""
+
+    key: object
+    digest: int
+    name: str
+
+
 class Engine:
     """The ranks of one group, connected. `team` is the shared memory of this host's ranks, if they have any."""
 
     def __init__(self, members: Members, team: HostTeam | None, store: Table, timeout: float) -> None:
         self.members, self.team, self._store, self._timeout = members, team, store, timeout
+        self.team_of_all = team if members.inter_size == 1 else None  # the shared memory, if all ranks are on this host
         self.number = 0  # of the latest operation
         self._between: Between | None = None
-        self._about: tuple[object, int, str] = (None, 0, "")  # the last all-reduce, the digest of its name, its name
-
-    @property
-    def team_of_all(self) -> HostTeam | None:
-        """The shared memory, if all ranks are on this host."""
-        return self.team if self.members.inter_size == 1 else None
+        self._about = About(None, 0, "")  # the last all-reduce
 
     def connect_hosts(self, gloo: Any, algorithm: Schedule | None, *, shared: bool) -> None:
         """Run all-reduces as schedules from now on. `shared`: every host has shared memory."""
@@ -64,56 +68,53 @@ class Engine:
             return False  # one host without shared memory: gloo's own is faster than a schedule of gloo's messages
         if op is None or not x.is_cpu or x.layout is not torch.strided or x.dtype not in TYPES:
             return False
-        return x.is_floating_point() or op != "mean"
+        return op != "mean" or x.is_floating_point()
 
-    def name_of(self, x: torch.Tensor, op: str) -> str:
-        """all_reduce(float32[1000], sum)."""
-        return self._named(x, op)[2]
-
-    def _named(self, x: torch.Tensor, op: str) -> tuple[object, int, str]:
-        """The last all-reduce if this is one like it: to look it up takes longer than to compare. Any thread may call it."""
+    def about(self, x: torch.Tensor, op: str) -> About:
+        """An all-reduce. The last one if this is like it: to look it up takes longer than to compare. Any thread may call it."""
         key, about = (x.dtype, x.numel(), op), self._about
-        if key != about[0]:
-            about = self._about = (key, *_named("all_reduce", *key))
+        if key != about.key:
+            about = self._about = About(key, *_named("all_reduce", *key))
         return about
 
     # ---- collectives -------------------------------------------------------------------------------------------------------
 
-    def all_reduce(self, x: torch.Tensor, op: Reduction) -> None:
-        """In place."""
+    def all_reduce(self, x: torch.Tensor, op: Reduction, about: About | None = None) -> None:
+        """In place. `about` is this one, if you have it."""
         self.number += 1
+        if self._between is None and x.is_contiguous():
+            self._in_one_call(x, op, about or self.about(x, op), self.number)
+            return
         x = x.detach()
         flat = x if x.is_contiguous() else x.contiguous()
         if self._between is not None:
             self._between.all_reduce(flat, op, self.number)
-        elif (team := self.team_of_all) is not None:
-            _, digest, name = self._named(flat, op)
-            team.all_reduce_about(flat, op, digest, self.number, lambda: name)
+        else:
+            self._in_one_call(flat, op, self.about(flat, op), self.number)
         if flat is not x:
             x.copy_(flat)
+
+    def _in_one_call(self, x: torch.Tensor, op: Reduction, about: About, number: int) -> None:
+        team = self.team_of_all
+        assert team is not None
+        team.all_reduce_about(x, op, about.digest, number, lambda: about.name)
 
     def begins(self, x: torch.Tensor) -> bool:
         """Whether the thread that calls an all-reduce of `x` should `begin` it instead of handing it over.
 
-        Not a long one, even if no core is idle: the rank that comes last would wait for threads that share their cores.
+        Not a long one: the rank that comes last would wait for threads that share their cores.
         """
-        team = self.team_of_all
-        return team is not None and x.nbytes <= SHORT and self._between is None and x.is_contiguous()
+        return self._between is None and self.team_of_all is not None and x.nbytes <= SHORT and x.is_contiguous()
 
-    def begin(self, x: torch.Tensor, op: Reduction) -> Callable[[], None] | None:
+    def begin(self, x: torch.Tensor, op: Reduction, about: About) -> Callable[[], None] | None:
         """Do an all-reduce if all ranks come within a moment. Otherwise returns what is left to do, before anything else."""
         team = self.team_of_all
         assert team is not None
         self.number += 1
-        x, number = x.detach(), self.number
-        _, digest, name = self._named(x, op)
-        if team.try_all_reduce_about(x, op, digest, number, lambda: name, MOMENT):
+        number = self.number
+        if team.try_all_reduce_about(x, op, about.digest, number, lambda: about.name, MOMENT):
             return None
-
-        def finish() -> None:
-            team.all_reduce_about(x, op, digest, number, lambda: name)
-
-        return finish
+        return lambda: self._in_one_call(x, op, about, number)
 
     def reduce_scatter(self, out: torch.Tensor, whole: torch.Tensor, op: Reduction) -> None:
         """Rank r's part of the sum of `whole`, into `out`; `whole` is as before when it returns."""

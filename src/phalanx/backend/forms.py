@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+_SUM = dist.ReduceOp.SUM
 _OPS = {
     int(op.value): name
     for op, name in (
@@ -26,7 +27,9 @@ _OPS = {
 
 def op_of(opts: Any) -> Any:
     """The core's name of a reduction; None for those that gloo does."""
-    return _OPS.get(opts.reduceOp.op.value)  # by number: to hash torch's enum takes as long as the rest of a small call
+    reduction = opts.reduceOp
+    # a comparison takes 0.2 us, the number 0.6; to hash torch's enum takes as long as the rest of a small call
+    return "sum" if reduction == _SUM else _OPS.get(reduction.op.value)
 
 
 def usual_form(options: type, *names: str) -> Callable[[Any], Any]:

@@ -26,6 +26,7 @@ from torch.distributed.distributed_c10d import (
 
 from phalanx.backend.engine import Engine
 from phalanx.backend.forms import op_of, usual_form
+from phalanx.backend.holding import Holding
 from phalanx.backend.lane import Lane
 from phalanx.backend.work import Done, Task, for_torch
 from phalanx.schedule import Schedule
@@ -41,6 +42,7 @@ class PhalanxProcessGroup(dist.ProcessGroup):
         super().__init__(rank, size)  # type: ignore[call-arg]  # the only form that lets C++ call the methods below
         self.plain, self._store, self._engine, self._lane = plain, store, engine, lane
         self._ranks, self._shares = size, engine.team_of_all is not None
+        self._holding = Holding(lane, len(engine.members.on_this_host), alone=engine.members.inter_size == 1)
         self._close = weakref.finalize(self, _close, engine, lane)
         self._close.atexit = False  # threads cannot be joined then, and the kernel cleans up
 
@@ -65,12 +67,15 @@ class PhalanxProcessGroup(dist.ProcessGroup):
         x, op, engine = tensors[0], op_of(opts), self._engine
         if op is None or len(tensors) != 1 or not engine.can_reduce(x, op):
             return None
-        name = engine.name_of(x, op)
-        if getattr(opts, "asyncOp", True) and engine.begins(x):
-            begun = self._lane.begin_here(name, lambda: engine.begin(x, op), tensors)
-            if begun is not None:
-                return for_torch(begun)
-        return self.start(name, lambda: engine.all_reduce(x, op), tensors, opts)
+        about = engine.about(x, op)
+        if getattr(opts, "asyncOp", True):
+            if self._holding.applies():
+                return self._holding.hold(Task(about.name, lambda: engine.all_reduce(x, op, about), tensors, self._lane))
+            if engine.begins(x):
+                begun = self._lane.begin_here(about.name, lambda: engine.begin(x, op, about), tensors)
+                if begun is not None:
+                    return for_torch(begun)
+        return self.start(about.name, lambda: engine.all_reduce(x, op, about), tensors, opts)
 
     @usual_form(AllreduceCoalescedOptions, "allreduce_coalesced")
     def allreduce_coalesced(self, tensors: Tensors, opts: Any) -> Any:
@@ -196,9 +201,10 @@ class PhalanxProcessGroup(dist.ProcessGroup):
     def start(self, name: str, work: Callable[[], None], tensors: Tensors, opts: Any) -> Any:
         """Do `work` in the order of this group's calls; `tensors` are its result."""
         # before 2.8 torch does not say whether the caller waits
-        if not getattr(opts, "asyncOp", True) and self._lane.run_here(name, work):
+        if not getattr(opts, "asyncOp", True):
+            self._lane.run_here(name, work)
             return for_torch(Done(tensors))
-        return for_torch(self._lane.queue(Task(name, work, tensors)))
+        return for_torch(self._lane.queue(Task(name, work, tensors, self._lane)))
 
     def _takes(self, x: torch.Tensor) -> bool:
         """Whether shared memory of all ranks can copy `x`."""

@@ -5,23 +5,26 @@ from __future__ import annotations
 import datetime
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from phalanx._torch_private import work_of
 
+if TYPE_CHECKING:
+    from phalanx.backend.lane import Lane
+
 # torch 2.6 drops the Python half of a Work that C++ holds, and then waits for ever (pytorch/pytorch#146376, in 2.7)
 DROPS_PYTHON = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 7)
 
 
 class Task(dist.Work):
-    """One collective: what is to be done, and how it ended. `name` is for errors, `tensors` are the result."""
+    """One collective of a lane: what is to be done, and how it ended. `name` is for errors, `tensors` are the result."""
 
-    def __init__(self, name: str, work: Callable[[], None], tensors: Sequence[torch.Tensor]) -> None:
+    def __init__(self, name: str, work: Callable[[], None], tensors: Sequence[torch.Tensor], lane: Lane) -> None:
         super().__init__()
-        self.name, self._work, self._tensors = name, work, list(tensors)
+        self.name, self._work, self._tensors, self._lane = name, work, list(tensors), lane
         self._error: BaseException | None = None
         self._done = False
         self._changing = threading.Lock()
@@ -57,6 +60,10 @@ class Task(dist.Work):
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
         """Wait until it is over; raise if it failed. torch passes a timeout of 0 where you passed none."""
+        if not self._done and timeout:
+            self._lane.release()
+        elif not self._done:
+            self._lane.run_until(self)  # this thread has nothing else to do
         if not self._done:
             with self._changing:
                 if self._finished is None:

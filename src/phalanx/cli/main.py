@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import phalanx
-from phalanx.cli import bench, export, pack, plan, report, run, selftest, show, show_lr, train, verify
+from phalanx.cli import bench, export, pack, plan, report, run, selftest, show, show_lr, synth, train, verify
 from phalanx.cli.terminal import OutputError, give_up_output, guarded, tell
 from phalanx.cli.usage import UsageError
 from phalanx.schedule import ScheduleError
 from phalanx.schedule.names import InputError
 
-VERBS = (train, run, report, show_lr, plan, bench, selftest, show, verify, pack, export)
+VERBS = (train, run, report, show_lr, plan, bench, selftest, show, verify, synth, pack, export)
 
 
 class OneLineParser(argparse.ArgumentParser):

@@ -4,134 +4,38 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
+import sys
 from dataclasses import replace
-from math import inf
-from pathlib import Path
 
 import numpy as np
 
-from phalanx.cli.numbers import at_least_one, not_negative, part, positive
+from phalanx.cli.plan_device import device_of, read_model
+from phalanx.cli.plan_goals import answer
+from phalanx.cli.plan_options import WIRES, add_parser
 from phalanx.cli.usage import UsageError
-from phalanx.cluster import (
-    MODELS,
-    PRESETS,
-    PROFILES,
-    BackendProfile,
-    Cluster,
-    Compute,
-    Model,
-    by_size,
-    compile_schedule,
-    from_one,
-    from_two,
-    workload_file,
-)
+from phalanx.cluster import PRESETS, PROFILES, BackendProfile, Cluster, Model, by_size, compile_schedule
 from phalanx.cluster import calibrate as calibration
 from phalanx.cluster import machine as cluster_model
 from phalanx.cluster import profile_file as backend_profile
-from phalanx.cluster.candidates import FAMILIES
+from phalanx.cluster.candidates import FAMILIES, Algorithm, always
 from phalanx.cluster.chance import Failures, Noise, Spread, spread
 from phalanx.cluster.curve import efficiency_curve
-from phalanx.cluster.hosts_differ import HOST_SPREAD, typical_slowness
+from phalanx.cluster.devices import STATE
+from phalanx.cluster.effects import changed
+from phalanx.cluster.hosts_differ import typical_slowness
 from phalanx.cluster.picture import efficiency_svg, timeline_svg, trace
 from phalanx.cluster.plan import make_plan
-from phalanx.cluster.presets import PUBLISHED_RATES
 from phalanx.cluster.question import GROUP_SIZES, Plan, Question
-from phalanx.cluster.table import as_data, describe, table
-from phalanx.cluster.training import Prices, whole_training
-from phalanx.schedule.names import is_file, read_text
-
-WIRES = {"float32": (4,), "float16": (2,), "both": (4, 2)}
-
-EXAMPLES = """examples:
-  phalanx plan --cluster abci --model resnet50 --batch 81920 --rate 1403@208
-  phalanx plan --cluster dgx-a100 --ranks 1024 --batch 35840 --rate 3293@408 --curve scaling.svg --svg step.svg
-  phalanx plan --cluster cloud-10g --ranks 32 --batch 2048 --rate 300@64 --wire both --gossip
-  phalanx plan --show-cluster lab > mine.json     edit it, then: phalanx plan --cluster mine.json ...
-"""
+from phalanx.cluster.screen import rank_candidates
+from phalanx.cluster.table import WIDTH, as_data, describe, table
+from phalanx.cluster.training import Prices, Training, whole_training
+from phalanx.schedule.names import find_all_reduce, is_file, read_text
 
 
 def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Make `plan` known to the command line."""
-    parser = verbs.add_parser(
-        "plan",
-        help="predict a training run on a cluster",
-        description="Predict the step time of a training run on a cluster, choose the best way to communicate, and explain why.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    what = parser.add_argument_group("what")
-    what.add_argument("--cluster", metavar="FILE|NAME", help=f"a file, or {', '.join(PRESETS)}")
-    what.add_argument("--show-cluster", metavar="NAME", choices=PRESETS, help="print a preset as a file to edit, and stop")
-    what.add_argument("--ranks", type=at_least_one, help="use as many of the cluster's hosts as have this many ranks")
-    what.add_argument(
-        "--model", metavar="NAME|FILE", default="resnet50", help=f"{', '.join(MODELS)}, or a file of phalanx.train.profile_model"
-    )
-    what.add_argument("--batch", type=at_least_one, help="samples per step over all ranks")
-    what.add_argument(
-        "--rate",
-        action="append",
-        metavar="R@B",
-        help="samples/s of one device with batch B; give it twice for a device's curve (default: a published one of ResNet-50)",
-    )
-    what.add_argument(
-        "--overhead",
-        type=not_negative,
-        default=0.0,
-        metavar="MS",
-        help="part of a step on one device that does not depend on the batch",
-    )
-    what.add_argument(
-        "--optimizer", type=not_negative, default=0.0, metavar="MS", help="time of the update, after the last gradient"
-    )
-    what.add_argument(
-        "--input", type=not_negative, default=0.0, metavar="MS", help="time to prepare a batch, in parallel with the step"
-    )
-    how = parser.add_argument_group("how it communicates")
-    how.add_argument("--backend", default="nccl", choices=PROFILES)
-    how.add_argument("--calibrate", metavar="ROWS", type=Path, help="fit the backend to rows of `phalanx bench allreduce --json`")
-    how.add_argument("--profile", metavar="FILE", type=Path, help="a backend as --save-profile wrote it")
-    how.add_argument("--save-profile", metavar="FILE", type=Path)
-    how.add_argument("--algorithm", action="append", choices=FAMILIES, help="only these (default: all but gossip)")
-    how.add_argument("--gossip", action="store_true", help="also consider gossip, which trains differently from an all-reduce")
-    how.add_argument(
-        "--group", action="append", type=positive, metavar="MB", help="a size of gradient groups to try; may be repeated"
-    )
-    how.add_argument("--wire", default="float16", choices=WIRES)
-    how.add_argument(
-        "--double-buffering", action="store_true", help="apply gradients one step late, so that the exchange has a whole step"
-    )
-    chance = parser.add_argument_group("chance")
-    chance.add_argument("--host-spread", type=not_negative, default=HOST_SPREAD, help="relative standard deviation between hosts")
-    chance.add_argument("--jitter", type=not_negative, default=0.0, help="relative spread of a rank's steps; adds p50 and p99")
-    chance.add_argument("--stragglers", type=part, default=0.0, help="share of the ranks that are 1.5 times slower in a step")
-    chance.add_argument("--mtbf", type=positive, metavar="HOURS", help="mean time between failures of one host")
-    chance.add_argument(
-        "--checkpoint", type=not_negative, default=30.0, metavar="S", help="time to write a checkpoint (with --mtbf)"
-    )
-    chance.add_argument(
-        "--restart",
-        type=not_negative,
-        default=300.0,
-        metavar="S",
-        help="time from a failure until training continues (with --mtbf)",
-    )
-    training = parser.add_argument_group("the whole training run")
-    training.add_argument("--epochs", type=positive, help="default: published epochs to 75.9 %% top-1 for this batch (ResNet-50)")
-    training.add_argument("--price", type=positive, metavar="P", help="price per device and hour")
-    training.add_argument("--watts", type=positive, help="power per device, with its share of the host")
-    out = parser.add_argument_group("output")
-    out.add_argument("--json", metavar="FILE", type=Path, help="write everything as data")
-    out.add_argument(
-        "--schedules",
-        metavar="FILE",
-        type=Path,
-        help="write the fastest all-reduce by size, for create_communicator (PHALANX_SCHEDULES)",
-    )
-    out.add_argument("--svg", metavar="FILE", type=Path, help="write a picture of the step")
-    out.add_argument("--trace", metavar="FILE", type=Path, help="write the step for chrome://tracing or ui.perfetto.dev")
-    out.add_argument("--curve", metavar="FILE", type=Path, help="write a picture of efficiency over the number of ranks")
-    parser.set_defaults(run=run)
+    add_parser(verbs).set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -139,9 +43,14 @@ def run(args: argparse.Namespace) -> int:
     if args.show_cluster:
         print(cluster_model.to_json(PRESETS[args.show_cluster]), end="")
         return 0
-    for name in ("cluster", "batch"):
+    asks = args.within is not None or args.budget is not None
+    for name in ("cluster",) if asks else ("cluster", "batch"):
         if not getattr(args, name):
             raise UsageError(f"--{name} is missing; `phalanx plan --help` has examples")
+    if args.within is not None and args.budget is not None:
+        raise UsageError("--within and --budget are two questions; ask one of them")
+    if asks and args.ranks is not None:
+        raise UsageError("--ranks is what --within and --budget look for; leave it out")
     try:
         with np.errstate(over="raise", invalid="raise", divide="raise"):  # raise instead of planning with infinities
             return _run(args)
@@ -156,42 +65,37 @@ def run(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> int:
     cluster = _cluster(args)
     profile = _profile(args, cluster)
-    families = tuple(args.algorithm or (family for family in FAMILIES if not family.startswith("gossip")))
-    if args.gossip:
-        families = tuple(dict.fromkeys((*families, "gossip", "gossip-hosts")))
-    model, compute = _model(args)
+    families, own = _algorithms(args, cluster)
+    model, compute = read_model(args)
+    asks = args.within is not None or args.budget is not None
     question = Question(
         cluster,
         model,
         compute,
         profile,
-        args.batch,
+        args.batch or cluster.ranks,
         group_sizes=tuple(size * 1e6 for size in args.group or ()) or GROUP_SIZES,
         wires=WIRES[args.wire],
         families=families,
         double_buffering=args.double_buffering,
         input=args.input / 1e3,
         host_spread=args.host_spread,
+        own=own,
     )
-    plan = make_plan(question)
-    if args.epochs is None and model.name != "resnet50":
-        note = f"the epochs are those of ResNet-50 on ImageNet; set those of {model.name} with --epochs"
-        plan = replace(plan, warnings=(*plan.warnings, note))
-    varied = _spread(args, plan)
+    prices = Prices(args.price, args.watts)
     failures = None if args.mtbf is None else Failures(args.mtbf * 3600, args.checkpoint, args.restart)
-    training = whole_training(
-        varied.mean if varied else plan.best.seconds,
-        args.batch,
-        question.model.samples,
-        devices=cluster.ranks,
-        hosts=cluster.hosts,
-        epochs=args.epochs,
-        prices=Prices(args.price, args.watts),
-        failures=failures,
-    )
-    print(table(plan, training, varied), end="")
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
+    if asks:
+        if own:
+            raise UsageError("a schedule in a file has one number of ranks; --within and --budget try many")
+        return answer(args, replace(question, families=_quick(families)), prices, failures, width)
+    plan = make_plan(question)
+    plan = replace(plan, spread=_spread(args, plan), warnings=(*plan.warnings, *_too_large(args, model)))
+    training = _training(args, plan, prices, failures)
+    others = [(f"{name} x{factor:g}", rank_candidates(changed(question, name, factor))[0]) for name, factor in args.what_if]
+    print(table(plan, training, others, width), end="")
     if args.json:
-        args.json.write_text(json.dumps(as_data(plan, training, varied), indent=2) + "\n", encoding="utf-8")
+        args.json.write_text(json.dumps(as_data(plan, training, others), indent=2) + "\n", encoding="utf-8")
     if args.schedules:
         args.schedules.write_text(by_size.to_file(cluster, profile), encoding="utf-8")
     if args.save_profile:
@@ -200,16 +104,72 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _quick(families: tuple[str, ...]) -> tuple[str, ...]:
+    """Of these families, those that are quick to price: a search asks many times."""
+    return tuple(family for family in families if family not in ("tree", "halving-doubling")) or families
+
+
+def _algorithms(args: argparse.Namespace, cluster: Cluster) -> tuple[tuple[str, ...], tuple[Algorithm, ...]]:
+    """Families by name, and the user's own schedules, which are verified."""
+    asked = args.algorithm or [family for family in FAMILIES if not family.startswith("gossip")]
+    families, own = [], []
+    for text in asked:
+        if text in FAMILIES:
+            families.append(text)
+        elif is_file(text):
+            schedule = find_all_reduce(text, cluster.ranks, f"--algorithm {text}")
+            own.append(Algorithm("own", text, always(schedule)))
+        else:
+            raise UsageError(f"--algorithm {text}: neither a file nor one of {', '.join(FAMILIES)}")
+    if args.gossip:
+        families += ["gossip", "gossip-hosts"]
+    return tuple(dict.fromkeys(families)), tuple(own)
+
+
+def _too_large(args: argparse.Namespace, model: Model) -> list[str]:
+    """A note where one device cannot hold what plain data parallelism keeps on each."""
+    device, needed = device_of(args), STATE * model.elements
+    if device is None or needed <= device.memory:
+        return []
+    return [
+        f"weights, gradients and Adam's moments of {model.name} take {needed / 1e9:.0f} GB, one {device.name} has"
+        f" {device.memory / 1e9:.0f}: every rank holds all of them here, so divide the model first"
+    ]
+
+
+def _training(args: argparse.Namespace, plan: Plan, prices: Prices, failures: Failures | None) -> Training | None:
+    """The whole run; None where nobody has published how many epochs it takes."""
+    model, cluster = plan.question.model, plan.question.cluster
+    if args.trace_batch and args.epochs is not None:
+        raise UsageError("--epochs has no effect: a trace does not tell how many samples an epoch has")
+    if args.epochs is None and model.name != "resnet50":
+        if args.target_accuracy or args.price or args.watts or args.mtbf:
+            raise UsageError(f"--epochs is missing: published epochs to an accuracy are those of ResNet-50, not of {model.name}")
+        return None
+    return whole_training(
+        plan.seconds,
+        args.batch,
+        model.samples,
+        devices=cluster.ranks,
+        hosts=cluster.hosts,
+        epochs=args.epochs,
+        accuracy=args.target_accuracy,
+        prices=prices,
+        failures=failures,
+    )
+
+
 def _pictures(args: argparse.Namespace, plan: Plan) -> None:
-    step = plan.best.step
+    step, question = plan.best.step, plan.question
     assert step is not None, "the best candidate is always simulated"
-    title = f"{plan.question.model.name} on {plan.question.cluster.ranks} ranks of {plan.question.cluster.name}"
+    title = f"{question.model.name} on {question.cluster.ranks} ranks of {question.cluster.name}"
     if args.svg:
-        args.svg.write_text(timeline_svg(step, f"{title}: {describe(plan.best)}"), encoding="utf-8")
+        how = describe(plan.best, question.profile, question.model.elements)
+        args.svg.write_text(timeline_svg(step, f"{title}: {how}"), encoding="utf-8")
     if args.trace:
         args.trace.write_text(trace(step), encoding="utf-8")
     if args.curve:
-        args.curve.write_text(efficiency_svg(efficiency_curve(plan.question), f"{title}: efficiency"), encoding="utf-8")
+        args.curve.write_text(efficiency_svg(efficiency_curve(question), f"{title}: efficiency"), encoding="utf-8")
 
 
 def _cluster(args: argparse.Namespace) -> Cluster:
@@ -230,54 +190,6 @@ def _profile(args: argparse.Namespace, cluster: Cluster) -> BackendProfile:
         rows = calibration.read_rows(read_text(args.calibrate).splitlines())
         profile = calibration.fit(rows, cluster, profile)
     return profile
-
-
-def _model(args: argparse.Namespace) -> tuple[Model, Compute]:
-    """A known model, whose device `--rate` describes, or your own, whose file may describe it."""
-    if args.model in MODELS:
-        return MODELS[args.model], _compute(args, MODELS[args.model])
-    if not is_file(args.model):
-        raise UsageError(f"--model {args.model} is neither a file nor one of {', '.join(MODELS)}")
-    model, measured = workload_file.from_json(read_text(args.model))
-    if not args.rate:
-        if args.overhead:
-            raise UsageError("--overhead has no effect: the file of the model has the part that does not grow with the batch")
-        return model, replace(measured, optimizer=args.optimizer / 1e3) if args.optimizer else measured
-    return model, replace(_compute(args, model), forward=measured.forward)
-
-
-def _compute(args: argparse.Namespace, model: Model) -> Compute:
-    """The device: from one rate and the model's number of kernels, or from two rates."""
-    published = PUBLISHED_RATES.get(args.cluster) if model.name == "resnet50" and not args.rate else None
-    if not args.rate and published is None:
-        raise UsageError("--rate is missing: samples/s of one device, as in --rate 1403@208; `phalanx plan --help` has examples")
-    pairs = []
-    for text in args.rate or ([published.rate] if published else []):
-        rate, at, batch = text.partition("@")
-        try:
-            pairs.append((float(batch), float(rate)))
-        except ValueError:
-            at = ""
-        if not at or not all(0 < number < inf for number in pairs[-1]):
-            raise UsageError(f"--rate {text}: give samples/s and batch, as in 1403@208")
-    if len(pairs) > 2:
-        raise UsageError(f"--rate: {len(pairs)} times; give one rate or two")
-    if len(pairs) == 2:
-        if args.overhead:
-            raise UsageError(
-                "--overhead has no effect with two rates, which already determine the part that does not grow with the batch"
-            )
-        return replace(from_two(*pairs), optimizer=args.optimizer / 1e3)
-    note = (
-        "one rate, so the part that does not grow with the batch is assumed to be 10 us per kernel; a second --rate replaces it"
-    )
-    if not model.kernels:
-        note = "one rate, so the time is assumed to be proportional to the batch; a second --rate adds a constant part"
-    if published:
-        note = f"--rate {published.rate}, {published.source}; {note}"
-    (batch, rate) = pairs[0]
-    compute = from_one(model, batch, rate, overhead=args.overhead / 1e3, source=note)
-    return replace(compute, optimizer=args.optimizer / 1e3)
 
 
 def _spread(args: argparse.Namespace, plan: Plan) -> Spread | None:

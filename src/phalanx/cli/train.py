@@ -229,6 +229,7 @@ def train_here(args: argparse.Namespace, config: RunConfig, out: Path | None, pl
     """Run one rank, or the only one; return 1 if the run failed with an error that explains itself."""
     import torch
 
+    from phalanx.cli.train_gap import tell_gap
     from phalanx.comm.verdict import CommunicationError
     from phalanx.data import BadSample, SampleError, SourceError
     from phalanx.train.checkpoint import CheckpointError, DirectoryInUseError
@@ -267,6 +268,8 @@ def train_here(args: argparse.Namespace, config: RunConfig, out: Path | None, pl
                 if plan and comm.rank == 0 and not comm.is_new:
                     write_json(out / FILE, plan.content)
                 result = train(config, comm, out=out, resume=args.resume, resume_command=again, signals=signals)
+        if plan and launch.rank == 0:
+            tell_gap(out, plan)
         forgive_output()
         return 128 + result.signal if result.why == "stopped" else 0
     except CommunicationError:

@@ -71,6 +71,11 @@ def algorithms(cluster: Cluster, families: tuple[str, ...] = FAMILIES) -> Iterat
         yield Algorithm("gossip-hosts", f"gossip-hosts:{hosts}x{per_host}", make, gossip_period(hosts))
 
 
+def always(schedule: Schedule) -> Callable[[int], Schedule]:
+    """What makes `schedule`, whichever round it is."""
+    return lambda _: schedule
+
+
 def _grid(rows: int, cols: int) -> Callable[[int], Schedule]:
     return lambda _: torus(rows, cols)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from phalanx.schedule import Schedule
 
 from .hosts_differ import typical_slowness
-from .machine import Cluster
+from .profile import BackendProfile
 from .program import compile_schedule
 from .question import Candidate, Effect, Question
 from .step import predict_step
@@ -47,39 +48,75 @@ def again(question: Question, candidate: Candidate, schedules: Sequence[Schedule
     ).seconds
 
 
+INPUTS = ("network", "latency", "uplink", "inside", "inside-latency", "library", "device", "fixed", "hosts", "input")
+NAMES = {
+    "network": "network bandwidth",
+    "latency": "network latency",
+    "uplink": "uplink bandwidth",
+    "inside": "bandwidth inside hosts",
+    "inside-latency": "latency inside hosts",
+    "library": "library's time per call and message",
+    "device": "speed of a device",
+    "fixed": "computing, whatever the batch",
+    "hosts": "differences between hosts",
+    "input": "time to prepare a batch",
+}
+
+
+def changed(question: Question, what: str, factor: float) -> Question:
+    """`question` with one of `INPUTS` multiplied by `factor`; ValueError for any other."""
+    cluster, compute = question.cluster, question.compute
+    network, inside, uplink = cluster.network, cluster.inside, cluster.uplink
+
+    def with_cluster(**changes: Any) -> Question:
+        return replace(question, cluster=replace(cluster, **changes))
+
+    if what == "network":
+        return with_cluster(network=replace(network, bandwidth=factor * network.bandwidth))
+    if what == "latency":
+        return with_cluster(network=replace(network, latency=factor * network.latency))
+    if what == "uplink":
+        if uplink is None:
+            raise ValueError(f"cluster {cluster.name} has no uplink to change; there is {', '.join(INPUTS)}")
+        return with_cluster(uplink=replace(uplink, bandwidth=factor * uplink.bandwidth))
+    if what == "inside":
+        return with_cluster(inside=replace(inside, bandwidth=factor * inside.bandwidth))
+    if what == "inside-latency":
+        return with_cluster(inside=replace(inside, latency=factor * inside.latency))
+    if what == "library":
+        return replace(question, profile=slower_library(question.profile, factor))
+    if what == "device":
+        return replace(question, compute=compute.faster(factor))
+    if what == "fixed":
+        return replace(question, compute=replace(compute, fixed=factor * compute.fixed))
+    if what == "hosts":
+        return replace(question, host_spread=factor * question.host_spread)
+    if what == "input":
+        return replace(question, input=factor * question.input)
+    raise ValueError(f"{what!r} is no input of a plan; there is {', '.join(INPUTS)}")
+
+
+def slower_library(profile: BackendProfile, factor: float) -> BackendProfile:
+    """`profile` whose calls and messages take `factor` times as long, beside what the wires take."""
+    names = ("call", "start", "message", "message_inside", "group", "agree")
+    times: dict[str, Any] = {name: factor * getattr(profile, name) for name in names}
+    return replace(profile, **times, protocols=tuple(protocol.slower(factor) for protocol in profile.protocols))
+
+
 def _changes(question: Question) -> Iterator[tuple[str, str, Question]]:
-    cluster, profile, compute = question.cluster, question.profile, question.compute
-
-    def with_cluster(changed: Cluster) -> Question:
-        return replace(question, cluster=changed)
-
-    network, inside = cluster.network, cluster.inside
+    """Each input that this question has, for the better."""
+    cluster = question.cluster
+    tried: list[tuple[str, str, float]] = []
     if cluster.hosts > 1:
-        yield "network bandwidth", "x2", with_cluster(replace(cluster, network=replace(network, bandwidth=2 * network.bandwidth)))
-        latency = with_cluster(replace(cluster, network=replace(network, latency=network.latency / 2)))
-        yield "network latency", "/2", latency
+        tried += [("network", "x2", 2.0), ("latency", "/2", 0.5)]
     if cluster.uplink:
-        uplink = replace(cluster.uplink, bandwidth=2 * cluster.uplink.bandwidth)
-        yield "uplink bandwidth", "x2", with_cluster(replace(cluster, uplink=uplink))
+        tried.append(("uplink", "x2", 2.0))
     if cluster.per_host > 1:
-        yield (
-            "bandwidth inside hosts",
-            "x2",
-            with_cluster(replace(cluster, inside=replace(inside, bandwidth=2 * inside.bandwidth))),
-        )
-        yield "latency inside hosts", "/2", with_cluster(replace(cluster, inside=replace(inside, latency=inside.latency / 2)))
-    software = replace(
-        profile,
-        call=profile.call / 2,
-        start=profile.start / 2,
-        message=profile.message / 2,
-        message_inside=profile.message_inside / 2,
-        protocols=tuple(protocol.halved() for protocol in profile.protocols),
-    )
-    yield "library's time per call and message", "/2", replace(question, profile=software)
-    yield "speed of a device", "x2", replace(question, compute=compute.faster(2))
-    yield "computing, whatever the batch", "to 0", replace(question, compute=replace(compute, fixed=0.0))
+        tried += [("inside", "x2", 2.0), ("inside-latency", "/2", 0.5)]
+    tried += [("library", "/2", 0.5), ("device", "x2", 2.0), ("fixed", "to 0", 0.0)]
     if cluster.hosts > 1:
-        yield "differences between hosts", "to 0", replace(question, host_spread=0.0)
+        tried.append(("hosts", "to 0", 0.0))
     if question.input:
-        yield "time to prepare a batch", "/2", replace(question, input=question.input / 2)
+        tried.append(("input", "/2", 0.5))
+    for what, change, factor in tried:
+        yield NAMES[what], change, changed(question, what, factor)

@@ -10,7 +10,6 @@ from phalanx.schedule.markup import Markup, join, tag
 from .step import PredictedStep
 
 SHOWN_RANKS = 16  # rows of a timeline; evenly chosen where there are more
-_COLOURS = {"forward": "#9ecae1", "backward": "#3182bd", "group": "#fd8d3c", "update": "#9e9ac8"}
 
 
 def spans(step: PredictedStep) -> Iterator[tuple[int, str, float, float]]:
@@ -46,20 +45,22 @@ def timeline_svg(step: PredictedStep, title: str) -> str:
     """The step as a picture: ranks down, time across; computing above, communicating below."""
     drawn = list(spans(step))
     rows = {rank: row for row, rank in enumerate(dict.fromkeys(rank for rank, *_ in drawn))}
-    scale = 800 / max(step.seconds, 1e-12)
+    scale = 780 / max(step.seconds, 1e-12)
     shapes = []
     for rank, name, begin, end in drawn:
         group = name.startswith("group")
-        y = 40 + 26 * rows[rank] + (12 if group else 0)
-        colour = _COLOURS["group" if group else name]
+        y = 54 + 26 * rows[rank] + (12 if group else 0)
         hint = tag("title", f"rank {rank}: {name}, {(end - begin) * 1e3:.3f} ms")
         box = {"x": f"{80 + begin * scale:.2f}", "y": y, "width": f"{max(0.3, (end - begin) * scale):.2f}", "height": 10}
-        shapes.append(tag("rect", hint, **box, fill=colour))
-    shapes += [tag("text", f"rank {rank}", x=5, y=54 + 26 * row) for rank, row in rows.items()]
-    height = 70 + 26 * len(rows)
-    shapes.append(tag("text", "0", x=80, y=height - 8))
-    shapes.append(tag("text", f"{step.seconds * 1e3:.2f} ms", x=880, y=height - 8, text_anchor="end"))
-    return _svg(900, height, title, shapes)
+        shapes.append(tag("rect", hint, **box, class_="group" if group else name))
+    shapes += [tag("text", rank, x=70, y=64 + 26 * row, text_anchor="end") for rank, row in rows.items()]
+    bottom = 54 + 26 * len(rows)
+    for part in range(6):
+        x = 80 + 156 * part
+        shapes.append(tag("line", x1=x, x2=x, y1=50, y2=bottom, class_="grid"))
+        shapes.append(tag("text", f"{step.seconds * part / 5 * 1e3:.4g}", x=x, y=bottom + 14, text_anchor="middle"))
+    legend = ("forward", "backward", ("group", "gradients under way"), ("update", "update, agreeing, packing"))
+    return drawing(900, bottom + 36, title, shapes, across="time in ms", down="rank", legend=legend)
 
 
 def efficiency_svg(points: Sequence[tuple[int, float]], title: str) -> str:
@@ -71,18 +72,41 @@ def efficiency_svg(points: Sequence[tuple[int, float]], title: str) -> str:
     shapes = []
     for percent in (0, 25, 50, 75, 100):
         y = 340 - 2.8 * percent
-        shapes.append(tag("line", x1=80, x2=860, y1=y, y2=y, stroke="#dddddd"))
-        shapes.append(tag("text", f"{percent} %", x=70, y=y + 4, text_anchor="end"))
+        shapes.append(tag("line", x1=80, x2=860, y1=y, y2=y, class_="grid"))
+        shapes.append(tag("text", f"{percent} %", x=74, y=y + 4, text_anchor="end"))
     points_drawn = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-    shapes.append(tag("polyline", fill="none", stroke="#3182bd", stroke_width=2, points=points_drawn))
+    shapes.append(tag("polyline", class_="curve", points=points_drawn))
     for (x, y), (ranks, efficiency) in zip(places, points):
         hint = tag("title", f"{ranks}: {efficiency:.1%}")
-        shapes.append(tag("circle", hint, cx=f"{x:.1f}", cy=f"{y:.1f}", r=3, fill="#3182bd"))
-        shapes.append(tag("text", ranks, x=f"{x:.1f}", y=360, text_anchor="middle"))
-    return _svg(900, 375, title, shapes)
+        shapes.append(tag("circle", hint, cx=f"{x:.1f}", cy=f"{y:.1f}", r=3, class_="backward"))
+        shapes.append(tag("text", ranks, x=f"{x:.1f}", y=358, text_anchor="middle"))
+    return drawing(
+        900, 384, title, shapes, across="ranks", down="efficiency", legend=(("backward", "of as many single devices"),)
+    )
 
 
-def _svg(width: int, height: int, title: str, shapes: list[Markup]) -> str:
-    inside = join(["", tag("text", title, x=80, y=22, font_size=14), *shapes, ""], "\n")
-    size = {"width": width, "height": height, "font_family": "sans-serif", "font_size": 11}
+# One style for every picture of a plan, on light and on dark pages.
+_STYLE = Markup(
+    "text{fill:#222}.grid{stroke:#ddd}.forward{fill:#9ecae1}.backward{fill:#3182bd}.group{fill:#fd8d3c}.update{fill:#9e9ac8}"
+    ".curve{fill:none;stroke:#3182bd;stroke-width:2}"
+    "@media(prefers-color-scheme:dark){text{fill:#ddd}.grid{stroke:#444}.forward{fill:#4f7fa3}.group{fill:#e07b30}}"
+)
+
+
+def drawing(
+    width: int, height: int, title: str, shapes: list[Markup], *, across: str, down: str, legend: Sequence[str | tuple[str, str]]
+) -> str:
+    """`shapes` with a title, the names of both axes, and a legend of classes (with their names, where these differ)."""
+    parts = [tag("style", _STYLE), tag("text", title, x=80, y=18, font_size=14)]
+    x = 80
+    for entry in legend:
+        kind, name = (entry, entry) if isinstance(entry, str) else entry
+        parts.append(tag("rect", x=x, y=28, width=10, height=10, class_=kind))
+        parts.append(tag("text", name, x=x + 14, y=37))
+        x += 32 + 6 * len(name)
+    middle = (height - 40) / 2 + 30
+    parts.append(tag("text", across, x=width / 2, y=height - 6, text_anchor="middle"))
+    parts.append(tag("text", down, x=14, y=middle, text_anchor="middle", transform=f"rotate(-90 14 {middle:g})"))
+    inside = join(["", *parts, *shapes, ""], "\n")
+    size = {"width": width, "height": height, "viewBox": f"0 0 {width} {height}", "font_family": "sans-serif", "font_size": 11}
     return tag("svg", inside, xmlns="http://www.w3.org/2000/svg", **size) + "\n"

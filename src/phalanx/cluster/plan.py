@@ -9,11 +9,12 @@ from .candidates import algorithms
 from .effects import effects_of
 from .machine import ClusterError
 from .program import compile_schedule
-from .question import Candidate, Effect, Plan, Question
+from .question import NO_EFFECT, Candidate, Effect, Plan, Question
 from .screen import rank_candidates
 from .step import agreeing, predict_step
 
-NO_EFFECT = 0.0005  # of the step: what a table with one decimal cannot show
+LOCAL_STEPS = 50  # of the note about them: what they send is next to nothing then
+LOCAL_PAYS = 0.1  # of a step that waits, from which on local steps are worth a note
 
 
 def make_plan(question: Question) -> Plan:
@@ -70,10 +71,15 @@ def _terms(question: Question, best: Candidate) -> tuple[tuple[str, float], ...]
 
 
 def _warnings(question: Question, best: Candidate, effects: Iterable[Effect]) -> Iterator[str]:
-    for effect in effects:
-        if abs(effect.relative) < NO_EFFECT:
-            yield f"{effect.input} ({effect.change}) has no effect on this plan: less than {NO_EFFECT:.2%} of the step"
-    if question.compute.source:
-        yield f"computing times: {question.compute.source}"
+    without = [f"{effect.input} ({effect.change})" for effect in effects if abs(effect.relative) < NO_EFFECT]
+    if without:
+        yield f"no effect on this plan, less than {NO_EFFECT:.2%} of the step: {', '.join(without)}"
     if best.algorithm.gossips:
         yield "gossip averages with one partner per step: it is not the same training as an all-reduce"
+    elif best.step and best.step.limit == "communication" and best.step.exposed > LOCAL_PAYS * best.seconds:
+        local = best.step.compute + best.step.communication / LOCAL_STEPS
+        yield (
+            f"ranks wait for communication in {best.step.exposed / best.seconds:.0%} of a step. With local steps,"
+            f" sync=phalanx.DiLoCo(every={LOCAL_STEPS}), one would take about {1e3 * local:.3g} ms: computing, and a"
+            f" {LOCAL_STEPS}th of an all-reduce that nothing hides. It is not the same training: compare accuracies first"
+        )

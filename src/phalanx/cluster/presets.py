@@ -6,8 +6,6 @@ hosts are those of the wire and the cards; what a library adds per message is ag
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from .machine import GB, GBIT, Cluster, Link, Uplink
 
 _NVLINK = "NVLink 0.3 us: TACCL topology files"
@@ -162,25 +160,3 @@ _ALL = (
 )
 
 PRESETS = {cluster.name: cluster for cluster in _ALL}
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedRate:
-    """ResNet-50 on one device of a preset: `rate` is samples/s @ batch."""
-
-    rate: str
-    source: str
-
-
-_V100 = PublishedRate("1403@208", "an eighth of a DGX-1 in MLPerf Training v0.6 (MXNet)")
-_P100 = PublishedRate("195@32", "a P100 in TensorFlow's benchmarks (DGX-1, float32)")
-PUBLISHED_RATES = {
-    "abci": _V100,
-    "mn-1": _P100,
-    "titan-x": PublishedRate("82@32", "a TITAN X in ChainerMN's figure (chainer.org, 8 February 2017)"),
-    "dgx-1": _V100,
-    "dgx-2h": PublishedRate("1580@208", "a sixteenth of a DGX-2H in MLPerf Training v0.7 (MXNet)"),
-    "dgx-a100": PublishedRate("3293@408", "an eighth of a DGX A100 in MLPerf Training v1.1 (MXNet)"),
-    "minsky": _P100,
-    **{f"cloud-{rate}g": _V100 for rate in (10, 25, 100)},
-}

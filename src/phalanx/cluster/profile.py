@@ -28,8 +28,8 @@ class Hops:
     inside: float
     network: float
 
-    def halved(self) -> Hops:
-        return Hops(self.base / 2, self.inside / 2, self.network / 2)
+    def slower(self, factor: float) -> Hops:
+        return Hops(self.base * factor, self.inside * factor, self.network * factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,9 @@ class Protocol:
     share: float
     ceilings: tuple[float, float, float] = (inf, inf, inf)
 
-    def halved(self) -> Protocol:
-        """The same with half of the latencies."""
-        return replace(self, ring=self.ring.halved(), tree=self.tree.halved())
+    def slower(self, factor: float) -> Protocol:
+        """The same with `factor` times the latencies."""
+        return replace(self, ring=self.ring.slower(factor), tree=self.tree.slower(factor))
 
 
 @dataclass(frozen=True, slots=True)

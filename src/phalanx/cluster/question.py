@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import sqrt
 
 from .candidates import Algorithm
+from .chance import Spread
 from .hosts_differ import HOST_SPREAD
 from .machine import Cluster
 from .profile import BackendProfile
@@ -15,6 +16,7 @@ from .workload import Compute, Model
 GROUP_SIZES = (1e6, 4e6, 8e6, 16e6, 25e6, 64e6)  # bytes of float32; all in one group besides, unless that is larger than
 LARGEST_GROUP = 512e6
 ALL_REDUCES = ("ring", "torus", "hierarchical", "tree", "halving-doubling")
+NO_EFFECT = 0.0005  # of the step: what a table with one decimal cannot show
 OVERLAP_DOUBT = 0.3  # what published choices leave open of `steals`: 0.3 to 0.9 of the device
 NETWORK_DOUBT = 0.15  # of the time of a collective, as nccl-tests differ between clusters of one kind
 
@@ -34,6 +36,7 @@ class Question:
     double_buffering: bool = False
     input: float = 0.0
     host_spread: float = HOST_SPREAD
+    own: tuple[Algorithm, ...] = ()  # schedules of the user, beside those of `families`
 
     @property
     def per_rank(self) -> float:
@@ -80,10 +83,16 @@ class Plan:
     terms: tuple[tuple[str, float], ...]  # parts of the step in seconds; they add up to it
     effects: tuple[Effect, ...]
     warnings: tuple[str, ...]
+    spread: Spread | None = None  # with ranks that are slow by chance
+
+    @property
+    def seconds(self) -> float:
+        """Of a step, on average; chance makes none faster."""
+        return max(self.best.seconds, self.spread.mean) if self.spread else self.best.seconds
 
     @property
     def rate(self) -> float:
-        return self.question.batch / self.best.seconds
+        return self.question.batch / self.seconds
 
     @property
     def efficiency_device(self) -> float:

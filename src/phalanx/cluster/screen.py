@@ -35,7 +35,7 @@ def rank_candidates(question: Question) -> tuple[Candidate, ...]:
     groups = {size: make_groups(question.model, size) for size in question.groups}
     sizes = screened_sizes(question.model)
     best = np.full(sizes.size, np.inf)  # seconds of one all-reduce, by size
-    for algorithm in algorithms(question.cluster, question.families):
+    for algorithm in (*algorithms(question.cluster, question.families), *question.own):
         if bool((least_seconds(question, algorithm.family, sizes) >= best).all()):
             continue  # slower than another one whatever the size
         programs[algorithm.name] = programs_of(question, algorithm)

@@ -2,56 +2,116 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from textwrap import wrap
 from typing import Any
 
 from phalanx.schedule.printable import one_line
 
-from .chance import Spread
-from .question import Candidate, Plan
+from .goals import Option
+from .profile import BackendProfile
+from .question import NO_EFFECT, Candidate, Plan
 from .training import Training
 
+WIDTH = 100  # characters, where nobody says how many there are
 
-def describe(candidate: Candidate) -> str:
+
+def name_of(algorithm: str, profile: BackendProfile) -> str:
+    """`torus:512x4`; a ring that a library is asked for in one call is whatever that library makes of it."""
+    own = algorithm.startswith("ring:") and profile.protocols
+    return f"{profile.name.split('-')[0].upper()}'s own all-reduce" if own else algorithm
+
+
+def describe(candidate: Candidate, profile: BackendProfile, elements: int) -> str:
     """`torus:512x4, groups of 8 MB, 2 bytes per gradient, overlapped with backward`."""
     plan = candidate.plan
     how = {"all-reduce": "overlapped with backward", "double buffering": "one step late", "gossip": "gossip beside the step"}
     groups = f"groups of {plan.group_bytes / 1e6:g} MB, " if plan.sync == "all-reduce" else ""
-    return f"{candidate.algorithm.name}, {groups}{plan.wire} bytes per gradient, {how.get(plan.sync, plan.sync)}"
+    sync = how.get(plan.sync, plan.sync)
+    if plan.sync == "all-reduce" and plan.group_bytes >= 4 * elements:
+        groups, sync = "one group, ", "after backward"
+    return f"{name_of(candidate.algorithm.name, profile)}, {groups}{plan.wire} bytes per gradient, {sync}"
 
 
-def table(plan: Plan, training: Training, spread: Spread | None) -> str:
+def fold(lines: Iterator[str] | Sequence[str], width: int) -> str:
+    """Lines as a text of at most `width` columns; what continues a line is indented like its first value."""
+    folded = []
+    for line in map(one_line, lines):
+        folded += wrap(line, width, subsequent_indent=" " * 10, break_long_words=False, break_on_hyphens=False) or [""]
+    return "\n".join(folded) + "\n"
+
+
+def table(plan: Plan, training: Training | None, what_if: Sequence[tuple[str, Candidate]] = (), width: int = WIDTH) -> str:
     """The answer as a page of text."""
-    return "\n".join(map(one_line, _lines(plan, training, spread))) + "\n"
+    return fold(_lines(plan, training, what_if), width)
 
 
-def _lines(plan: Plan, training: Training, spread: Spread | None) -> Iterator[str]:
+def _lines(plan: Plan, training: Training | None, what_if: Sequence[tuple[str, Candidate]]) -> Iterator[str]:
     question, best = plan.question, plan.best
-    cluster = question.cluster
+    cluster, profile, elements = question.cluster, question.profile, question.model.elements
     yield (
         f"{question.model.name} on {cluster.name}: {cluster.hosts} hosts x {cluster.per_host} = {cluster.ranks} ranks,"
-        f" batch {question.batch:g} ({question.per_rank:g} each), {question.profile.name}"
+        f" batch {question.batch:g} ({question.per_rank:g} each), {profile.name}"
     )
-    yield f"best      {describe(best)}"
-    yield f"step      {best.seconds * 1e3:.3f} ms  (+- {plan.error:.0%}, two sigma of the profile's residual)"
-    if spread:
-        yield f"          p50 {spread.p50 * 1e3:.3f} ms, p99 {spread.p99 * 1e3:.3f} ms over {spread.samples} simulated steps"
+    if question.compute.source:
+        yield f"assumes   {question.compute.source}"
+    yield f"best      {describe(best, profile, elements)}"
+    yield f"step      {best.seconds * 1e3:.3f} ms  (+- {plan.error:.0%}, two sigma of such configurations)"
+    if plan.spread:
+        spread = plan.spread
+        yield (
+            f"          p50 {spread.p50 * 1e3:.3f} ms, mean {spread.mean * 1e3:.3f} ms, p99 {spread.p99 * 1e3:.3f} ms"
+            f" over {spread.samples} simulated steps; the rate is that of the mean"
+        )
     yield f"rate      {plan.rate:,.0f} samples/s; {plan.efficiency_device:.1%} of {cluster.ranks} times one device,"
     yield f"          {plan.efficiency_host:.1%} of {cluster.hosts} times one host"
-    yield f"training  {training.epochs:.1f} epochs ({training.epochs_source})"
-    yield f"          {training.steps:,.0f} steps, {_duration(training.hours)}" + _extras(training)
+    yield from run_lines(training)
     yield "why"
     for name, seconds in plan.terms:
-        if seconds > 0:
+        if seconds > NO_EFFECT * best.seconds:
             yield f"  {seconds * 1e3:10.3f} ms {seconds / best.seconds:6.1%}  {name}"
     yield "what would change it                       step    best then"
     for effect in plan.effects:
-        yield f"  {effect.input + ' ' + effect.change:38s} {effect.relative:+7.1%}  {effect.best_then}"
-    yield "also looked at                             step"
-    for candidate in _rivals(plan):
-        yield f"  {candidate.algorithm.name:38s} {candidate.seconds / best.seconds - 1:+7.1%}  {describe(candidate)}"
+        if abs(effect.relative) >= NO_EFFECT:
+            yield f"  {effect.input + ' ' + effect.change:38s} {effect.relative:+7.1%}  {name_of(effect.best_then, profile)}"
+    for asked, then in what_if:
+        change, how = then.seconds / best.seconds - 1, describe(then, profile, elements)
+        yield f"what if   {asked}: step {then.seconds * 1e3:.3f} ms ({change:+.1%}); best then {how}"
+    rivals = _rivals(plan)
+    if rivals:
+        yield "also looked at"
+    for candidate in rivals:
+        yield f"  {candidate.seconds / best.seconds - 1:+7.1%}  {describe(candidate, profile, elements)}"
     for warning in plan.warnings:
         yield f"note      {warning}"
+
+
+def run_lines(training: Training | None) -> Iterator[str]:
+    """The whole run, if it is known how long it is."""
+    if training is None:
+        yield "training  unknown: give --epochs; published ones to an accuracy are those of ResNet-50"
+        return
+    yield f"training  {training.epochs:.1f} epochs ({training.epochs_source})"
+    yield f"          {training.steps:,.0f} steps, {duration(training.hours)}" + _extras(training)
+
+
+def option_lines(chosen: Option, seen: Sequence[Option], asked: str) -> Iterator[str]:
+    """The answer to a question about time or money, beside what was looked at."""
+    cluster = chosen.question.cluster
+    hosts = f"{cluster.hosts} host{'s' if cluster.hosts > 1 else ''}"
+    yield (
+        f"{asked}: {hosts}, {cluster.ranks} devices, batch {chosen.question.batch:g}"
+        f" ({chosen.question.per_rank:g} each): {duration(chosen.training.hours)}"
+    )
+    yield "   hosts  devices    batch   epochs      step         time  device hours      cost"
+    for option in seen:
+        cost = "" if option.training.cost is None else f"{option.training.cost:10,.2f}"
+        mark = ">" if option is chosen else " "
+        yield (
+            f"{mark} {option.question.cluster.hosts:6d} {option.question.cluster.ranks:8d} {option.question.batch:8g}"
+            f" {option.training.epochs:8.1f} {option.best.seconds * 1e3:8.2f} ms {duration(option.training.hours):>10s}"
+            f" {option.device_hours:13,.1f}{cost}"
+        )
 
 
 def _rivals(plan: Plan) -> list[Candidate]:
@@ -64,10 +124,13 @@ def _rivals(plan: Plan) -> list[Candidate]:
     return rivals[:6]
 
 
-def _duration(hours: float) -> str:
+def duration(hours: float) -> str:
+    """Hours in the unit that people would use."""
     if hours < 1 / 30:
         return f"{hours * 3600:.1f} s"
-    return f"{hours * 60:.1f} min" if hours < 2 else f"{hours:.2f} h"
+    if hours < 2:
+        return f"{hours * 60:.1f} min"
+    return f"{hours:.2f} h" if hours < 100 else f"{hours / 24:,.1f} days"
 
 
 def _extras(training: Training) -> str:
@@ -83,9 +146,9 @@ def _extras(training: Training) -> str:
     return "".join(f"; {part}" for part in parts)
 
 
-def as_data(plan: Plan, training: Training, spread: Spread | None) -> dict[str, Any]:
+def as_data(plan: Plan, training: Training | None, what_if: Sequence[tuple[str, Candidate]] = ()) -> dict[str, Any]:
     """The answer as plain data; `run` is what a training run needs to follow the plan."""
-    question, best = plan.question, plan.best
+    question, best, spread = plan.question, plan.best, plan.spread
     return {
         "cluster": question.cluster.name,
         "hosts": question.cluster.hosts,
@@ -93,6 +156,7 @@ def as_data(plan: Plan, training: Training, spread: Spread | None) -> dict[str, 
         "model": question.model.name,
         "batch": question.batch,
         "backend": question.profile.name,
+        "assumes": question.compute.source,
         "run": {
             "schedule": best.algorithm.name,
             "group_bytes": best.plan.group_bytes,
@@ -102,6 +166,7 @@ def as_data(plan: Plan, training: Training, spread: Spread | None) -> dict[str, 
         "step_s": best.seconds,
         "error": plan.error,
         "p50_s": spread.p50 if spread else None,
+        "mean_s": spread.mean if spread else None,
         "p99_s": spread.p99 if spread else None,
         "samples_per_s": plan.rate,
         "efficiency_device": plan.efficiency_device,
@@ -110,6 +175,7 @@ def as_data(plan: Plan, training: Training, spread: Spread | None) -> dict[str, 
         "effects": [
             {"input": e.input, "change": e.change, "relative": e.relative, "best_then": e.best_then} for e in plan.effects
         ],
+        "what_if": [{"asked": asked, "step_s": then.seconds, "schedule": then.algorithm.name} for asked, then in what_if],
         "candidates": [
             {
                 "schedule": c.algorithm.name,
@@ -121,7 +187,9 @@ def as_data(plan: Plan, training: Training, spread: Spread | None) -> dict[str, 
             }
             for c in plan.candidates
         ],
-        "training": {
+        "training": None
+        if training is None
+        else {
             "epochs": training.epochs,
             "epochs_source": training.epochs_source,
             "hours": training.hours,

@@ -23,6 +23,24 @@ EPOCHS_TO_ACCURACY = (
     (67840, 86.0),
 )
 EPOCHS_SOURCE = "MLPerf Training v4.0 reference convergence points: ResNet-50, LARS, 75.9 % top-1"
+ACCURACY = 75.9  # % top-1 of these
+LEAST_GOODPUT = 0.01  # with less, a run does not end
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """An accuracy that a published run of ResNet-50 reached with this batch, or smaller ones."""
+
+    accuracy: float
+    batch: float
+    epochs: float
+    source: str
+
+
+BESIDE = (  # what the table above does not have: more accuracy, or larger batches
+    Reached(76.3, 8192, 90.0, "Goyal et al., arXiv 1706.02677: 76.3 % with a batch of 8,192 and 90 epochs"),
+    Reached(75.08, 81920, 90.0, "Yamazaki et al., arXiv 1903.12650: 75.08 % with a batch of 81,920 and 90 epochs"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +65,29 @@ class Training:
     kwh: float | None
 
 
-def epochs_for(batch: float) -> tuple[float, str]:
+def largest_batch(accuracy: float | None = None) -> float:
+    """The largest batch with which a published run reached `accuracy` (in %; by default that of MLPerf)."""
+    wanted = ACCURACY if accuracy is None else accuracy
+    known = [float(EPOCHS_TO_ACCURACY[-1][0])] if wanted <= ACCURACY else []
+    known += [reached.batch for reached in BESIDE if reached.accuracy >= wanted]
+    if not known:
+        best = max(BESIDE, key=lambda reached: reached.accuracy)
+        raise ValueError(f"no published run of ResNet-50 that we know reached {wanted:g} %; the best is {best.source}")
+    return max(known)
+
+
+def epochs_for(batch: float, accuracy: float | None = None) -> tuple[float, str]:
     """Epochs at this global batch, between the published points linear in the logarithm, and what that rests on."""
     table = EPOCHS_TO_ACCURACY
+    largest = largest_batch(accuracy)
+    wanted = ACCURACY if accuracy is None else accuracy
+    if wanted > ACCURACY or (accuracy is not None and batch > table[-1][0]):
+        for reached in BESIDE:
+            if reached.accuracy >= wanted and batch <= reached.batch:
+                return reached.epochs, reached.source
+        raise ValueError(
+            f"no published run of ResNet-50 that we know reached {wanted:g} % with a batch of {batch:g}; {largest:g} did"
+        )
     if batch <= table[0][0]:
         return table[0][1], f"{EPOCHS_SOURCE}; at {table[0][0]}, the smallest published batch"
     for (small, few), (large, many) in pairwise(table):
@@ -67,11 +105,12 @@ def whole_training(
     devices: int,
     hosts: int,
     epochs: float | None = None,
+    accuracy: float | None = None,
     prices: Prices | None = None,
     failures: Failures | None = None,
 ) -> Training:
     """A run of `epochs` (by default as many as were published for this batch) with steps of `step` seconds."""
-    needed, source = epochs_for(batch) if epochs is None else (epochs, "as asked")
+    needed, source = epochs_for(batch, accuracy) if epochs is None else (epochs, "as asked")
     steps = needed * samples / batch
     useful, interval = 1.0, None
     if failures is not None:
@@ -80,8 +119,12 @@ def whole_training(
             useful = goodput(failures, hosts, interval)
         else:  # over before a checkpoint pays: a failure begins it anew
             useful, interval = goodput(replace(failures, checkpoint=0.0), hosts, steps * step), None
-        if useful <= 0:
-            raise ValueError(f"hosts that fail every {failures.mtbf:g} s leave no time to train: give more time between failures")
+        if useful < LEAST_GOODPUT:
+            raise ValueError(
+                f"{hosts} host(s) that fail every {failures.mtbf / 3600:g} h stop the job every {failures.mtbf / hosts:.3g} s,"
+                f" and it needs {failures.restart:g} s to continue: it would not end."
+                " Give fewer hosts, a longer --mtbf or a shorter --restart"
+            )
     hours = steps * step / useful / 3600
     prices = prices or Prices()
     cost = None if prices.per_hour is None else hours * devices * prices.per_hour

@@ -23,11 +23,13 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A network as its parameters in forward order; `samples` is the size of an epoch."""
+    """A network as its parameters in forward order; `samples` is the size of an epoch, each of `tokens`."""
 
     name: str
     tensors: tuple[Tensor, ...]
     samples: int = IMAGENET
+    flops: float = 0.0  # operations of a training step per sample; 0: unknown
+    tokens: int = 1  # of a sample
 
     @property
     def elements(self) -> int:
@@ -63,6 +65,9 @@ class Compute:
 KERNEL_FLOOR = 10e-6
 
 
+CURVED = 0.05  # of a step: two measurements of a device without a constant part may miss each other by so much
+
+
 def from_one(model: Model, batch: float, samples_per_s: float, *, overhead: float = 0.0, source: str = "") -> Compute:
     """A device with one known rate: what does not grow with the batch is its kernels' least time, and `overhead`."""
     step = batch / samples_per_s
@@ -80,7 +85,13 @@ def from_two(first: tuple[float, float], second: tuple[float, float], *, source:
         raise ValueError(
             f"{small} samples take {small / slow:.4g} s and {large} take {large / fast:.4g} s: that cannot be a line"
         )
-    return Compute(per_sample, max(0.0, small / slow - small * per_sample), source=source)
+    fixed = small / slow - small * per_sample
+    if fixed < -CURVED * small / slow:
+        raise ValueError(
+            f"{small:g} samples take {small / slow:.4g} s and {large:g} take {large / fast:.4g} s: a line through both would take"
+            f" {fixed:.4g} s without samples. Are rate and batch swapped, as in BATCH@RATE, or is one of them of another device?"
+        )
+    return Compute(per_sample, fixed, source=source) if fixed >= 0 else Compute(large / fast / large, source=source)
 
 
 def resnet(depth: int, pixels: int = 224) -> Model:

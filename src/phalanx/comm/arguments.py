@@ -84,6 +84,11 @@ def check_all_reduce(algorithm: Schedule, size: int, whose: str) -> None:
         raise ScheduleError(f"{algorithm.name} is for {algorithm.world} ranks, but {whose} has {size}")
     if algorithm.goal != "sum":
         raise ScheduleError(f"{algorithm.name} computes a {algorithm.goal}, not the sum that an all-reduce is")
+    if algorithm.coded:
+        raise ScheduleError(
+            f"{algorithm.name} rounds what it sums, and not everything may be rounded: pass wire=phalanx.Int8() to"
+            " create_multi_node_optimizer, which runs it for gradients"
+        )
     verify(algorithm, bitwise=True)  # replicas must stay equal
     verify(lower(algorithm))
 

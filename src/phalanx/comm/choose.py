@@ -52,7 +52,7 @@ def choose(hosts: Hosts, *, shared: bool = False, library: bool = False, thresho
     `shared`: the ranks of a host share memory. `library`: NCCL is there.
     """
     if (plan := planned_for(hosts)) is not None:
-        ranges = [(limit, _placed(schedule, hosts)) for limit, schedule in plan.ranges]
+        ranges = [(limit, place(schedule, hosts)) for limit, schedule in plan.ranges]
         return Choice(plan.origin, ranges[-1][1], tuple(ranges[:-1] or ranges))
     smaller = _for_small_messages(hosts, thresholds, shared=shared)
     return Choice(thresholds.origin, _for_large_messages(hosts, shared=shared, library=library), smaller)
@@ -69,7 +69,7 @@ def _for_large_messages(hosts: Hosts, *, shared: bool, library: bool) -> Schedul
     if library or (shared and len(hosts.ranks) == 1):
         return ring(world)
     if hosts.grid and min(hosts.grid) > 1:
-        return _placed(torus(*hosts.grid), hosts)
+        return place(torus(*hosts.grid), hosts)
     return halving_doubling(world) if world & (world - 1) == 0 else ring(world)
 
 
@@ -77,14 +77,14 @@ def _for_small_messages(hosts: Hosts, thresholds: Thresholds, *, shared: bool) -
     """The fewest steps. If ranks share memory, leaders speak for their hosts: in the fewest steps, then around a ring."""
     world = sum(len(ranks) for ranks in hosts.ranks)
     if shared and hosts.grid and min(hosts.grid) > 1:
-        quick, around = (_placed(hierarchical(*hosts.grid, among=among), hosts) for among in (recursive_doubling, ring))
+        quick, around = (place(hierarchical(*hosts.grid, among=among), hosts) for among in (recursive_doubling, ring))
         return (thresholds.small_between_leaders, quick), (thresholds.short_in_a_torus * world, around)
     if len(hosts.ranks) > 1:
         return ((thresholds.small_between_hosts, recursive_doubling(world)),)
     return ((thresholds.small_on_one_host, ring(world) if shared else recursive_doubling(world)),)  # shared: one call
 
 
-def _placed(schedule: Schedule, hosts: Hosts) -> Schedule:
+def place(schedule: Schedule, hosts: Hosts) -> Schedule:
     """A schedule for ranks in the order of their hosts, relabelled for the ranks as they are really placed."""
     order = tuple(rank for ranks in hosts.ranks for rank in ranks)
     return schedule if order == tuple(range(len(order))) else relabel(schedule, order)

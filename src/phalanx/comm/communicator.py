@@ -1,8 +1,7 @@
 """The communicator: MPI's verbs on tensors and plain objects, with a bounded wait and an error that names the missing ranks.
 
-A `Communicator` owns a `Connection`: members, transport, issuing thread, failure watch. It hands each verb to a function or a
-small object: `reductions`, `broadcast`, `messages`, `objects`, and `memory` for buffers. Every verb checks its arguments in the
-calling thread, then becomes one operation (`operations.py`) on the issuing thread.
+A `Communicator` owns a `Connection` and hands each verb to a function or a small object: `reductions`, `broadcast`, `messages`,
+`objects`. Each checks its arguments in the calling thread, then becomes one operation (`operations.py`) on the issuing thread.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import torch
 
 from phalanx.comm import messages
 from phalanx.comm.broadcast import Broadcast
+from phalanx.comm.compound import Compound
 from phalanx.comm.connection import Connection
 from phalanx.comm.memory import Memory
 from phalanx.comm.objects import ObjectVerbs
@@ -51,6 +51,7 @@ class Communicator(ObjectVerbs, RoomVerbs):
         self._schedules = UserSchedules(operations, runner)
         self._broadcast = Broadcast(operations, runner)
         self._memory = Memory(operations, shared=shared)
+        self._compound = Compound(operations, runner, self._reductions)
 
     def __repr__(self) -> str:
         who = f"{self._members.name}: rank {self.rank} of {self.size}"

@@ -1,7 +1,6 @@
 """The same schedules inside DistributedDataParallel."""
 
 # no `from __future__ import annotations` here: DDP checks that the annotations of a hook are types
-import os
 import threading
 import weakref
 from typing import Any
@@ -10,6 +9,8 @@ import torch
 import torch.distributed as dist
 
 from phalanx.comm.communicator import Communicator
+from phalanx.comm.cores import has_idle_core
+from phalanx.comm.heap import keep_freed_memory
 
 # buckets that wait for the last one of their backward
 _held: weakref.WeakKeyDictionary[Communicator, list[Any]] = weakref.WeakKeyDictionary()
@@ -40,9 +41,13 @@ def ddp_hook(comm: Communicator, bucket: dist.GradBucket) -> torch.futures.Futur
             f"ddp_hook cannot average the sparse gradient of a parameter of shape {tuple(gradients.shape)}:"
             " make the layer with sparse=False, or use DDP without this hook"
         )
+    if comm not in _held:
+        _held[comm] = []
+        if gradients.is_cpu:
+            keep_freed_memory()  # `zero_grad` frees gradients, and the next backward makes them again
     # the label: two buckets of one size in a different order on two ranks are an error, not a sum of unrelated gradients
     label = f"DDP bucket {bucket.index()}"
-    if gradients.is_cpu and comm.shares_memory and not _has_idle_core(comm):
+    if gradients.is_cpu and comm.shares_memory and not has_idle_core(comm.size):
         return _with_the_last(comm, bucket, gradients, label)
     pending = comm.all_reduce_async(gradients, op="mean", label=label)
     if pending.queued:  # on a GPU: what reads the future waits there, and the host waits for nothing
@@ -63,15 +68,10 @@ def _with_the_last(
     """Average it in the thread that calls, when the last bucket comes: other threads would only take the core from backward."""
     begun: Any = torch.futures.Future()
     averaged = begun.then(lambda _: comm.all_reduce(gradients, "mean", label=label))  # in a callback, as above
-    held = _held.setdefault(comm, [])
+    held = _held[comm]
     held.append(begun)
     if bucket.is_last():
         _held[comm] = []
         for each in held:
             each.set_result(None)
     return averaged
-
-
-def _has_idle_core(comm: Communicator) -> bool:
-    """Whether every rank has a core for one more thread beside those that compute. Ranks need not agree on it."""
-    return len(os.sched_getaffinity(0)) >= comm.size * (torch.get_num_threads() + 1)

@@ -74,7 +74,7 @@ class Reductions:
     def all_reduce_async(self, x: torch.Tensor, op: ReduceOp, label: str) -> Pending:
         check_reduction(x, op)
         check_in_place(x)
-        schedule = self._schedule_for(x)
+        schedule = self.schedule_for(x)
 
         def work(tag: int) -> torch.Tensor:
             self.reduce(x.detach(), op, schedule, tag)
@@ -91,7 +91,8 @@ class Reductions:
             work = lambda tag: self.reduce(torch.zeros(1), "sum", self._smallest, tag)  # noqa: E731
             self._operations.start("barrier()", work).wait()
 
-    def _schedule_for(self, x: torch.Tensor) -> Schedule:
+    def schedule_for(self, x: torch.Tensor) -> Schedule:
+        """The all-reduce of tensors as long as `x`."""
         if x.is_cuda and self._operations.transport.library:
             return self.schedule  # NCCL has its own way with small messages
         return next((schedule for limit, schedule in self._smaller if x.nbytes <= limit), self._large)

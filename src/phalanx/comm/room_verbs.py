@@ -7,11 +7,13 @@ change without notice; `docs/generate/api.py` lists them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import lcm
 from typing import TypeVar
 
 import torch
 
 from phalanx.comm import messages
+from phalanx.comm.compound import Compound, Turn
 from phalanx.comm.connection import Connection
 from phalanx.comm.elastic.membership import Membership
 from phalanx.comm.hotline import Answer, Hotline
@@ -29,6 +31,7 @@ class RoomVerbs:
 
     _connection: Connection
     _memory: Memory
+    _compound: Compound
 
     @property
     def schedule(self) -> Schedule:
@@ -65,7 +68,7 @@ class RoomVerbs:
     @property
     def multiple(self) -> int:
         """Buffers whose length is a multiple of this many elements need no padding."""
-        return self.schedule.chunks * LANES
+        return lcm(self.schedule.chunks, self._connection.members.size) * LANES  # the quantised one has a chunk per rank
 
     @property
     def shares_memory(self) -> bool:
@@ -106,6 +109,13 @@ class RoomVerbs:
         `settle(seconds)` instead of `wait()`.
         """
         return messages.exchange_async(self._connection.operations, x, dest, out, source, tag, may_fail=may_fail)
+
+    def compound_async(self, name: str, work: Callable[[Turn], torch.Tensor], x: torch.Tensor) -> Pending:
+        """Queue reductions with arithmetic between them, as one operation; `wait()` returns what `work` returned.
+
+        All ranks call it together. `work` runs in the issuing thread, and may read and write `x`; leave that alone until then.
+        """
+        return self._compound.start(name, work, x)
 
     def hotline(self, answer: Answer) -> Hotline:
         """A side channel on which ranks can ask each other while their training threads are busy. All ranks call it."""

@@ -2,6 +2,7 @@
 
 `project` cuts out what one rank does in each step (a value, kept per schedule); `execute` does it on a flat buffer through a
 transport. Chunk c of a buffer of `numel` elements is [c * numel // chunks, (c+1) * numel // chunks): Moves need no padding.
+A chunk that is encoded lies in a second buffer, of bytes, until it is decoded.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from typing import Any
 
 import torch
 
+from phalanx.comm.block_code import Coder
 from phalanx.comm.transports import Message, Transport
-from phalanx.schedule import Chunks, Collective, Move, Scale, Schedule
+from phalanx.schedule import Chunks, Collective, Move, Recode, Scale, Schedule
 from phalanx.schedule.ops import ONE
 
+ALIGN = 64  # bytes; messages that land side by side begin on a cache line
 LANES, LANE_BYTES = 4, 512 << 10  # pieces of a buffer that take turns on the network, and the least size of one
 
 REDUCERS: dict[str, Callable[..., object]] = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
@@ -32,15 +35,26 @@ class Receipt:
     reduce: bool
     direct: bool
     factor: Fraction = ONE  # of what arrives
+    coded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """One message this rank sends."""
+
+    peer: int
+    chunks: Chunks
+    coded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
     """What one rank does in one step."""
 
-    sends: tuple[tuple[int, Chunks], ...] = ()
+    sends: tuple[Sending, ...] = ()
     receipts: tuple[Receipt, ...] = ()
     scales: tuple[tuple[range, Fraction], ...] = ()
+    recodes: tuple[tuple[range, bool], ...] = ()
     collective: Collective | None = None
 
 
@@ -48,15 +62,16 @@ def project(schedule: Schedule, rank: int) -> tuple[Part, ...]:
     """The schedule as `rank` sees it; steps that do not concern it are left out. Messages of a pair keep the schedule's order."""
     parts = []
     for step in schedule.steps:
-        sends = tuple((op.dst, op.chunks) for op in step.ops if isinstance(op, Move) and op.src == rank)
+        sends = tuple(Sending(op.dst, op.chunks, op.coded) for op in step.ops if isinstance(op, Move) and op.src == rank)
         part = Part(
             sends=sends,
             receipts=tuple(
-                Receipt(op.src, op.chunks, op.reduce, not op.reduce and _can_land(op.chunks, sends), op.factor)
+                Receipt(op.src, op.chunks, op.reduce, not op.reduce and _can_land(op.chunks, sends), op.factor, op.coded)
                 for op in step.ops
                 if isinstance(op, Move) and op.dst == rank
             ),
             scales=tuple((op.chunks, op.factor) for op in step.ops if isinstance(op, Scale) and rank in op.ranks),
+            recodes=tuple((op.chunks, op.coded) for op in step.ops if isinstance(op, Recode) and rank in op.ranks),
             collective=next((op for op in step.ops if isinstance(op, Collective) and rank in op.group), None),
         )
         if part != Part():
@@ -115,12 +130,16 @@ def cut(first: int, last: int, parts: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(bounds))
 
 
-def _can_land(chunks: Chunks, sends: Sequence[tuple[int, Chunks]]) -> bool:
+def _can_land(chunks: Chunks, sends: Sequence[Sending]) -> bool:
     """Whether a message can be received straight into its place: one range, of which nothing is being sent."""
     if not isinstance(chunks, range):
         return False
     # several runs are sent from a copy
-    return not any(isinstance(s, range) and chunks.start < s.stop and s.start < chunks.stop for _, s in sends)
+    runs = [send.chunks for send in sends if isinstance(send.chunks, range)]
+    return not any(chunks.start < run.stop and run.start < chunks.stop for run in runs)
+
+
+Scratch = Callable[[int, torch.device, int], torch.Tensor]  # (bytes, where, number) -> as many bytes, kept by their number
 
 
 def execute(
@@ -133,16 +152,17 @@ def execute(
     transport: Transport,
     ranks: Sequence[int],
     tag: int,
-    scratch: Callable[[int, torch.Tensor, int], torch.Tensor],
+    scratch: Scratch,
     got_on: Callable[[], None],
+    coder: Coder | None = None,
 ) -> None:
     """Run the `parts` of rank `me` in place on `flat`. `ranks[i]` is the transport's number of the schedule's rank i.
 
     The `cuts` are pieces of the buffer (`Form.cuts`), which take turns: while one piece is added up, the messages of the others
-    keep the network busy.
+    keep the network busy. A `coder` is needed if the schedule encodes.
     """
     # a tag of its own for every piece: their messages do not wait in one queue
-    pieces = [_Lane(bounds, flat, op, me, transport, ranks, tag ^ i, scratch, i) for i, bounds in enumerate(cuts)]
+    pieces = [_Lane(bounds, flat, op, me, transport, ranks, tag ^ i, scratch, i, coder) for i, bounds in enumerate(cuts)]
     for part in parts:
         for piece in pieces:
             piece.finish()
@@ -164,8 +184,9 @@ class _Lane:
         transport: Transport,
         ranks: Sequence[int],
         tag: int,
-        scratch: Callable[[int, torch.Tensor, int], torch.Tensor],
+        scratch: Scratch,
         number: int,
+        coder: Coder | None,
     ) -> None:
         self.flat, self.op, self.me, self.ranks = flat, op, me, ranks
         self.transport, self.tag, self.scratch, self.number = transport, tag, scratch, number
@@ -173,35 +194,50 @@ class _Lane:
         self.part: Part | None = None
         self.messages: Any = None
         self.landing: list[torch.Tensor] = []
+        self.coder = coder
+        if coder is not None:  # where the code of each chunk begins
+            lengths = (coder.code.nbytes(last - first) for first, last in bounds)
+            self.places = list(itertools.accumulate(lengths, initial=0))
+            self.codes = scratch(self.places[-1], flat.device, LANES + number)
 
-    def view(self, slots: range) -> torch.Tensor:
+    def view(self, slots: range, *, coded: bool = False) -> torch.Tensor:
         if not slots:
             return self.flat[:0]
+        if coded:
+            return self.codes[self.places[slots.start] : self.places[slots.stop]]
         return self.flat[self.bounds[slots[0]][0] : self.bounds[slots[-1]][1]]
 
-    def views(self, chunks: Chunks) -> list[torch.Tensor]:
-        return [self.view(run) for run in ((chunks,) if isinstance(chunks, range) else chunks)]
-
-    def size(self, chunks: Chunks) -> int:
-        return sum(view.numel() for view in self.views(chunks))
+    def views(self, message: Sending | Receipt) -> list[torch.Tensor]:
+        chunks = message.chunks
+        return [self.view(run, coded=message.coded) for run in ((chunks,) if isinstance(chunks, range) else chunks)]
 
     def start(self, part: Part) -> None:
         """Post the messages of `part`. What may not be written yet, or is no single run, goes via the scratch."""
         self.part = part
-        beside = [self.size(r.chunks) for r in part.receipts if not r.direct]
-        packed = [self.size(chunks) for _, chunks in part.sends if not isinstance(chunks, range)]
-        room = iter(self.scratch(sum(beside) + sum(packed), self.flat, self.number).split([*beside, *packed]))
-        self.landing = [self.views(r.chunks)[0] if r.direct else next(room) for r in part.receipts]
-        sends = [self.view(chunks) if isinstance(chunks, range) else self.packed(chunks, next(room)) for _, chunks in part.sends]
+        beside = [r for r in part.receipts if not r.direct]
+        packed = [send for send in part.sends if not isinstance(send.chunks, range)]
+        aside: list[Sending | Receipt] = [*beside, *packed]
+        lengths = [sum(view.nbytes for view in self.views(message)) for message in aside]
+        places = list(itertools.accumulate((-(-length // ALIGN) * ALIGN for length in lengths), initial=0))
+        room = self.scratch(places[-1], self.flat.device, self.number)
+        rooms = iter([room[at : at + length] for at, length in zip(places, lengths)])
+        self.landing = [self.views(r)[0] if r.direct else self.typed(next(rooms), r) for r in part.receipts]
+        sends = [
+            self.views(send)[0] if isinstance(send.chunks, range) else self.packed(send, self.typed(next(rooms), send))
+            for send in part.sends
+        ]
         self.messages = self.transport.post(
-            [Message(self.ranks[peer], x) for (peer, _), x in zip(part.sends, sends)],
+            [Message(self.ranks[send.peer], x) for send, x in zip(part.sends, sends)],
             [Message(self.ranks[receipt.peer], x) for receipt, x in zip(part.receipts, self.landing)],
             self.tag,
         )
 
-    def packed(self, chunks: Chunks, room: torch.Tensor) -> torch.Tensor:
+    def typed(self, room: torch.Tensor, message: Sending | Receipt) -> torch.Tensor:
+        return room if message.coded else room.view(self.flat.dtype)
+
+    def packed(self, send: Sending, room: torch.Tensor) -> torch.Tensor:
         """Several runs one after the other, as one message."""
-        views = self.views(chunks)
+        views = self.views(send)
         for view, place in zip(views, room.split([view.numel() for view in views])):
             place.copy_(view)
         return room
@@ -214,17 +250,42 @@ class _Lane:
         self.transport.wait(self.messages)
         if part.collective is not None:  # after the sends, which may read what it overwrites
             self.transport.collective(part.collective, self.view(part.collective.chunks), self.op, self.ranks)
+        encoded: dict[int, list[torch.Tensor]] = {}  # what is decoded and added to a chunk
         for receipt, x in zip(part.receipts, self.landing):
             if receipt.factor != 1:
                 x.mul_(float(receipt.factor))
             if receipt.direct:
                 continue
-            targets = self.views(receipt.chunks)
+            if receipt.coded and receipt.reduce:
+                self.collect(receipt, x, encoded)
+                continue
+            targets = self.views(receipt)
             for target, piece in zip(targets, x.split([target.numel() for target in targets])):
                 if receipt.reduce:
                     # the lower rank's first on both sides of an exchange: max(0.0, -0.0) and NaN + NaN are one of the two
                     REDUCERS[self.op](*((piece, target) if receipt.peer < self.me else (target, piece)), out=target)
                 else:
                     target.copy_(piece)
+        if self.coder is not None:
+            for slot, sources in encoded.items():  # in one pass over each chunk, however many ranks have sent it
+                self.coder.add(sources, self.view(range(slot, slot + 1)))
+            for slots, coded in part.recodes:
+                self.recode(self.coder, slots, coded)
         for slots, factor in part.scales:
             self.view(slots).mul_(float(factor))
+
+    def collect(self, receipt: Receipt, x: torch.Tensor, encoded: dict[int, list[torch.Tensor]]) -> None:
+        """The codes of a message, by the chunk that they are added to."""
+        runs = (receipt.chunks,) if isinstance(receipt.chunks, range) else receipt.chunks
+        slots = [slot for run in runs for slot in run]
+        for slot, code in zip(slots, x.split([self.places[slot + 1] - self.places[slot] for slot in slots])):
+            encoded.setdefault(slot, []).append(code)
+
+    def recode(self, coder: Coder, slots: range, coded: bool) -> None:
+        """Chunk by chunk: each begins with a block of its own."""
+        for slot in slots:
+            one = range(slot, slot + 1)
+            if coded:
+                coder.encode(self.view(one), self.view(one, coded=True), self.bounds[slot][0])
+            else:
+                coder.decode(self.view(one, coded=True), self.view(one))

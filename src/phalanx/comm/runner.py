@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from phalanx.comm.block_code import BlockCode, Coder
 from phalanx.comm.operations import Operations
 from phalanx.comm.run import Form, cut, execute
 from phalanx.schedule import Schedule, lower
@@ -17,10 +18,16 @@ class Runner:
     def __init__(self, operations: Operations, *, shared: bool) -> None:
         self._operations, self._shared = operations, shared
         self._forms: dict[tuple[int, torch.dtype, str], Form] = {}
+        self._firsts: dict[tuple[int, int, int], torch.Tensor] = {}
         self._scratch: dict[tuple[torch.device, int], torch.Tensor] = {}  # bytes, used for all dtypes
 
-    def run(self, schedule: Schedule, flat: torch.Tensor, op: str, tag: int, *, scatters: bool = False) -> None:
-        """In place; only the issuing thread calls it. `scatters`: the schedule is a reduce-scatter."""
+    def run(
+        self, schedule: Schedule, flat: torch.Tensor, op: str, tag: int, *, scatters: bool = False, coder: Coder | None = None
+    ) -> None:
+        """In place; only the issuing thread calls it. `scatters`: the schedule is a reduce-scatter.
+
+        A schedule that encodes does it with the `coder`; without one in blocks of the usual size, and without error feedback.
+        """
         form = self._form(schedule, flat, scatters=scatters)
         if form.cut and flat.numel() % schedule.chunks:
             # library calls need equal parts, Moves do not. Gradients never come here: their arena is padded once
@@ -31,7 +38,7 @@ class Runner:
             pairs = [(flat[a:b], padded[i * length :][: b - a]) for i, (a, b) in enumerate(parts)]
             for mine, theirs in pairs:
                 theirs.copy_(mine)
-            self.run(schedule, padded, op, tag, scatters=scatters)
+            self.run(schedule, padded, op, tag, scatters=scatters, coder=coder)
             for mine, theirs in pairs:
                 mine.copy_(theirs)
             return
@@ -47,7 +54,19 @@ class Runner:
             tag=tag,
             scratch=self._room,
             got_on=operations.issuer.activity.got_on,
+            coder=coder or (Coder(BlockCode()) if schedule.coded else None),
         )
+
+    def first_of_blocks(self, schedule: Schedule, flat: torch.Tensor, block: int) -> torch.Tensor:
+        """Where blocks of numbers that were encoded together begin, after `run` with a coder."""
+        form = self._form(schedule, flat, scatters=False)
+        if not schedule.coded or (form.cut and flat.numel() % schedule.chunks):
+            return torch.arange(flat.numel(), device=flat.device)
+        key = (id(schedule), flat.numel(), block)
+        if key not in self._firsts:
+            chunks = [chunk for bounds in form.cuts(flat) for chunk in bounds]
+            self._firsts[key] = torch.cat([torch.arange(*chunk, block, device=flat.device) for chunk in chunks])
+        return self._firsts[key]
 
     def _form(self, schedule: Schedule, flat: torch.Tensor, *, scatters: bool) -> Form:
         """How the schedule runs on tensors like `flat`: what the transport does in one call stays, the rest is lowered."""
@@ -59,13 +78,12 @@ class Runner:
             self._forms[key] = Form.of(schedule, lowered, members.rank, calls=calls, scatters=scatters)
         return self._forms[key]
 
-    def _room(self, count: int, like: torch.Tensor, lane: int) -> torch.Tensor:
-        """Scratch for `count` elements like those of the user's buffer."""
-        nbytes = count * like.element_size()
-        room = self._scratch.get((like.device, lane))
+    def _room(self, nbytes: int, device: torch.device, number: int) -> torch.Tensor:
+        """Bytes of scratch; the same `number` gets the same ones again."""
+        room = self._scratch.get((device, number))
         if room is None or room.nbytes < nbytes:
             with torch.inference_mode(False):  # a tensor made in inference mode could not be written to outside of it
-                room = torch.empty(nbytes, dtype=torch.uint8, device=like.device)
+                room = torch.empty(nbytes, dtype=torch.uint8, device=device)
             if nbytes <= KEEP:
-                self._scratch[like.device, lane] = room
-        return room[:nbytes].view(like.dtype)
+                self._scratch[device, number] = room
+        return room[:nbytes]

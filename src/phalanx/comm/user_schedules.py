@@ -30,6 +30,8 @@ class UserSchedules:
             raise ValueError(f"run needs a contiguous tensor on a device of the backend, got {text_of(x)} on {x.device}")
         if not (x.is_floating_point() or x.is_complex()) and any(_multiplies(op) for op in schedule.ops()):
             raise TypeError(f"{schedule.name} multiplies by fractions, which {x.dtype} cannot hold: call x.float() first")
+        if schedule.coded and x.dtype is not torch.float32:
+            raise TypeError(f"{schedule.name} encodes blocks of float32, not {x.dtype}: call x.float() first")
         if id(schedule) not in self._verified:
             self._verify(schedule)
             verify(lower(schedule))

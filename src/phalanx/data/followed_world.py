@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from phalanx.data.loader_options import one_of
 from phalanx.data.owed import Ranges, count, stands_for, within
-from phalanx.data.position import Position, share
+from phalanx.data.position import Position
 from phalanx.data.route import BatchPolicy, MicroBatch, World
 from phalanx.data.supply import Numbered
+
+T = TypeVar("T")
 
 
 class FollowedWorld:
@@ -27,11 +30,13 @@ class FollowedWorld:
     def __init__(self, comm: Any, owner: object, policy: BatchPolicy) -> None:
         self._comm, self._owner = comm, owner
         self.settings = World(policy, comm.size)
-        self._taken: list[tuple[MicroBatch, tuple[int, ...]]] = []  # steps that wait for their exchange, and who shared them
+        # steps that wait for their exchange, who shared them, and how
+        self._taken: list[tuple[MicroBatch, tuple[int, ...], World | None]] = []
         self._sharers: tuple[int, ...] = comm.membership.ranks  # who shares the steps of the route of now
         self._exchanges = comm.exchanges
         self.uneven = False  # whether ranks have different numbers of samples in the step of now
         self.samples = 0  # this rank's in the step of now
+        self.waited = 0.0  # seconds that the loader has waited for input
 
     @property
     def leads(self) -> bool:
@@ -46,10 +51,26 @@ class FollowedWorld:
     def took(self, wanted: MicroBatch) -> None:
         """This rank got the last micro-batch of a step."""
         route = self.supply.route
-        self.uneven = len(wanted.step) % route.ranks != 0
-        self.samples = len(share(wanted.step, route.ranks, route.rank))
+        by_speed = len(route.world.speeds) == route.ranks if route.world is not None else False
+        self.uneven = by_speed or len(wanted.step) % route.ranks != 0
+        self.samples = len(self._part(route.world, wanted.step, route.ranks, route.rank))
         if self.leads:
-            self._taken.append((wanted, self._sharers))
+            self._taken.append((wanted, self._sharers, route.world))
+
+    def timed(self, get: Callable[[], T]) -> T:
+        """What `get` returns, which waits for input."""
+        begun = time.perf_counter()
+        found = get()
+        self.waited += time.perf_counter() - begun
+        return found
+
+    def rebalance(self, speeds: tuple[float, ...]) -> None:
+        """From the next step on, share samples out in these proportions. All ranks call it, in the same step."""
+        self.settings = replace(self.settings, speeds=speeds)
+
+    @staticmethod
+    def _part(world: World | None, step: range, ranks: int, rank: int) -> range:
+        return (world or World()).part(step, ranks, rank)
 
     def has_changed(self, *, let_in: bool) -> bool:
         """Between two steps: newcomers come in, and all share what is left. Whether this rank has another share now.
@@ -59,7 +80,8 @@ class FollowedWorld:
         if let_in:
             self._comm.between_steps(self._owner)
         before = self.supply.route
-        self._sharers = self._comm.membership.ranks
+        if self._sharers != self._comm.membership.ranks:
+            self._sharers, self.settings = self._comm.membership.ranks, replace(self.settings, speeds=())
         self.supply.route = replace(before, rank=self._comm.rank, ranks=self._comm.size, world=self.settings)
         return self.supply.route != before
 
@@ -73,10 +95,10 @@ class FollowedWorld:
         self._exchanges, taken, self._taken = self._comm.exchanges, self._taken, []
         here = set(self._comm.contributors)
         lost: Ranges = ()
-        for wanted, members in taken:
+        for wanted, members, world in taken:
             for rank, member in enumerate(members):
                 if member not in here:
-                    lost += stands_for(share(wanted.step, len(members), rank), wanted.owed_at, wanted.owed)
+                    lost += stands_for(self._part(world, wanted.step, len(members), rank), wanted.owed_at, wanted.owed)
         if not lost:
             return position
         epoch = taken[-1][0].epoch

@@ -203,10 +203,10 @@ class Loader:
 
     def state_dict(self) -> dict[str, Any]:
         """The position as plain data, with the settings that the order depends on."""
-        if self.world is not None:
-            self._position = self.world.settle(self._position)  # a rank may have died in the last step
-        state = to_state(self._position, self._supply.identity())
-        return state if self.world is None else state | self.world.state(self._position)
+        if self.world is None:
+            return to_state(self._position, self._supply.identity())
+        self._position = self.world.settle(self._position)  # a rank may have died in the last step
+        return to_state(self._position, self._supply.identity()) | self.world.state(self._position)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume at a saved position, on any number of ranks. The seed of the state replaces the loader's."""
@@ -254,7 +254,7 @@ class Loader:
         try:
             while self._position.epoch == epoch:
                 try:
-                    found = queue.get()
+                    found = queue.get() if self.world is None else self.world.timed(queue.get)
                 except BaseException:
                     self._forget_queue()  # a new iteration begins again at the last completed step
                     raise
@@ -281,8 +281,7 @@ class Loader:
                 self._under_way = None
 
     def _follow(self, epoch: int | None = None) -> None:
-        """Between two steps of an elastic job; `epoch` is the one under way."""
-        if self.world is not None:
+        if self.world is not None:  # between two steps of an elastic job; `epoch` is the one under way
             self._position = self.world.settle(self._position)  # before newcomers come, who get it
             if self.world.has_changed(let_in=epoch is None or self._position.epoch == epoch):
                 self._forget_queue()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from phalanx.data.batch import BatchPlan
 from phalanx.data.owed import Ranges, stands_for
-from phalanx.data.position import Last, Position, Steps, check_last, micro_batches
+from phalanx.data.position import Last, Position, Steps, check_last, micro_batches, share
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +48,22 @@ keep_share   the share of each rank stays, and the batch shrinks or grows
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """How batches follow the number of ranks. `first` is the number of ranks that the batch plan was made for."""
+    """How batches follow the number of ranks. `first` is the number of ranks that the batch plan was made for.
+
+    `speeds`: samples are shared out in these proportions; evenly where they are those of another number of ranks.
+    """
 
     policy: BatchPolicy = "keep_batch"
     first: int = 1
+    speeds: tuple[float, ...] = ()
+
+    def part(self, step: range, ranks: int, rank: int) -> range:
+        """The places of a step that a rank has."""
+        if len(self.speeds) != ranks:
+            return share(step, ranks, rank)
+        total = sum(self.speeds)
+        begin, end = (round(len(step) * sum(self.speeds[:r]) / total) for r in (rank, rank + 1))
+        return step[begin:end]
 
     def batch(self, planned: int, ranks: int) -> int:
         """The samples of a step on `ranks` ranks."""
@@ -123,6 +136,15 @@ class Route:
         stage = self.plan.at(epoch)
         if self.world is None:
             largest = stage.split(self.ranks, self.micro_batch).micro_batch
-        else:  # any number of ranks divides the batch, one sample more or less
-            largest = self.micro_batch or -(-self.batch(epoch) // (self.ranks * (stage.micro_steps or 1)))
-        return micro_batches(step, self.ranks, self.rank, largest)
+            return micro_batches(step, self.ranks, self.rank, largest)
+        # any number of ranks divides the batch, one sample more or less; all ranks have equally many micro-batches
+        mine = self.world.part(step, self.ranks, self.rank)
+        most = max(len(self.world.part(step, self.ranks, rank)) for rank in range(self.ranks))
+        count = max(1, -(-most // self.micro_batch)) if self.micro_batch else self._even_count(step, epoch)
+        return tuple(share(mine, count, i) for i in range(count))
+
+    def _even_count(self, step: range, epoch: int) -> int:
+        """Micro-batches of a rank's share, if all shares were equal: they do not become more because some are larger."""
+        stage = self.plan.at(epoch)
+        largest = -(-self.batch(epoch) // (self.ranks * (stage.micro_steps or 1)))
+        return max(1, math.ceil(math.ceil(len(step) / self.ranks) / largest))

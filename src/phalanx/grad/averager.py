@@ -24,6 +24,7 @@ from phalanx.comm.communicator import Communicator
 from phalanx.grad.allreduce import AllReduce
 from phalanx.grad.arena import Arena
 from phalanx.grad.double_buffer import Previous
+from phalanx.grad.drift import Difference, OptimizerState
 from phalanx.grad.engine import EndOfBackward
 from phalanx.grad.exchange import Exchange, overflowed
 from phalanx.grad.flags import Said
@@ -38,7 +39,7 @@ from phalanx.grad.trained import Trained
 from phalanx.grad.twice import AVERAGED, SecondAverage
 from phalanx.grad.unfinished import Unfinished
 from phalanx.grad.untouched import Untouched
-from phalanx.grad.wire import check_wire
+from phalanx.grad.wires import Wire, check_any_wire
 
 
 class Averager:
@@ -56,13 +57,13 @@ class Averager:
         comm: Communicator,
         sync: AllReduce,
         *,
-        wire: torch.dtype | None,
+        wire: Wire | None,
         bucket_bytes: int | None,
         delayed: bool,
         in_backward: bool = True,
         sparse: bool = False,
     ) -> None:
-        check_wire(wire)
+        check_any_wire(wire)
         self._comm, self._sync, self._wire, self.delayed = comm, sync, wire, delayed
         self.in_backward = in_backward and not delayed
         self._sparse = sparse  # gradients are sparse, and stay so
@@ -230,9 +231,13 @@ class Averager:
         self._exchanges, self._exchanged = 0, False
         self._records.next_step()
 
-    def check_replicas(self) -> None:
+    def check_replicas(self, state: OptimizerState) -> None:
         """After an update: in every `check_every`-th step the ranks compare their parameters."""
-        self._health.check_drift(self._trained.names, self.steps)
+        self._health.check_drift(self._trained.names, state, self.steps)
+
+    @property
+    def differences(self) -> tuple[Difference, ...]:
+        return tuple(self._health.drift.found)
 
     def drop(self) -> None:
         """The gradients are about to be zeroed, whatever they were: a step without another backward sends zeros."""

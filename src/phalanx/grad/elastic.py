@@ -6,6 +6,7 @@ nothing: `backward()` returns a little later, with the mean over those who are l
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -18,7 +19,10 @@ from phalanx.grad.allreduce import AllReduce
 from phalanx.grad.averager import Averager
 from phalanx.grad.kept import Kept
 from phalanx.grad.measure import Overlap
+from phalanx.grad.pace import SlowRank
 from phalanx.grad.reducer import Group, GroupReducer
+from phalanx.grad.slow_ranks import SlowRanks
+from phalanx.grad.wires import Wire
 
 
 class KeepingReducer(GroupReducer):
@@ -45,11 +49,12 @@ class ElasticAverager(Averager):
         comm: ElasticCommunicator,
         sync: AllReduce,
         *,
-        wire: torch.dtype | None,
+        wire: Wire | None,
         bucket_bytes: int | None,
     ) -> None:
         self.comm = comm
         self.loader: Any = None  # which shares the samples out, if it is ours
+        self.seen = comm.membership.epoch  # the last membership that hooks of the optimizer were called for
         self._learned_in = -1  # the epoch whose ranks have agreed on the groups
         self._begun_with: float | None = None  # the sum of weights before this exchange
         super().__init__(params, names, comm, sync, wire=wire, bucket_bytes=bucket_bytes, delayed=False)
@@ -57,6 +62,7 @@ class ElasticAverager(Averager):
         self._kept = self._reducer.kept
         # told and not measured: a newcomer has measured nothing
         self._overlap = Overlap(bool(sync.overlap))
+        self._slow = SlowRanks(comm, sync.on_slow)
 
     def _weigh(self) -> None:
         """If the number of ranks does not divide the batch, the gradients count by samples: the mean stays exact."""
@@ -86,6 +92,7 @@ class ElasticAverager(Averager):
             self._kept.settled(p)
 
     def _make_means(self, *, at_step: bool) -> None:
+        begun = time.perf_counter()
         self._weigh()
         self._overlap.now = bool(self._overlap.told)
         if not self._exchange.begun:
@@ -100,6 +107,11 @@ class ElasticAverager(Averager):
 
         self.comm.round(exchange, counts=True)
         self._kept.clear()
+        self._slow.exchanged(begun, self.steps + 1, self.loader)
+
+    @property
+    def slow_ranks(self) -> tuple[SlowRank, ...]:
+        return tuple(self._slow.found)
 
     def _start_again(self, warned: list[str]) -> None:
         """Forget the groups of a world that is over; gradients that have left are this rank's own again."""
@@ -114,8 +126,8 @@ class ElasticAverager(Averager):
 
     def state(self) -> dict[str, Any]:
         """What ranks that take part in the next exchange have in common."""
-        return {"steps": self.steps, "usual": self._reducer.weights.usual, "warned": self._health.warned}
+        return {"steps": self.steps, "seen": self.seen, "usual": self._reducer.weights.usual, "warned": self._health.warned}
 
     def load(self, state: dict[str, Any]) -> None:
-        self.steps, self._health.warned = state["steps"], state["warned"]
+        self.steps, self.seen, self._health.warned = state["steps"], state["seen"], state["warned"]
         self._reducer.weights.forget(state["usual"])

@@ -41,7 +41,8 @@ class Exchange:
         """All ranks have agreed on these groups, in this order."""
         self.groups = groups
         self._whole = self._as_one()
-        self._flags = Flags(self._comm, beside=any(group.flat.is_cuda for group in groups))
+        rounded = any(group.wire is not None and not group.wire.keeps_flags for group in groups)
+        self._flags = Flags(self._comm, beside=rounded or any(group.flat.is_cuda for group in groups))
         self.finite = self._reducer.finite = Finite(groups)
         self._home = {id(p): group for group in groups for p in group.params}
         self._complete.clear()
@@ -199,7 +200,7 @@ class Exchange:
 
 
 def overflowed(groups: Sequence[Group]) -> set[int]:
-    """The ids of the parameters whose means overflowed on a 16-bit wire; each is returned once."""
+    """The ids of the parameters whose means are not finite after a wire that compresses; each is returned once."""
     over = {id(p) for group in groups if group.overflowed for p in group.params}
     for group in groups:
         group.overflowed = False

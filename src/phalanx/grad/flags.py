@@ -6,8 +6,8 @@ A rank writes 1 or 0, and what comes back is not 0 if any rank wrote 1:
     IN_BACKWARD, AT_STEP    both: some ranks have joined at their step, and wait for more backwards
     NOT_FINITE              a rank has NaN or inf in its own gradients
 
-On the CPU they travel in the last elements of the last group, on a GPU beside it, from host to host: to read them from the group,
-the host would have to wait for the device.
+On the CPU they travel in the last elements of the last group. On a GPU they travel beside it, from host to host: to read them
+from the group, the host would have to wait for the device. Beside a wire that rounds a 1 to 0, too.
 """
 
 from __future__ import annotations

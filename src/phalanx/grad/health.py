@@ -1,7 +1,7 @@
 """Errors of training that no exception shows: replicas that drift apart, NaN from one rank, the same data on every rank.
 
-All of it is cheap enough to be on by default: parameters are compared every `AllReduce.check_every` steps by the sums of their
-bits, and a NaN is looked for in a few elements, because a loss that is NaN makes all of them so.
+All of it is cheap enough to be on by default: replicas are compared every `AllReduce.check_every` steps (drift.py), and a NaN is
+looked for in a few elements, because a loss that is NaN makes all of them so.
 """
 
 from __future__ import annotations
@@ -13,41 +13,14 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from phalanx.comm.communicator import Communicator
-from phalanx.comm.envelope import bytes_of
-from phalanx.comm.streams import HostCopy
 from phalanx.comm.verdict import name_ranks
 from phalanx.grad.allreduce import AllReduce
+from phalanx.grad.drift import Drift, OptimizerState, bit_sums, contents
 from phalanx.grad.finite import Finite
-from phalanx.grad.replicas import ReplicaError, some
+from phalanx.grad.replicas import some
+from phalanx.grad.wires import Wire
 
 log = logging.getLogger("phalanx")
-
-
-def bit_sum(x: torch.Tensor) -> torch.Tensor:
-    """The sum of the bytes of `x`, eight at a time: exact, so equal for equal contents whatever the processor, and fast."""
-    dense = torch.view_as_real(x.detach().resolve_conj()) if x.is_complex() else x.detach()
-    flat = bytes_of(dense.contiguous())
-    if flat.storage_offset() % 8:
-        flat = flat.clone()
-    whole = flat.numel() // 8 * 8
-    return flat[:whole].view(torch.int64).sum() + flat[whole:].sum()
-
-
-def bit_sums(params: Sequence[torch.Tensor]) -> torch.Tensor:
-    """A number per parameter, on the device of the first: one copy to the host is enough for all."""
-    return torch.stack([bit_sum(p).to(params[0].device) for p in params]) if params else torch.zeros(0, dtype=torch.int64)
-
-
-class Compared:
-    """The result of a comparison: the largest sum of bits of any rank, and the largest negative one."""
-
-    def __init__(self, step: int, ends: torch.Tensor) -> None:
-        self.step = step
-        self._ends = HostCopy(ends)
-
-    def equal(self) -> bool:
-        """Whether all ranks had the same sum."""
-        return sum(self._ends.tolist()) % (1 << 64) == 0  # as 64 bits, in which the device computed them
 
 
 class Health:
@@ -56,7 +29,7 @@ class Health:
     def __init__(self, comm: Communicator, sync: AllReduce) -> None:
         self._comm, self._every = comm, sync.check_every
         self._warned: set[str] = set()
-        self._compared: Compared | None = None  # on a GPU: the comparison whose result is on its way to the host
+        self.drift = Drift(comm, heals=sync.on_difference == "heal")
 
     @property
     def warned(self) -> list[str]:
@@ -73,30 +46,10 @@ class Health:
         self._warned.add(what)
         return first
 
-    def check_drift(self, names: Mapping[torch.nn.Parameter, str], step: int) -> None:
-        """In every `check_every`-th step: raise, on all ranks, if replicas that began equal have become different."""
-        if not self._every or self._comm.size == 1 or not step or step % self._every:
-            return
-        sums = bit_sums(list(names))
-        ends = self._comm.all_reduce(torch.stack([sums.sum(), -sums.sum()]), op="max")
-        now = Compared(step, ends)
-        if ends.is_cuda:  # looked at when the next one is made: the host does not wait for the device
-            now, self._compared = self._compared or now, now
-            if now is self._compared:
-                return
-        if now.equal():
-            return
-        step = now.step
-        every = [tuple(own.tolist()) for own in self._comm.allgather(sums.cpu())]
-        usual = max(every, key=every.count)
-        who = [rank for rank, own in enumerate(every) if own != usual]
-        where = [name for name, own in zip(names.values(), zip(*every)) if len(set(own)) > 1]
-        raise ReplicaError(
-            f"after step {step} the parameters of {name_ranks(who)} differ from the other ranks', in {some(where)}. They were "
-            "equal at the first step. Usual reasons: gradients or parameters changed by hand on one rank, a checkpoint loaded on "
-            "one rank, different learning rates, a step that one rank skipped. "
-            "phalanx.bcast_parameters(model, comm) makes them equal again"
-        )
+    def check_drift(self, names: Mapping[torch.nn.Parameter, str], state: OptimizerState, step: int) -> None:
+        """In every `check_every`-th step: compare the replicas (drift.py)."""
+        if self._every and self._comm.size > 1 and step and step % self._every == 0:
+            self.drift.check(contents(names, state), step)
 
     def warn_of_nan(self, finite: Finite, step: int) -> None:
         """Some rank's gradients are not finite: name the first one, on all ranks. The others have what it sent them."""
@@ -136,16 +89,17 @@ class Health:
                 stacklevel=7,
             )
 
-    def warn_of_overflow(self, names: Mapping[torch.nn.Parameter, str], over: set[int], wire: torch.dtype | None) -> None:
-        """Means that were too large for 16 bits, of the parameters with these ids."""
+    def warn_of_overflow(self, names: Mapping[torch.nn.Parameter, str], over: set[int], wire: Wire | None) -> None:
+        """Means that are not finite after a wire that compresses, of the parameters with these ids."""
         if wire is None or not over or not self._first("overflow"):
             return
         gone = {name: p for p, name in names.items() if id(p) in over}
         # on a GPU this becomes known when the gradients are those of a later step
         bad = [name for name, p in gone.items() if not (p.grad is None or bool(torch.isfinite(p.grad).all()))] or list(gone)
-        warnings.warn(
-            f"the mean gradient of {some(bad)} is not finite: on the way as {wire} it exceeded "
-            f"{torch.finfo(wire).max:g}, or it was not finite before. Use wire=torch.bfloat16, or a GradScaler. "
-            "This is the only warning",
-            stacklevel=7,
-        )
+        why = "some rank's gradient was not, and what travels with it becomes NaN. Look at the loss, or use a GradScaler"
+        if isinstance(wire, torch.dtype):
+            why = (
+                f"on the way as {wire} it exceeded {torch.finfo(wire).max:g}, or it was not finite before. "
+                "Use wire=torch.bfloat16, or a GradScaler"
+            )
+        warnings.warn(f"the mean gradient of {some(bad)} is not finite: {why}. This is the only warning", stacklevel=7)

@@ -19,7 +19,8 @@ from phalanx.grad.groups import even, growing
 from phalanx.grad.measure import SMALLEST, measure_bucket
 from phalanx.grad.reducer import Group
 from phalanx.grad.replicas import check_replicas
-from phalanx.grad.wire import carries
+from phalanx.grad.wires import Wire
+from phalanx.grad.wires.carrier import carrier_of, rows_of
 
 Kind = tuple[torch.dtype, torch.device, torch.Size, tuple[int, ...]]
 
@@ -29,6 +30,12 @@ def kind_of(p: torch.Tensor) -> Kind:
     return p.dtype, p.device, p.shape, tuple(step if size != 1 else 0 for size, step in zip(p.shape, p.stride()))
 
 
+def place_of(p: torch.nn.Parameter, group: Group) -> range:
+    """Where the gradient of `p` lies in the group."""
+    first = group.arena.starts[p] - (group.flat.storage_offset() - group.arena.flat.storage_offset())
+    return range(first, first + p.numel())
+
+
 def agree_on_groups(
     params: Sequence[torch.nn.Parameter],
     names: Sequence[str],
@@ -36,7 +43,7 @@ def agree_on_groups(
     comm: Communicator,
     sync: AllReduce,
     *,
-    wire: torch.dtype | None,
+    wire: Wire | None,
     bucket_bytes: int | None,
     delayed: bool,
 ) -> list[Group]:
@@ -65,9 +72,10 @@ def agree_on_groups(
         arena = Arena(own, runs, multiple=comm.multiple, allocate=comm.buffer)
         for run, flat in zip(runs, arena.groups):
             travels = comm.buffer(flat.numel(), flat.dtype, flat.device) if delayed else flat
-            narrow = comm.buffer(flat.numel(), wire, flat.device) if wire and carries(flat) else None
             early = not any(members[i] in late for i in run)
-            group = Group(arena, flat, [own[i] for i in run], travels, narrow, early, missing=len(run))
+            group = Group(arena, flat, [own[i] for i in run], travels, None, early, missing=len(run))
+            shapes = {place_of(p, group): rows_of(p) for p in group.params}
+            group.wire = carrier_of(wire, comm, flat, shapes=shapes, number=len(made))
             made.append((order.index(members[run[-1]]), group))
     made.sort(key=lambda item: item[0])  # by when the last gradient came; equal on all ranks
     return [group for _, group in made]

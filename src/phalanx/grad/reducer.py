@@ -13,7 +13,7 @@ from phalanx.comm.communicator import Communicator
 from phalanx.comm.pending import Pending
 from phalanx.grad.arena import Arena
 from phalanx.grad.weights import Weights
-from phalanx.grad.wire import pack, unpack
+from phalanx.grad.wires.carrier import Carrier
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Group:
     flat: torch.Tensor
     params: list[torch.nn.Parameter]
     travels: torch.Tensor  # `flat`, or with double buffering the buffer beside it
-    wire: torch.Tensor | None  # the 16-bit companion of `travels`
+    wire: Carrier | None  # how it travels, if not as it is
     early: bool  # may leave during backward
     missing: int = 0
     left: float | None = None  # when it left, in this step
@@ -66,7 +66,8 @@ class GroupReducer:
         `flags` go along in the last elements, where each ends as something else than 0 if any rank says yes.
         """
         x, op = self._load(group, flags)
-        group.pending = self._comm.all_reduce_async(x, op, label=label)
+        send = group.wire.leave if group.wire is not None else self._comm.all_reduce_async
+        group.pending = send(x, op, label=label)
 
     def average(self, group: Group, label: str, *, flags: Sequence[bool] = ()) -> None:
         """Leave and arrive at once, in this thread if ranks share memory. For a group without a wire."""
@@ -82,8 +83,6 @@ class GroupReducer:
             self.weights.weigh(x)
         if flags:
             x[-len(flags) :] = torch.tensor(flags, dtype=x.dtype, device=x.device)
-        if group.wire is not None:
-            return pack(x, group.wire, 1.0 if weighted else 1 / self._comm.size), "sum"
         return x, "sum" if weighted else "mean"
 
     def arrive(self, group: Group) -> None:
@@ -99,7 +98,7 @@ class GroupReducer:
         group.pending.wait()
         self.transfers.append(TransferTime(group.set_out, group.pending.ended, group.flat.nbytes))
         if group.wire is not None:
-            self.finite.came_back(group, unpack(group.wire, group.travels))
+            self.finite.came_back(group, group.wire.arrive(group.travels))
         self.weights.correct(group.travels)
         group.landed = True
 

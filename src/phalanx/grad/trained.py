@@ -9,15 +9,17 @@ import torch
 
 from phalanx.comm.communicator import Communicator
 from phalanx.grad.allreduce import AllReduce
-from phalanx.grad.layout import Kind, agree_on_groups, kind_of
+from phalanx.grad.layout import Kind, agree_on_groups, kind_of, place_of
 from phalanx.grad.reducer import Group
+from phalanx.grad.wires import Wire
+from phalanx.grad.wires.carrier import Carrier, give, keep
 
 
 class Trained:
     """The parameters of an optimizer. A frozen one neither travels nor gets a gradient. The options are those of its groups."""
 
     def __init__(
-        self, comm: Communicator, sync: AllReduce, *, wire: torch.dtype | None, bucket_bytes: int | None, delayed: bool
+        self, comm: Communicator, sync: AllReduce, *, wire: Wire | None, bucket_bytes: int | None, delayed: bool
     ) -> None:
         self._comm, self._sync = comm, sync
         self._wire, self._bucket_bytes, self._delayed = wire, bucket_bytes, delayed
@@ -26,6 +28,8 @@ class Trained:
         self.now: list[torch.nn.Parameter] = []
         self.agreed = False  # the groups are those of the parameters trained now
         self._kinds: list[tuple[Any, Kind]] = []  # when the groups were agreed on
+        self._groups: list[Group] = []  # those that were agreed on last
+        self._kept: dict[str, dict[str, torch.Tensor]] = {}  # what a checkpoint has of wires, until there are groups
         self._seen: dict[torch.nn.Parameter, int] = {}  # pieces in which a gradient came, in the order of the first backward
 
     def set(self, params: Sequence[torch.nn.Parameter], names: Sequence[str]) -> None:
@@ -60,6 +64,7 @@ class Trained:
     def agree(self) -> list[Group]:
         """Groups for the parameters trained now, the same on all ranks, which all call it."""
         names = [self.names[p] for p in self.params]
+        self._kept = self.kept_by_wires()
         groups = agree_on_groups(
             self.params,
             names,
@@ -71,8 +76,27 @@ class Trained:
             delayed=self._delayed,
         )
         self._kinds = [(_looks(p), kind_of(p)) for p in self.now]
-        self.agreed = True
+        self.agreed, self._groups = True, groups
+        give(self._carriers(), self._kept)
+        self._kept = {}
         return groups
+
+    # ---- what wires keep between steps -----------------------------------------------------------------------------------------
+
+    def kept_by_wires(self) -> dict[str, dict[str, torch.Tensor]]:
+        """The errors of this rank and the like, by the name of the parameter. Nothing may be under way."""
+        return self._kept | keep(self._carriers())
+
+    def give_to_wires(self, kept: dict[str, dict[str, torch.Tensor]]) -> None:
+        """Continue with these, now or when there are groups."""
+        give(self._carriers(), kept)
+        self._kept = {} if self._groups else kept
+
+    def _carriers(self) -> list[tuple[Carrier | None, dict[str, range]]]:
+        """The carriers of the groups, each with the places of its parameters in it."""
+        return [
+            (group.wire, {self.names[p]: place_of(p, group) for p in group.params if p in self.names}) for group in self._groups
+        ]
 
 
 def _looks(p: torch.Tensor) -> Any:

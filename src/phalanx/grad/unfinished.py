@@ -1,4 +1,8 @@
-"""What the next step needs of the ones before it, for a checkpoint that continues bit for bit."""
+"""What the next step needs of the ones before it, for a checkpoint that continues bit for bit.
+
+Wires that round keep what they rounded away, on each rank its own. In a world of another size these errors belong to nobody, so
+they are dropped: the first step there is rounded as the first step of a run is.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from phalanx.grad.weights import Weights
 
 
 class Unfinished:
-    """The means of double buffering that are under way, if it is `delayed`, and the last sum of weights."""
+    """The means of double buffering that are under way, if it is `delayed`, the last sum of weights, and what wires keep."""
 
     def __init__(self, exchange: Exchange, previous: Previous, trained: Trained, weights: Weights, *, delayed: bool) -> None:
         self._exchange, self._previous, self._trained, self._weights = exchange, previous, trained, weights
@@ -20,9 +24,15 @@ class Unfinished:
     def state_dict(self) -> dict[str, Any]:
         """Waits for what is under way."""
         means = self._previous.means(self._exchange.groups, self._trained.names) if self._delayed else {}
-        return {"means": means, "usual": self._weights.usual}
+        return {"means": means, "usual": self._weights.usual, "wires": self._trained.kept_by_wires()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a saved state; on any number of ranks, because what is saved are means."""
+        """Continue from a saved state; `resized` makes one for another number of ranks."""
         self._previous.restored = {name: x.clone() for name, x in state["means"].items()} if self._delayed else {}
         self._weights.usual = state["usual"]
+        self._trained.give_to_wires(state.get("wires", {}))
+
+    def resized(self, state: dict[str, Any], rank: int, size: int) -> dict[str, Any]:
+        """A state that was saved by another number of ranks, for this one: without the errors of single ranks."""
+        kept = {name: {part: x for part, x in own.items() if part != "error"} for name, own in state.get("wires", {}).items()}
+        return state | {"wires": kept}

@@ -16,6 +16,8 @@ from phalanx.comm.communicator import Communicator
 from phalanx.comm.create import create_communicator
 from phalanx.grad.allreduce import AllReduce
 from phalanx.grad.gossip import Gossip
+from phalanx.grad.local import DiLoCo, LocalSGD
+from phalanx.grad.wires import Wire
 from phalanx.integrations.plan import Plan, average, pause, seconds_of
 from phalanx.integrations.strategy import TIMEOUT
 from phalanx.nn.init import bcast_parameters
@@ -34,9 +36,10 @@ class PhalanxStrategy(DDPStrategy):
     all replicas equal. Before an evaluation call `optimizer.average_()` on all ranks, which gossip and batch norms need.
 
     Args:
-        sync: How replicas stay together: `phalanx.AllReduce(...)`, the default, or `phalanx.Gossip(...)`.
+        sync: How replicas stay together: `phalanx.AllReduce(...)`, the default, `Gossip`, `LocalSGD` or `DiLoCo`.
         double_buffering: As in `create_multi_node_optimizer`, and so are `wire` and `bucket_bytes`.
-        wire: Send torch.float16 or torch.bfloat16 instead of the gradients' own dtype.
+        wire: Send torch.float16, torch.bfloat16, `phalanx.Int8(...)` or `phalanx.PowerSGD(...)` instead of the gradients as
+            they are.
         bucket_bytes: The size of a group of gradients that travels together.
         algorithm: The schedule of all-reduces, as in `create_communicator`.
         process_group_backend: Of Fabric's own process group: "gloo", "nccl" or "phalanx".
@@ -57,9 +60,9 @@ class PhalanxStrategy(DDPStrategy):
     def __init__(
         self,
         *,
-        sync: AllReduce | Gossip | None = None,
+        sync: AllReduce | Gossip | LocalSGD | DiLoCo | None = None,
         double_buffering: bool = False,
-        wire: torch.dtype | None = None,
+        wire: Wire | None = None,
         bucket_bytes: int | None = None,
         algorithm: Schedule | None = None,
         process_group_backend: str | None = None,

@@ -20,9 +20,10 @@ class PhalanxStrategy(MultiNodeReplicas, DDPStrategy):
     """Lightning's DDPStrategy with a multi-node optimizer in the place of DistributedDataParallel.
 
     Args:
-        sync: How replicas stay together: `phalanx.AllReduce(...)`, the default, or `phalanx.Gossip(...)`.
+        sync: How replicas stay together: `phalanx.AllReduce(...)`, the default, `Gossip`, `LocalSGD` or `DiLoCo`.
         double_buffering: As in `create_multi_node_optimizer`, and so are `wire` and `bucket_bytes`.
-        wire: Send torch.float16 or torch.bfloat16 instead of the gradients' own dtype.
+        wire: Send torch.float16, torch.bfloat16, `phalanx.Int8(...)` or `phalanx.PowerSGD(...)` instead of the gradients as
+            they are.
         bucket_bytes: The size of a group of gradients that travels together.
         algorithm: The schedule of all-reduces, as in `create_communicator`.
         process_group_backend: Of Lightning's own process group, for metrics and barriers: "gloo", "nccl" or "phalanx".

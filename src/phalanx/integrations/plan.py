@@ -13,6 +13,8 @@ import torch
 from phalanx.comm.communicator import Communicator
 from phalanx.grad.allreduce import AllReduce
 from phalanx.grad.gossip import Gossip
+from phalanx.grad.local import DiLoCo, LocalSGD
+from phalanx.grad.wires import Wire
 from phalanx.optim.create import create_multi_node_optimizer
 from phalanx.optim.wrapped import WrappedOptimizer
 
@@ -21,9 +23,9 @@ from phalanx.optim.wrapped import WrappedOptimizer
 class Plan:
     """The options of `create_multi_node_optimizer`."""
 
-    sync: AllReduce | Gossip | None = None
+    sync: AllReduce | Gossip | LocalSGD | DiLoCo | None = None
     double_buffering: bool = False
-    wire: torch.dtype | None = None
+    wire: Wire | None = None
     bucket_bytes: int | None = None
 
     def wrap(self, optimizer: torch.optim.Optimizer, comm: Communicator, model: torch.nn.Module | None) -> Any:

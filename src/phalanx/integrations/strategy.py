@@ -17,6 +17,8 @@ from phalanx.comm.communicator import Communicator
 from phalanx.comm.create import create_communicator
 from phalanx.grad.allreduce import AllReduce
 from phalanx.grad.gossip import Gossip
+from phalanx.grad.local import DiLoCo, LocalSGD
+from phalanx.grad.wires import Wire
 from phalanx.integrations.plan import Plan, average, pause, seconds_of
 from phalanx.nn.init import bcast_parameters
 from phalanx.optim.wrapped import WrappedOptimizer
@@ -59,9 +61,9 @@ class MultiNodeReplicas:
     def __init__(
         self,
         *,
-        sync: AllReduce | Gossip | None = None,
+        sync: AllReduce | Gossip | LocalSGD | DiLoCo | None = None,
         double_buffering: bool = False,
-        wire: torch.dtype | None = None,
+        wire: Wire | None = None,
         bucket_bytes: int | None = None,
         algorithm: Schedule | None = None,
         process_group_backend: str | None = None,

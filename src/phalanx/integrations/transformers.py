@@ -17,6 +17,8 @@ from phalanx.comm.communicator import Communicator
 from phalanx.comm.create import create_communicator
 from phalanx.grad.allreduce import AllReduce
 from phalanx.grad.gossip import Gossip
+from phalanx.grad.local import DiLoCo, LocalSGD
+from phalanx.grad.wires import Wire
 from phalanx.integrations.plan import Plan, average, multi_node, pause
 from phalanx.nn.init import bcast_parameters
 from phalanx.schedule import Schedule
@@ -61,9 +63,9 @@ class MultiNodeTraining:
     def __init__(
         self,
         *args: Any,
-        sync: AllReduce | Gossip | None = None,
+        sync: AllReduce | Gossip | LocalSGD | DiLoCo | None = None,
         double_buffering: bool = False,
-        wire: torch.dtype | None = None,
+        wire: Wire | None = None,
         bucket_bytes: int | None = None,
         algorithm: Schedule | None = None,
         **kwargs: Any,
@@ -128,9 +130,10 @@ class PhalanxTrainer(MultiNodeTraining, Trainer):
 
     Args:
         args: The Trainer's own arguments, `model` first; so are the keyword arguments that are not named here.
-        sync: How replicas stay together: `phalanx.AllReduce(...)`, the default, or `phalanx.Gossip(...)`.
+        sync: How replicas stay together: `phalanx.AllReduce(...)`, the default, `Gossip`, `LocalSGD` or `DiLoCo`.
         double_buffering: As in `create_multi_node_optimizer`, and so are `wire` and `bucket_bytes`.
-        wire: Send torch.float16 or torch.bfloat16 instead of the gradients' own dtype.
+        wire: Send torch.float16, torch.bfloat16, `phalanx.Int8(...)` or `phalanx.PowerSGD(...)` instead of the gradients as
+            they are.
         bucket_bytes: The size of a group of gradients that travels together.
         algorithm: The schedule of all-reduces, as in `create_communicator`.
         kwargs: See `args`.

@@ -36,7 +36,7 @@ class AveragedStep:
         else:
             result = self._take_plain()
         self._averager.next_step()
-        self._averager.check_replicas()
+        self._averager.check_replicas(self._optimizer.state)
         return result
 
     def _take_plain(self) -> Any:

@@ -11,6 +11,7 @@ from phalanx.grad.allreduce import AllReduce
 from phalanx.grad.gossip import Gossip, level_of
 from phalanx.grad.local import DiLoCo, LocalSGD
 from phalanx.grad.sparse import wants_sparse
+from phalanx.grad.wires import Wire, remembers
 from phalanx.optim.multi_node import MultiNodeOptimizer
 from phalanx.optim.wrapped import WrappedOptimizer
 
@@ -26,7 +27,7 @@ def create_multi_node_optimizer(
     *,
     sync: AllReduce | None = None,
     double_buffering: bool = False,
-    wire: torch.dtype | None = None,
+    wire: Wire | None = None,
     bucket_bytes: int | None = None,
 ) -> MultiNodeOptimizer: ...
 
@@ -38,7 +39,7 @@ def create_multi_node_optimizer(
     *,
     sync: Gossip,
     double_buffering: bool = False,
-    wire: torch.dtype | None = None,
+    wire: Wire | None = None,
     bucket_bytes: int | None = None,
 ) -> GossipOptimizer: ...
 
@@ -50,7 +51,7 @@ def create_multi_node_optimizer(
     *,
     sync: LocalSGD | DiLoCo,
     double_buffering: bool = False,
-    wire: torch.dtype | None = None,
+    wire: Wire | None = None,
     bucket_bytes: int | None = None,
 ) -> LocalOptimizer: ...
 
@@ -61,7 +62,7 @@ def create_multi_node_optimizer(
     *,
     sync: AllReduce | Gossip | LocalSGD | DiLoCo | None = None,
     double_buffering: bool = False,
-    wire: torch.dtype | None = None,
+    wire: Wire | None = None,
     bucket_bytes: int | None = None,
 ) -> MultiNodeOptimizer | GossipOptimizer | LocalOptimizer:
     """Make an optimizer average gradients over the ranks in every step. All ranks call it.
@@ -74,7 +75,8 @@ def create_multi_node_optimizer(
         comm: The communicator.
         sync: How replicas stay together: `AllReduce(...)`, the default, `Gossip(...)`, `LocalSGD(...)` or `DiLoCo(...)`.
         double_buffering: Apply the mean gradient of the step before. Only with `AllReduce`.
-        wire: Send torch.float16 or torch.bfloat16 instead of the gradients' own dtype.
+        wire: Send torch.float16, torch.bfloat16, `phalanx.Int8(...)` or `phalanx.PowerSGD(...)` instead of the gradients as
+            they are.
         bucket_bytes: The size of a group of gradients that travels together. By default the first steps measure it.
 
     Returns:
@@ -120,16 +122,24 @@ def create_multi_node_optimizer(
         raise TypeError(f"bucket_bytes={bucket_bytes!r}: an int, or None to measure")
     if bucket_bytes is not None and bucket_bytes < 1:
         raise ValueError(f"bucket_bytes={bucket_bytes}: at least 1, or None to measure")
+    if remembers(wire) and sync is not None and not isinstance(sync, AllReduce):
+        takes = f"{type(sync).__name__} takes torch.float16 and torch.bfloat16"
+        raise ValueError(f"wire={wire!r} is for gradients that all ranks sum in every step; {takes}")
+    if comm.elastic and remembers(wire):
+        raise ValueError(f"wire={wire!r} keeps what it rounded away, and elastic=True may send it twice: use torch.bfloat16")
+    if not comm.elastic and isinstance(sync, AllReduce) and sync.on_slow in ("rebalance", "evict"):
+        raise ValueError(f"AllReduce(on_slow={sync.on_slow!r}) needs create_communicator(elastic=True)")
     if comm.elastic:
         _check_elastic(optimizer, sync, double_buffering)
+    narrow = wire if isinstance(wire, torch.dtype) else None
     if isinstance(sync, Gossip):
         from phalanx.optim.gossip_step import GossipOptimizer  # a fifth of our import time, and few scripts gossip
 
-        return GossipOptimizer(optimizer, comm, sync, wire, bucket_bytes)
+        return GossipOptimizer(optimizer, comm, sync, narrow, bucket_bytes)
     if isinstance(sync, LocalSGD | DiLoCo):
         from phalanx.optim.local_step import LocalOptimizer
 
-        return LocalOptimizer(optimizer, comm, sync, wire, bucket_bytes)
+        return LocalOptimizer(optimizer, comm, sync, narrow, bucket_bytes)
     if bucket_bytes is not None and sync is not None and sync.growing is not None:
         raise ValueError(f"bucket_bytes={bucket_bytes} and growing={sync.growing}: groups follow one of them")
     return MultiNodeOptimizer(optimizer, comm, sync or AllReduce(), double_buffering, wire, bucket_bytes)

@@ -60,6 +60,8 @@ class LocalOptimizer(WrappedOptimizer):
         if level_of(comm, plan) == "host":
             home = comm.split(comm.inter_rank)
             self._home = Averager(*self.parameters(), home, AllReduce(), wire=None, bucket_bytes=bucket_bytes, delayed=False)
+        elif bucket_bytes is not None:
+            raise ValueError(f"bucket_bytes={bucket_bytes}: local steps send parts; only the ranks of a host have groups")
         self._checked: list[torch.nn.Parameter] = []
         self._steps = 0
 

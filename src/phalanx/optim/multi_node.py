@@ -22,11 +22,14 @@ from phalanx.comm.communicator import Communicator
 from phalanx.comm.elastic.membership import Membership
 from phalanx.grad.allreduce import AllReduce
 from phalanx.grad.averager import Averager
+from phalanx.grad.drift import Difference
 from phalanx.grad.gossip.packet import average_together
+from phalanx.grad.pace import SlowRank
 from phalanx.grad.record import StepRecord
 from phalanx.grad.reducer import TransferTime
 from phalanx.grad.sparse import wants_sparse
 from phalanx.grad.unfinished import Unfinished
+from phalanx.grad.wires import Wire
 from phalanx.optim.averaged_step import AveragedStep
 from phalanx.optim.one_pass import why_not
 from phalanx.optim.wrapped import WrappedOptimizer
@@ -41,13 +44,14 @@ class MultiNodeOptimizer(WrappedOptimizer):
         comm: Communicator,
         sync: AllReduce,
         double_buffering: bool,
-        wire: torch.dtype | None,
+        wire: Wire | None,
         bucket_bytes: int | None,
     ) -> None:
         super().__init__(optimizer)
         self.comm, self.sync = comm, sync
         self._options = double_buffering, wire, bucket_bytes
         self._averager = self._make_averager()
+        self._hooks: list[Callable[[MultiNodeOptimizer, Membership], None]] = []
         self._step = AveragedStep(optimizer, comm, sync, self._averager)
 
     def _make_averager(self) -> Averager:
@@ -80,8 +84,9 @@ class MultiNodeOptimizer(WrappedOptimizer):
             )
         if not self.comm.elastic:
             return self._step.take(closure)
-        from phalanx.optim.shared_state import rate_of_now
+        from phalanx.optim.shared_state import call_hooks, rate_of_now
 
+        call_hooks(self, self._averager, self._hooks)
         with rate_of_now(self.optimizer, self._averager):
             result = self._step.take(closure)
         self.comm.after_step()
@@ -135,6 +140,17 @@ class MultiNodeOptimizer(WrappedOptimizer):
         """Who takes part: `epoch`, the members in rank order as `ranks`, and the `history` of changes."""
         return self.comm.membership
 
+    def on_membership_change(self, hook: Callable[[MultiNodeOptimizer, Membership], None]) -> None:
+        """Call `hook(opt, opt.membership)` after ranks have died or joined: for a learning-rate policy of your own, for example.
+
+        All ranks register the same hooks. They are called in `step()`, before the first update after the change, on all ranks,
+        also on those that joined with it. What a hook changes in `param_groups` travels to ranks that join later.
+
+        Args:
+            hook: A function of the optimizer and its membership. It runs in the training thread, and may use the communicator.
+        """
+        self._hooks.append(hook)
+
     def share(self, **objects: Any) -> None:
         """Name what a rank that joins later gets from the others, beside parameters and optimizer state. All ranks call it.
 
@@ -167,6 +183,16 @@ class MultiNodeOptimizer(WrappedOptimizer):
     def spread(self) -> float:
         """How far the replicas are apart: not at all."""
         return 0.0
+
+    @property
+    def slow_ranks(self) -> tuple[SlowRank, ...]:
+        """The ranks that were found to slow the others down, with `elastic=True`: rank, cause and factor."""
+        return getattr(self._averager, "slow_ranks", ())
+
+    @property
+    def differences(self) -> tuple[Difference, ...]:
+        """Where the ranks were found to differ: step, ranks, tensors, and whether they were healed."""
+        return self._averager.differences
 
     def report(self) -> list[StepRecord]:
         """What every step spent on communication; needs `AllReduce(record=True)`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ from phalanx.comm.elastic.communicator import ElasticCommunicator
 from phalanx.grad.allreduce import AllReduce
 from phalanx.grad.averager import Averager
 from phalanx.grad.elastic import ElasticAverager
+from phalanx.grad.wires import Wire
 from phalanx.optim.wrapped import WrappedOptimizer
 
 
@@ -22,7 +23,7 @@ def elastic_averager(
     comm: Communicator,
     sync: AllReduce,
     *,
-    wire: torch.dtype | None,
+    wire: Wire | None,
     bucket_bytes: int | None,
 ) -> ElasticAverager:
     """The averager of an elastic communicator."""
@@ -45,6 +46,16 @@ def rate_of_now(optimizer: torch.optim.Optimizer, averager: Averager) -> Iterato
     finally:
         for group, rate in zip(optimizer.param_groups, rates):
             group["lr"] = rate
+
+
+def call_hooks(opt: WrappedOptimizer, averager: Averager, hooks: Sequence[Callable[..., None]]) -> None:
+    """Tell the hooks about a change of membership: before the first update after it, and on all ranks, those that joined too."""
+    assert isinstance(averager, ElasticAverager)
+    membership = averager.comm.membership
+    if averager.seen != membership.epoch:
+        averager.seen = membership.epoch
+        for hook in hooks:
+            hook(opt, membership)
 
 
 def share(opt: WrappedOptimizer, averager: Averager, objects: Mapping[str, Any]) -> None:

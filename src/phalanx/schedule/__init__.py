@@ -9,7 +9,8 @@ from .jsonform import from_json, to_json
 from .lower import lower
 from .msccl_export import to_msccl
 from .msccl_import import from_msccl
-from .ops import Chunks, Collective, Goal, Kind, Move, Op, Scale, Schedule, ScheduleError, Step
+from .ops import Chunks, Collective, Goal, Kind, Move, Op, Recode, Scale, Schedule, ScheduleError, Step
+from .quantised import quantised
 from .recursive_doubling import recursive_doubling
 from .ring import ring
 from .show import show, trace
@@ -28,6 +29,7 @@ __all__ = [
     "Kind",
     "Move",
     "Op",
+    "Recode",
     "Scale",
     "Schedule",
     "ScheduleError",
@@ -47,6 +49,7 @@ __all__ = [
     "latency_steps",
     "lower",
     "lowered_ops",
+    "quantised",
     "recursive_doubling",
     "relabel",
     "ring",

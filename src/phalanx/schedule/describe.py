@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from typing import cast
 
-from .ops import Chunks, Collective, Move, Op
+from .ops import Chunks, Collective, Move, Op, Recode
 
 
 def describe(op: Op) -> str:
     """One op in a few words, for messages: `Move(0 -> 1, 4)`, `Collective(all_reduce of 0 1 2, 0-5)`."""
     if isinstance(op, Move):
         factor = "" if op.factor == 1 else f", times {op.factor}"
-        return f"Move({op.src} -> {op.dst}, {spans(op.chunks)}{', reduce' if op.reduce else ''}{factor})"
+        how = f"{', reduce' if op.reduce else ''}{factor}{', coded' if op.coded else ''}"
+        return f"Move({op.src} -> {op.dst}, {spans(op.chunks)}{how})"
     if isinstance(op, Collective):
         return f"Collective({op.kind} of {members(op.group)}, {span(op.chunks)})"
+    if isinstance(op, Recode):
+        return f"{'Encode' if op.coded else 'Decode'}({span(op.ranks)}, {span(op.chunks)})"
     return f"Scale({span(op.ranks)}, {span(op.chunks)}, {op.factor})"
 
 

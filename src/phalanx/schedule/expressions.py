@@ -2,7 +2,8 @@
 
 Equal expressions are one number, so that two slots hold equal bits if their numbers are equal: floating-point addition commutes,
 a + b = b + a to the last bit, but it does not associate. `add` therefore sorts its two operands and nothing else. What a library
-call computes is opaque: each of its results is an expression of its own, which all ranks of the call share.
+call computes is opaque: each of its results is an expression of its own, which all ranks of the call share. Encoding is a
+function: equal numbers have equal codes.
 """
 
 from __future__ import annotations
@@ -50,6 +51,20 @@ class Expressions:
         """The sum that a library call makes of its inputs, in an order that only the library knows: equal to no other."""
         self._nodes.append((CALL, inputs))
         return len(self._nodes) - 1
+
+    def encode(self, a: int) -> int:
+        """What the code of an expression stands for: nearly the same number. In the table it is a call with one input."""
+        key = (CALL, (a,))
+        found = self._known.get(key)
+        return self._make(key) if found is None else found
+
+    def encodings(self) -> list[int]:
+        """How often some input of each expression was encoded on its way there."""
+        found = [0] * (self.world + 1)
+        for number in range(self.world + 1, len(self._nodes)):
+            parts, right = self._parts(number), self._nodes[number][1]
+            found.append(max(found[part] for part in parts) + (isinstance(right, tuple) and len(right) == 1))
+        return found
 
     def _make(self, key: Node) -> int:
         self._nodes.append(key)
@@ -131,6 +146,6 @@ class Expressions:
         right, parts = self._nodes[number][1], self._parts(number)
         inner = [self.text(part, depth - 1) for part in parts[:4]] + ["..."] * (len(parts) > 4)
         if isinstance(right, tuple):
-            return f"call({', '.join(inner)})"
-        inner = [f"({text})" if text.count(" + ") and not text.startswith("call(") else text for text in inner]
+            return f"{'code' if len(right) == 1 else 'call'}({', '.join(inner)})"
+        inner = [f"({text})" if text.count(" + ") and not text.startswith(("call(", "code(")) else text for text in inner]
         return f"{right} * {inner[0]}" if isinstance(right, Fraction) else " + ".join(inner)

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import cast
 
 from .expressions import Expressions
-from .ops import ONE, Collective, Move, Schedule, Step
+from .ops import ONE, Collective, Move, Recode, Schedule, Step
 
 
 class Buffers:
@@ -101,7 +101,7 @@ def _run_scattered(state: Buffers, moves: tuple[Move, ...], terms: Expressions) 
 
 def _run_mixed(state: Buffers, step: Step, terms: Expressions) -> None:
     """All ops read, then the moves write, then the others, which share no written slot with the moves."""
-    state.refine(_boundaries(step))
+    state.refine(boundaries(step))
     rows, atom = state.rows, state.atom
     moves = tuple(op for op in step.ops if isinstance(op, Move))
     writes: list[tuple[int, int, list[int]]] = []  # rank, first atom, values
@@ -111,6 +111,9 @@ def _run_mixed(state: Buffers, step: Step, terms: Expressions) -> None:
         i, j = atom[op.chunks.start], atom[op.chunks.stop]
         if isinstance(op, Collective):
             writes += _collective_writes(op, [rows[rank][i:j] for rank in op.group], i, state, terms)
+        elif isinstance(op, Recode):
+            if op.coded:  # decoding computes nothing new: the code stands for the same numbers
+                writes += [(rank, i, [terms.encode(value) for value in rows[rank][i:j]]) for rank in op.ranks]
         else:
             scale = terms.scaling(op.factor)
             writes += [(rank, i, [scale(value) for value in rows[rank][i:j]]) for rank in op.ranks]
@@ -120,14 +123,15 @@ def _run_mixed(state: Buffers, step: Step, terms: Expressions) -> None:
         rows[rank][i : i + len(values)] = values
 
 
-def _boundaries(step: Step) -> set[int]:
-    boundaries: set[int] = set()
+def boundaries(step: Step) -> set[int]:
+    """The chunks at which the ops of a step begin and end, parts of collectives included."""
+    found: set[int] = set()
     for op in step.ops:
         for run in op.runs:
-            boundaries.update((run.start, run.stop))
+            found.update((run.start, run.stop))
         if isinstance(op, Collective) and op.kind in ("reduce_scatter", "all_gather"):
-            boundaries.update(op.chunks[:: len(op.chunks) // len(op.group)])
-    return boundaries
+            found.update(op.chunks[:: len(op.chunks) // len(op.group)])
+    return found
 
 
 def _collective_writes(

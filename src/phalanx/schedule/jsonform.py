@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any, cast
 
 from .limits import MAX_DIGITS, check_name, check_size, read_factor
-from .ops import ONE, Chunks, Collective, Goal, Kind, Move, Op, Scale, Schedule, ScheduleError, Step
+from .ops import ONE, Chunks, Collective, Goal, Kind, Move, Op, Recode, Scale, Schedule, ScheduleError, Step
 from .plain_json import brief, loads
 from .wellformed import GOALS, KINDS
 
@@ -83,9 +83,13 @@ def _step(data: Any, number: int) -> Step:
 def _op_to_json(op: Op) -> dict[str, Any]:
     if isinstance(op, Move):
         move = {"op": "add" if op.reduce else "copy", "src": op.src, "dst": op.dst, "chunks": _runs_to_json(op)}
-        return move if op.factor is ONE else {**move, "factor": str(op.factor)}
+        move |= {} if op.factor is ONE else {"factor": str(op.factor)}
+        return move | {"coded": True} if op.coded else move
     if isinstance(op, Collective):
         return {"op": op.kind, "group": op.group, "chunks": _run_to_json(op.chunks)}
+    if isinstance(op, Recode):
+        ranks = _run_to_json(op.ranks)
+        return {"op": "encode" if op.coded else "decode", "ranks": ranks, "chunks": _run_to_json(op.chunks)}
     return {"op": "scale", "ranks": _run_to_json(op.ranks), "chunks": _run_to_json(op.chunks), "factor": str(op.factor)}
 
 
@@ -95,7 +99,9 @@ def _op_from_json(data: Any, where: str) -> Op:
         src, dst = _fields(data, where, "src", "dst")
         runs = _runs_from_json(chunks, f"{where}: chunks")
         factor = _factor(data["factor"], where) if "factor" in data else ONE
-        return Move(_typed(int, src, f"{where}: src"), _typed(int, dst, f"{where}: dst"), runs, kind == "add", factor)
+        coded = _typed(bool, data.get("coded", False), f"{where}: coded")
+        ends = _typed(int, src, f"{where}: src"), _typed(int, dst, f"{where}: dst")
+        return Move(*ends, runs, kind == "add", factor, coded)
     run = _run_from_json(chunks, f"{where}: chunks")
     if kind in KINDS:
         (group,) = _fields(data, where, "group")
@@ -104,7 +110,10 @@ def _op_from_json(data: Any, where: str) -> Op:
     if kind == "scale":
         scaled, factor = _fields(data, where, "ranks", "factor")
         return Scale(_run_from_json(scaled, f"{where}: ranks"), run, _factor(factor, where))
-    raise ScheduleError(f"{where}: {brief(kind)} is none of copy, add, scale, {', '.join(KINDS)}")
+    if kind in ("encode", "decode"):
+        (ranks,) = _fields(data, where, "ranks")
+        return Recode(_run_from_json(ranks, f"{where}: ranks"), run, kind == "encode")
+    raise ScheduleError(f"{where}: {brief(kind)} is none of copy, add, scale, encode, decode, {', '.join(KINDS)}")
 
 
 def _factor(data: Any, where: str) -> Fraction:

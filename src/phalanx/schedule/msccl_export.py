@@ -61,7 +61,7 @@ def to_msccl(s: Schedule, *, protocol: str = "Simple") -> str:
         XML that MSCCL and `from_msccl` read. Reading it gives the messages of `s` in as few steps as possible.
 
     Raises:
-        ScheduleError: If `s` is no sum, or scales: MSCCL does not.
+        ScheduleError: If `s` is no sum, or scales or encodes: MSCCL does not.
 
     Example:
         >>> print(phalanx.schedule.to_msccl(phalanx.schedule.recursive_doubling(2)).splitlines()[0])
@@ -72,7 +72,7 @@ def to_msccl(s: Schedule, *, protocol: str = "Simple") -> str:
     gpus = [_Gpu() for _ in range(s.world)]
     moves = [[op for op in step.ops if isinstance(op, Move)] for step in lower(s).steps]
     if sum(map(len, moves)) != sum(len(step.ops) for step in lower(s).steps):
-        raise ScheduleError(f"{s.name} scales, which MSCCL cannot")
+        raise ScheduleError(f"{s.name} scales or encodes, which MSCCL cannot")
     _number_blocks(gpus, moves)
     for step in moves:
         reads = [(move, run, _send(gpus[move.src], move, run)) for move in step for run in move.runs]

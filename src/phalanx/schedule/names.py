@@ -9,7 +9,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import binomial, gossip, halving_doubling, hierarchical, recursive_doubling, ring, scatter_gather, swing, torus, tree
+from . import (
+    binomial,
+    gossip,
+    halving_doubling,
+    hierarchical,
+    quantised,
+    recursive_doubling,
+    ring,
+    scatter_gather,
+    swing,
+    torus,
+    tree,
+)
 from .jsonform import from_json
 from .limits import MAX_LOWERED, MAX_RANKS, MAX_WORK, work
 from .lower import lower
@@ -50,6 +62,7 @@ def _exact(n: int, number: int = 0) -> Schedule:
 SCHEDULES = {
     "ring": NamedSchedule("N", r"\d+", ring),
     "torus": NamedSchedule("ROWSxCOLS", r"\d+(x\d+)*", torus),
+    "quantised": NamedSchedule("HOSTSxPER_HOST", r"\d+x\d+", quantised),
     "hierarchical": NamedSchedule("HOSTSxPER_HOST", r"\d+x\d+", hierarchical),
     "halving-doubling": NamedSchedule("N", r"\d+", halving_doubling),
     "recursive-doubling": NamedSchedule("N", r"\d+", recursive_doubling),
@@ -96,6 +109,8 @@ def find_all_reduce(text: str, ranks: int, option: str) -> Schedule:
         raise InputError(f"{option} is for {s.world} ranks, but there are {ranks}")
     if s.goal != "sum":
         raise InputError(f"{option} computes a {s.goal}, not the sum of an all-reduce")
+    if s.coded:
+        raise InputError(f"{option} rounds what it sums; set wire=int8 instead, which runs it with error feedback")
     if work(s) > MAX_WORK:
         raise InputError(f"{option}: checking it takes {work(s):,} additions, more than {MAX_WORK:,}")
     try:

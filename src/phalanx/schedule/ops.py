@@ -1,4 +1,4 @@
-"""A collective algorithm as a value: `Schedule` = steps in sequence, each a set of `Move`, `Collective` and `Scale`.
+"""A collective algorithm as a value: `Schedule` = steps in sequence, each a set of `Move`, `Collective`, `Scale` and `Recode`.
 
 Every rank holds one buffer, cut into `chunks` equal parts; a *slot* is one chunk of one rank. Steps happen one after the
 other. The ops of one step happen together and read the state before the step. Two ops that write one slot in one step are an
@@ -44,10 +44,12 @@ class Move:
             one, and several are kept as a sorted tuple.
         reduce: Add to the receiver's chunks instead of overwriting them.
         factor: Multiply what arrives by this exact fraction first. The sender keeps its own.
+        coded: The chunks are encoded (see `Recode`), so the message is as short as the code. An encoded chunk that is added
+            is decoded on the way; one that overwrites stays encoded.
 
     Example:
         >>> phalanx.schedule.Move(0, 1, range(4, 6), reduce=True)
-        Move(src=0, dst=1, chunks=range(4, 6), reduce=True, factor=Fraction(1, 1))
+        Move(src=0, dst=1, chunks=range(4, 6), reduce=True, factor=Fraction(1, 1), coded=False)
         >>> phalanx.schedule.Move(0, 1, [range(4, 6), 0, 1]).chunks
         (range(0, 2), range(4, 6))
     """
@@ -57,6 +59,7 @@ class Move:
     chunks: Chunks
     reduce: bool = False
     factor: Fraction = ONE
+    coded: bool = False
 
     def __post_init__(self) -> None:
         if type(self.chunks) is not range:
@@ -136,7 +139,39 @@ class Scale:
         return len(self.chunks)
 
 
-Op = Move | Collective | Scale
+@dataclass(frozen=True, slots=True)
+class Recode:
+    """Every rank of `ranks` encodes `chunks` of its own buffer, which rounds them, or decodes them again.
+
+    What the code is, for example 8 bits per number, is no matter of the schedule. Encoded chunks can be sent and decoded, and
+    nothing else: a sum needs full precision.
+
+    Args:
+        ranks: The ranks that encode or decode.
+        chunks: The chunks they encode or decode.
+        coded: How the chunks are held from then on: encoded, or in full precision.
+
+    Example:
+        >>> phalanx.schedule.Recode(range(4), range(1), coded=True)
+        Recode(ranks=range(0, 4), chunks=range(0, 1), coded=True)
+    """
+
+    ranks: range
+    chunks: range
+    coded: bool
+
+    @property
+    def runs(self) -> tuple[range, ...]:
+        """The chunks as ranges, as those of a `Move`: here always one."""
+        return (self.chunks,)
+
+    @property
+    def count(self) -> int:
+        """How many chunks it works on."""
+        return len(self.chunks)
+
+
+Op = Move | Collective | Scale | Recode
 
 
 def joined(chunks: Iterable[range | int]) -> Chunks:
@@ -216,5 +251,10 @@ class Schedule:
 
     @property
     def lowered(self) -> bool:
-        """Whether the schedule has no `Collective` left, only `Move` and `Scale`."""
+        """Whether the schedule has no `Collective` left, only `Move`, `Scale` and `Recode`."""
         return not any(isinstance(op, Collective) for op in self.ops())
+
+    @property
+    def coded(self) -> bool:
+        """Whether some chunks travel encoded, so that the result is rounded."""
+        return any(isinstance(op, Recode) for op in self.ops())

@@ -9,7 +9,7 @@ from textwrap import wrap
 from typing import Any
 
 from .describe import describe, members, span, spans
-from .ops import Collective, Move, Op, Schedule, Step
+from .ops import Collective, Move, Op, Recode, Schedule, Step
 
 SHORT = {"all_reduce": "AR", "reduce_scatter": "RS", "all_gather": "AG", "reduce": "R", "broadcast": "B"}
 LEGEND = {
@@ -23,6 +23,9 @@ LEGEND = {
     "=": "=3←2  takes chunk 3 of rank 2 for its own",
     "+*": "+3←2*1/2  adds chunk 3 of rank 2 times 1/2 to its own",
     "=*": "=3←2*1/2  takes chunk 3 of rank 2 times 1/2 for its own",
+    "q": "q3    encodes its chunk 3, which rounds it",
+    "x": "x3    decodes its chunk 3",
+    "'": "4'→1  the same, encoded; +3'←2 decodes and adds",
     "*": "0*1/2 multiplies its chunk 0 by 1/2",
     ".": ".     nothing to do",
 }
@@ -85,6 +88,8 @@ def _column(number: int, step: Step, ranks: list[int], marks: set[str]) -> list[
     gets: dict[int, list[str]] = defaultdict(list)
     shown = set(ranks)
     for op in step.ops:
+        if isinstance(op, Move) and op.coded and (op.src in shown or op.dst in shown):
+            marks.add("'")
         for rank, mark, text in _words(op):
             if rank in shown:
                 (gives if mark == "→" else gets)[rank].append(text)
@@ -101,7 +106,7 @@ def _column(number: int, step: Step, ranks: list[int], marks: set[str]) -> list[
 def _words(op: Op) -> Iterator[tuple[int, str, str]]:
     """For every rank that `op` concerns: the rank, the key of its legend, its word in the cell."""
     if isinstance(op, Move):
-        chunks, sign = spans(op.chunks, limit=4), "+" if op.reduce else "="
+        chunks, sign = f"{spans(op.chunks, limit=4)}{chr(39) * op.coded}", "+" if op.reduce else "="
         yield op.src, "→", f"{chunks}→{op.dst}"
         factor = "" if op.factor == 1 else f"*{op.factor}"
         yield op.dst, sign + factor[:1], f"{sign}{chunks}←{op.src}{factor}"
@@ -112,6 +117,9 @@ def _words(op: Op) -> Iterator[tuple[int, str, str]]:
         for i, rank in enumerate(op.group):
             part = span(op.chunks[i * length : (i + 1) * length])
             yield rank, short, {"RS": f"{text} → {part}", "AG": f"{part} → {text}"}.get(short, text)
+    elif isinstance(op, Recode):
+        for rank in op.ranks:
+            yield rank, "q" if op.coded else "x", f"{'q' if op.coded else 'x'}{span(op.chunks)}"
     else:
         for rank in op.ranks:
             yield rank, "*", f"{span(op.chunks)}*{op.factor}"

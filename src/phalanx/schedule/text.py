@@ -12,7 +12,8 @@
       copy 0 -> 1 [0]
       copy 1 -> 0 [1]
 
-The other ops are `all_reduce 0 1 2 [0:6]` (likewise reduce_scatter, all_gather, reduce, broadcast) and `scale 0:4 [0] by 1/2`.
+The other ops are `all_reduce 0 1 2 [0:6]` (likewise reduce_scatter, all_gather, reduce, broadcast), `scale 0:4 [0] by 1/2`, and
+`encode 0:4 [0]` and `decode 0:4 [0]`. Messages of encoded chunks end in `coded`: `add 0 -> 1 [4] coded`.
 Runs are half-open, as in Python: `[0:6]` are the chunks 0 to 5, `[4]` is chunk 4. One message can carry several runs:
 `copy 0 -> 1 [0:2 4]`. `add 0 -> 1 [4] by 1/2` multiplies what arrives. Lines that begin with # are comments.
 """
@@ -25,16 +26,17 @@ from collections.abc import Iterator
 from typing import cast
 
 from .limits import MAX_DIGITS, check_name, check_size, read_factor
-from .ops import ONE, Collective, Goal, Kind, Move, Op, Scale, Schedule, ScheduleError, Step
+from .ops import ONE, Collective, Goal, Kind, Move, Op, Recode, Scale, Schedule, ScheduleError, Step
 from .wellformed import GOALS, KINDS
 
 HEADER = ("schedule", "world", "chunks", "goal", "root")
 INT = rf"-?\d{{1,{MAX_DIGITS}}}"
 RUN = rf"({INT}(?::{INT}){{0,2}})"
-MOVE = re.compile(rf"(copy|add) ({INT}) -> ({INT}) \[([-\d: ]+)\](?: by (\S+))?", re.ASCII)
+MOVE = re.compile(rf"(copy|add) ({INT}) -> ({INT}) \[([-\d: ]+)\](?: by (\S+))?( coded)?", re.ASCII)
 COLLECTIVE = re.compile(rf"({'|'.join(KINDS)})((?: {INT})*) \[{RUN}\]", re.ASCII)
 SCALE = re.compile(rf"scale {RUN} \[{RUN}\] by (\S+)", re.ASCII)
 RUNS = re.compile(rf"{RUN}(?: {RUN})*", re.ASCII)
+RECODE = re.compile(rf"(encode|decode) {RUN} \[{RUN}\]", re.ASCII)
 SHOWN = 120  # characters of a line in a message
 
 
@@ -126,29 +128,36 @@ def _steps(lines: list[tuple[int, str]]) -> Iterator[Step]:
 def _op_to_text(op: Op) -> str:
     if isinstance(op, Move):
         by = "" if op.factor is ONE else f" by {op.factor}"
-        return f"{'add' if op.reduce else 'copy'} {op.src} -> {op.dst} [{' '.join(map(_run_to_text, op.runs))}]{by}"
+        runs = " ".join(map(_run_to_text, op.runs))
+        return f"{'add' if op.reduce else 'copy'} {op.src} -> {op.dst} [{runs}]{by}{' coded' * op.coded}"
     if isinstance(op, Collective):
         return " ".join([op.kind, *map(str, op.group), f"[{_run_to_text(op.chunks)}]"])
+    if isinstance(op, Recode):
+        return f"{'encode' if op.coded else 'decode'} {_run_to_text(op.ranks)} [{_run_to_text(op.chunks)}]"
     return f"scale {_run_to_text(op.ranks)} [{_run_to_text(op.chunks)}] by {op.factor}"
 
 
 def _op_from_text(line: str, number: int) -> Op:
     try:
         if (found := MOVE.fullmatch(line)) and RUNS.fullmatch(found.group(4)):
-            verb, src, dst, chunks, by = found.groups()
+            verb, src, dst, chunks, by, coded = found.groups()
             runs = tuple(map(_run_from_text, chunks.split(" ")))
-            return Move(int(src), int(dst), runs[0] if len(runs) == 1 else runs, verb == "add", read_factor(by) if by else ONE)
+            run = runs[0] if len(runs) == 1 else runs
+            return Move(int(src), int(dst), run, verb == "add", read_factor(by) if by else ONE, coded is not None)
         if found := COLLECTIVE.fullmatch(line):
             kind, group, chunks = found.groups()
             return Collective(cast("Kind", kind), tuple(map(int, group.split())), _run_from_text(chunks))
         if found := SCALE.fullmatch(line):
             ranks, chunks, factor = found.groups()
             return Scale(_run_from_text(ranks), _run_from_text(chunks), read_factor(factor))
+        if found := RECODE.fullmatch(line):
+            verb, ranks, chunks = found.groups()
+            return Recode(_run_from_text(ranks), _run_from_text(chunks), verb == "encode")
     except ValueError as error:  # a run in steps of zero
         raise ScheduleError(f"line {number}: {_shown(line)}: {error}") from None
     raise ScheduleError(
         f"line {number}: {_shown(line)} is none of 'step \"...\"', 'copy 0 -> 1 [4]', 'add 0 -> 1 [4:6 9]', 'all_reduce 0 1"
-        " [0:2]', 'scale 0:2 [0] by 1/2'"
+        " [0:2]', 'scale 0:2 [0] by 1/2', 'encode 0:2 [0]', 'decode 0:2 [0]'"
     )
 
 

@@ -25,12 +25,13 @@ def latency_steps(s: Schedule) -> int:
     return sum(any(isinstance(op, Move) for op in step.ops) for step in lower(s).steps)
 
 
-def sent(s: Schedule, counts: Callable[[int, int], bool] | None = None) -> tuple[Fraction, ...]:
+def sent(s: Schedule, counts: Callable[[int, int], bool] | None = None, *, code: Fraction = Fraction(1)) -> tuple[Fraction, ...]:
     """How much of the buffer each rank sends.
 
     Args:
         s: The schedule.
         counts: Counts only messages for which `counts(src, dst)` is true, for example those between hosts.
+        code: The size of an encoded chunk, as a share of its size in full precision.
 
     Returns:
         One fraction per rank: 2 means the whole buffer twice.
@@ -39,11 +40,11 @@ def sent(s: Schedule, counts: Callable[[int, int], bool] | None = None) -> tuple
         >>> phalanx.schedule.sent(phalanx.ring(4))[0]
         Fraction(3, 2)
     """
-    chunks = [0] * s.world
+    chunks = [Fraction()] * s.world
     for op in lower(s).ops():
         if isinstance(op, Move) and (counts is None or counts(op.src, op.dst)):
-            chunks[op.src] += op.count
-    return tuple(Fraction(count, s.chunks) for count in chunks)
+            chunks[op.src] += op.count * (code if op.coded else 1)
+    return tuple(count / s.chunks for count in chunks)
 
 
 def lowered_ops(s: Schedule) -> int:

@@ -20,6 +20,7 @@ from .expressions import Expressions
 from .formal_sum import JUNK, FormalSum
 from .interpret import Buffers, interpret
 from .ops import Collective, Goal, Move, Op, Schedule, ScheduleError
+from .recoding import MOST, check_forms
 from .wellformed import check
 
 EXACT_UP_TO = 64  # ranks; above it formal sums become slow and fingerprints take over
@@ -33,6 +34,9 @@ def verify(s: Schedule, *, goal: Goal | None = None, bitwise: bool = False) -> N
     """Prove that every rank ends with what the schedule claims.
 
     Up to 64 ranks the proof is exact. Above, it uses fingerprints: a wrong schedule passes with a probability of about 2**-60.
+
+    Of a schedule that encodes, it also proves that no contribution is encoded more than twice, and that all ranks end with
+    equal bits.
 
     Args:
         s: The schedule to check.
@@ -51,13 +55,16 @@ def verify(s: Schedule, *, goal: Goal | None = None, bitwise: bool = False) -> N
     if goal is not None:
         s = replace(s, goal=goal)
     check(s)
+    check_forms(s)
     terms = Expressions(s.world)
     proof = _Proof(s, terms, interpret(s, terms))
     if s.goal == "mixing":
         proof.check_mixing()
     else:
         proof.check_ends()
-    if bitwise:
+    if s.coded:
+        proof.check_roundings()
+    if bitwise or (s.coded and s.goal != "mixing"):
         proof.check_equal()
 
 
@@ -106,6 +113,17 @@ class _Proof:
                 raise self._wrong_end(rank, chunk, column[rank])
             if (sum(found[value] for value in column) - total) % PRIME:
                 self._check_doubly_stochastic(chunk, column)
+
+    def check_roundings(self) -> None:
+        """No input was encoded more often than needed: every time rounds it again."""
+        times = self.terms.encodings()
+        for rank, row in enumerate(self.final.rows):
+            for chunk, value in zip(self.final.starts, row, strict=True):
+                if times[value] > MOST:
+                    raise ScheduleError(
+                        f"{self.s.name}: chunk {chunk} of rank {rank} has a contribution that was encoded {times[value]} times;"
+                        f" every time rounds it again, so at most {MOST} are allowed"
+                    )
 
     def check_equal(self) -> None:
         """All ranks hold the same expression."""

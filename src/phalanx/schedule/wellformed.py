@@ -11,7 +11,7 @@ from operator import eq
 from typing import NoReturn, cast
 
 from .describe import describe
-from .ops import ONE, Chunks, Collective, Move, Op, Scale, Schedule, ScheduleError, Step
+from .ops import ONE, Chunks, Collective, Move, Op, Recode, Scale, Schedule, ScheduleError, Step
 
 KINDS = ("all_reduce", "reduce_scatter", "all_gather", "reduce", "broadcast")
 GOALS = ("sum", "mean", "mixing", "copy")
@@ -83,8 +83,8 @@ def _check_op(s: Schedule, number: int, op: Op) -> None:
     def fail(fact: str) -> NoReturn:
         raise ScheduleError(f"{s.name}: {fact} (step {number}: {describe(op)})")
 
-    if not isinstance(cast(object, op), (Move, Collective, Scale)):
-        raise ScheduleError(f"{s.name}: {op!r:.80} is no Move, Collective or Scale (step {number})")
+    if not isinstance(cast(object, op), (Move, Collective, Scale, Recode)):
+        raise ScheduleError(f"{s.name}: {op!r:.80} is no Move, Collective, Scale or Recode (step {number})")
     if not isinstance(op, Move) and not isinstance(cast(object, op.chunks), range):
         fail(f"chunks {op.chunks!r:.80} are not a range")
     if isinstance(op, Move | Scale) and (wrong := _wrong(op.factor)):

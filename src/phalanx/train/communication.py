@@ -12,6 +12,7 @@ from phalanx.comm.settings import check_ranks, check_timeout
 from phalanx.data.route import BatchPolicy
 from phalanx.grad.allreduce import AllReduce
 from phalanx.grad.gossip import Gossip
+from phalanx.grad.wires import Int8, PowerSGD, Wire
 from phalanx.optim.create import create_multi_node_optimizer
 from phalanx.optim.gossip_step import GossipOptimizer
 from phalanx.optim.local_step import LocalOptimizer
@@ -29,6 +30,20 @@ GOSSIP = {
     "average_every": "Steps after which all replicas become their exact mean; none for evaluations only.",
     "seed": "Seed of the rotation.",
     "patience": "Seconds to wait for a partner before continuing without it; none for 4 usual steps, at least 1 s.",
+}
+
+INT8 = {
+    "block": "Numbers that share a scale, a multiple of 16.",
+    "rounding": "To the nearest number, or up or down at random in proportion.",
+    "error_feedback": "Add what was rounded away to the next gradient.",
+    "level": "Encode what travels between hosts, or what travels between ranks.",
+    "seed": "Seed of stochastic rounding.",
+}
+
+POWERSGD = {
+    "rank": "Columns of the two thin matrices that a gradient becomes.",
+    "start": "Steps at the beginning that are not compressed.",
+    "seed": "Seed of the first directions.",
 }
 
 
@@ -52,8 +67,19 @@ class CommConfig:
     on_change: BatchPolicy = setting(
         "keep_batch", "With elastic: when ranks leave or join, keep the batch, or the share of each rank; then the rate follows."
     )
+    check_every: int = setting(100, "Steps after which ranks compare their parameters and optimizer state; 0 for never.")
+    on_difference: Literal["stop", "heal"] = setting(
+        "stop", "If a rank differs, for example because a bit flipped in its memory: stop, or heal it from the others."
+    )
+    on_slow: Literal["warn", "rebalance", "evict", "ignore"] = setting(
+        "warn", "With elastic, a rank that is slow: name it, also give it fewer samples, end it, or do not look."
+    )
     timeout: float = setting(60.0, "Seconds that a rank waits for another one before the run fails.")
-    wire: Literal["float16", "bfloat16"] | None = setting(None, "Type in which gradients travel; none for their own.")
+    wire: Literal["float16", "bfloat16", "int8", "powersgd"] | None = setting(
+        None, "How gradients travel; none for their own type."
+    )
+    int8: Int8 = setting(Int8(), "8-bit gradients, with comm.wire=int8.", parts=INT8)
+    powersgd: PowerSGD = setting(PowerSGD(), "Low-rank gradients, with comm.wire=powersgd.", parts=POWERSGD)
     bucket_bytes: int | None = setting(
         8 << 20, "Bytes of gradients that travel together. Fixed, so that a resumed run adds in the same order; none to measure."
     )
@@ -68,6 +94,8 @@ class CommConfig:
 
     def __post_init__(self) -> None:
         check_timeout(self.timeout)
+        if self.check_every < 0:
+            raise ValueError(f"check_every={self.check_every}: 0 or more")
         for name in ("bucket_bytes", "growing"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -78,6 +106,11 @@ class CommConfig:
         if self.sync != "allreduce" and (self.fused or self.double_buffering or self.growing is not None):
             raise ValueError(f"sync={self.sync} does not allow fused, double_buffering or growing, which are for all-reduce")
 
+        if self.wire in ("int8", "powersgd") and (self.sync != "allreduce" or self.elastic):
+            raise ValueError(
+                f"wire={self.wire} goes with sync=allreduce alone, and without elastic; others take float16 and bfloat16"
+            )
+
     def _check_elastic(self) -> None:
         if self.elastic:
             check_ranks(self.min_ranks, self.max_ranks)
@@ -85,21 +118,26 @@ class CommConfig:
                 raise ValueError(f"elastic=True does not allow sync={self.sync}")
             if self.fused or self.double_buffering:
                 raise ValueError("elastic=True does not allow fused or double_buffering: gradients may be summed twice")
+        elif self.on_slow in ("rebalance", "evict"):
+            raise ValueError(f"on_slow={self.on_slow} is for elastic=True")
         elif self.min_ranks != 1 or self.max_ranks is not None or self.on_change != "keep_batch":
             raise ValueError("min_ranks, max_ranks and on_change are for elastic=True")
+
+    def make_wire(self) -> Wire | None:
+        """The wire as `create_multi_node_optimizer` takes it."""
+        if self.wire is None:
+            return None
+        own: dict[str, Wire] = {"int8": self.int8, "powersgd": self.powersgd}
+        return own.get(self.wire) or {"float16": torch.float16, "bfloat16": torch.bfloat16}[self.wire]
 
     def wrap(
         self, optimizer: torch.optim.Optimizer, comm: Communicator, *, weighted: bool
     ) -> MultiNodeOptimizer | GossipOptimizer | LocalOptimizer:
         """The multi-node optimizer; `weighted` if ranks may have different numbers of samples in a step."""
         if self.sync in ("local-sgd", "diloco"):
-            return create_multi_node_optimizer(
-                optimizer, comm, sync=self.local.of(self.sync), wire=getattr(torch, self.wire) if self.wire else None
-            )
+            return create_multi_node_optimizer(optimizer, comm, sync=self.local.of(self.sync), wire=self.make_wire())
         if self.sync == "gossip":
-            return create_multi_node_optimizer(
-                optimizer, comm, sync=self.gossip, wire=getattr(torch, self.wire) if self.wire else None
-            )
+            return create_multi_node_optimizer(optimizer, comm, sync=self.gossip, wire=self.make_wire())
         return create_multi_node_optimizer(
             optimizer,
             comm,
@@ -109,8 +147,11 @@ class CommConfig:
                 weighted=weighted,
                 record=True,
                 fused=self.fused,
+                check_every=self.check_every,
+                on_difference=self.on_difference,
+                on_slow=self.on_slow,
             ),
             double_buffering=self.double_buffering,
-            wire=getattr(torch, self.wire) if self.wire else None,
+            wire=self.make_wire(),
             bucket_bytes=self.bucket_bytes if self.growing is None else None,
         )

@@ -14,6 +14,8 @@ import contextlib
 import math
 import time
 import warnings
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -21,6 +23,8 @@ from typing import Any
 import torch
 
 from phalanx.comm.communicator import Communicator
+from phalanx.grad.drift import Difference
+from phalanx.grad.pace import SlowRank
 from phalanx.train.banner import banner, data_facts, fact_lines, name_backend, run_facts
 from phalanx.train.clock import StepEvents
 from phalanx.train.config import RunConfig, plain
@@ -28,7 +32,7 @@ from phalanx.train.environment import describe_environment, launcher, schedule_o
 from phalanx.train.interval import OwnInterval
 from phalanx.train.progress import Progress, show_progress
 from phalanx.train.recorded import Recorded
-from phalanx.train.report import write_report
+from phalanx.train.report import report_or_warning
 from phalanx.train.rows import write_json
 from phalanx.train.sinks import RunFacts, open_sinks
 from phalanx.train.stragglers import StragglerWatch, Times
@@ -52,7 +56,7 @@ class Log:
         self._now = OwnInterval(time.perf_counter())
         self._closed: list[OwnInterval] = []  # over, but not written: on a GPU their sums are on the way to the host
         self._watch = StragglerWatch()
-        self._told_of_loss = False
+        self._told_of_loss, self._noticed = False, (0, 0)
         self._running, self._step, self._changes = False, 0, 0  # changes of membership that have a row
 
     @property
@@ -198,13 +202,21 @@ class Log:
                 self._progress.warn(
                     f"the loss is {row['loss']} at step {row['step']}: try a lower rate.peak, or more rate.warmup"
                 )
-        straggler = self._watch.interval(ranks, interval.elapsed)
+        # the ranks of an elastic run compare their times in every fifth step: grad/slow_ranks.py
+        straggler = None if self.comm.elastic else self._watch.interval(ranks, interval.elapsed)
         if straggler is not None:
             named = {"rank": straggler.rank, "cause": straggler.cause, "factor": straggler.factor}
             self._write({"kind": "straggler", "step": interval.latest["step"], "seconds": interval.seconds, **named})
             if self._progress is not None:
                 self._progress.warn(str(straggler))
         return max(times.total for times in ranks)
+
+    def noticed(self, differences: Sequence[Difference], slow: Sequence[SlowRank]) -> None:
+        """Write a row for every rank that was found to differ from the others, or to be slow, since the last call."""
+        for kind, found, told in (("difference", differences, self._noticed[0]), ("straggler", slow, self._noticed[1])):
+            for each in found[told:]:
+                self._write({"kind": kind, "seconds": self.seconds} | asdict(each))
+        self._noticed = len(differences), len(slow)
 
     def begin_evaluation(self, epoch: int) -> None:
         self._recorded.tell({"kind": "evaluating", "epoch": epoch})
@@ -217,7 +229,7 @@ class Log:
 
     def end(self, result: Any) -> None:
         self._write({"kind": "end", **result.row()})
-        report = self._report()
+        report = report_or_warning(self.out) if self.out is not None and self._speaks else None
         if self._progress is not None:
             self._progress.end(result, self.out, report)
 
@@ -227,19 +239,6 @@ class Log:
             self._first = epoch, self.seconds
         before, seconds = self._first if epoch > self._first[0] else (0.0, 0.0)
         return (self.seconds - seconds) / max(epoch - before, 1e-9) * max(self.config.epochs - epoch, 0.0)
-
-    def _report(self) -> Path | None:
-        """Write the report, and return its path. A run that is done and saved does not fail if that fails."""
-        if self.out is None or not self._speaks:
-            return None
-        path = self.out / "report.html"
-        try:
-            write_report([self.out], path)
-            return path
-        except Exception as error:  # noqa: BLE001  whatever it is, it becomes a warning
-            words = f"no report ({type(error).__name__}: {error}); `phalanx report {self.out}` tries again"
-            warnings.warn(words, stacklevel=2)
-        return None
 
     def warn(self, words: str) -> None:
         """Print a warning."""
@@ -268,8 +267,6 @@ class Log:
             self._progress = show_progress(self.config) if self._show else None
             self._recorded.take_over(self._facts(self._step, resume=True))
         changes = self.comm.membership.history
-        if len(changes) > self._changes:
-            self._watch = StragglerWatch()  # ranks have other numbers
         new, self._changes = changes[self._changes :], len(changes)
         for change in new:
             facts = {"membership": change.epoch, "joined": change.joined, "left": change.left, "ranks": change.size}

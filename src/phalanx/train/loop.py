@@ -203,6 +203,8 @@ class Trainer:
             travelling=max(way.ended for way in transfers) - min(way.left for way in transfers) if transfers else 0.0,
             groups=len(transfers),
         )
+        if isinstance(self.optimizer, MultiNodeOptimizer):
+            self.log.noticed(self.optimizer.differences, self.optimizer.slow_ranks)
         try:
             self.tracer.end_step(transfers)
         except OSError as error:  # a full disk, on rank 0

@@ -17,6 +17,11 @@ T = TypeVar("T")
 class ElasticCommunicator(Rounds):
     """Made by `create_communicator(elastic=True)` under `phalanx run`."""
 
+    @property
+    def least(self) -> int:
+        """The fewest ranks that the job wants: `min_ranks`."""
+        return self._passage.ready.least
+
     def as_one(self, work: Callable[[], T]) -> T:
         return self.round(work)
 

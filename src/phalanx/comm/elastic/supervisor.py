@@ -104,7 +104,9 @@ class _Host:
         board = Board(self._point, 60.0, self._store)
         head = None
         if self._store is not None:
-            head = Head(board, self._order.door.hosts, self._order.wait, say_last if self._order.announces else _say_nothing)
+            head = Head(board, self._order.door.hosts, self._order.wait, say_last)
+            if not self._order.announces:
+                head.coordinator.say = _say_nothing
         keys = AgentKeys(board.another() if head else board)
         try:
             self._agent = bounded(10.0, lambda: keys.introduce(self._card()), "phalanx-meeting")

@@ -12,6 +12,7 @@ page       the HTML around them, with page.css and page.js inside
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from phalanx.train.report import figures, prediction, tables
 from phalanx.train.report.page import page
 from phalanx.train.report.run import ReportError, Run, read_runs
 
-__all__ = ["ReportError", "build", "write_report"]
+__all__ = ["ReportError", "build", "report_or_warning", "write_report"]
 
 
 def write_report(directories: Sequence[Path], out: Path) -> None:
@@ -38,6 +39,18 @@ def write_report(directories: Sequence[Path], out: Path) -> None:
     fresh = out.with_name(f".{out.name}.{os.getpid()}")
     fresh.write_text(text, encoding="utf-8")
     fresh.replace(out)
+
+
+def report_or_warning(directory: Path) -> Path | None:
+    """Write the report of a run into its directory, and return its path. If that fails, the run, which is done, does not."""
+    path = directory / "report.html"
+    try:
+        write_report([directory], path)
+        return path
+    except Exception as error:  # noqa: BLE001  whatever it is, it becomes a warning
+        words = f"no report ({type(error).__name__}: {error}); `phalanx report {directory}` tries again"
+        warnings.warn(words, stacklevel=2)
+    return None
 
 
 def build(runs: Sequence[Run]) -> str:

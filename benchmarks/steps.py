@@ -1,0 +1,240 @@
+"""Training steps of DistributedDataParallel with one word changed, of what stands instead of it, and of what cannot be beaten.
+
+    python -m benchmarks.steps [--ranks 2] [--models resnet50,gpt] [--batch 2,4] [--turns 9] [--only gloo,phalanx] [--json FILE]
+
+    none        no communication: the limit for everything
+    no-op       DistributedDataParallel whose hook returns the gradients as they are: the limit for everything inside DDP
+    gloo        DistributedDataParallel as people write it, on a group of gloo
+    phalanx     the same, with the other name
+    ddp_hook    DistributedDataParallel on gloo with phalanx.ddp_hook
+    gloo views  DistributedDataParallel on gloo as fast as torch can make it: gradient_as_bucket_view, static_graph
+    optimizer   phalanx.create_multi_node_optimizer, without DistributedDataParallel
+    fused       the same, with AllReduce(fused=True)
+
+Every contender is a job of its own, because what it does to its process must not help the others: Phalanx tells the C library to
+keep freed memory, which makes gloo's steps faster in a process that both share. The two limits have that setting as well. The
+jobs live at the same time and take turns of a few steps; those that wait sleep. They are forked from this process, so torch is
+imported once.
+
+A row has the median over the turns of the slowest rank's milliseconds per step, and `times_gloo`, the ratio of gloo's median to
+it. `turn_by_turn` is the median of the ratios in each turn. `cost` is what a contender adds to `none`, by what gloo adds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import multiprocessing
+import os
+import platform
+import socket
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from benchmarks.small_models import WORKLOADS, Workload
+from torch.nn.parallel import DistributedDataParallel
+
+import phalanx
+from phalanx.backend import register
+from phalanx.comm.heap import keep_freed_memory
+
+CONTENDERS = ("none", "no-op", "gloo", "phalanx", "ddp_hook", "gloo views", "optimizer", "fused")
+LIMITS = ("none", "no-op")
+WARM = 12  # steps before the timed ones: an optimizer tries overlap on and off in its first 9
+RATE = 1e-6  # training must make no progress, so that late steps cost what early ones do
+SECONDS = 150  # for the jobs of one network and batch
+PER_TURN = {"resnet50": 2, "gpt": 12, "nanogpt": 6, "bert": 6, "cnn": 20, "mlp": 100}  # steps: half a second
+
+
+# ---- a rank of a contender ----------------------------------------------------------------------------------------------------
+
+
+def job(name: str, rank: int, ranks: int, port: int, model: str, batch: int, turns: int, directory: Path) -> None:
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)  # vanishing gradients would slow some contenders more than others
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks)}
+    register()
+    dist.init_process_group("phalanx" if name == "phalanx" else "gloo")
+    if name in LIMITS:
+        keep_freed_memory()
+    work = WORKLOADS[model]
+    torch.manual_seed(0)
+    model_and_optimizer = enter(name, work)
+    torch.manual_seed(rank)
+    step = step_of(*model_and_optimizer, *work.data(batch))
+    for _ in range(WARM):
+        step()
+    seconds = []
+    (directory / f"ready.{rank}").touch()
+    for turn in range(turns):
+        while not (directory / f"go.{turn}").exists():
+            time.sleep(0.005)
+        dist.barrier()
+        begin = time.perf_counter()
+        for _ in range(PER_TURN[model]):
+            step()
+        seconds.append((time.perf_counter() - begin) / PER_TURN[model])
+        (directory / f"done.{turn}.{rank}").touch()
+    (directory / f"result.{rank}").write_text(json.dumps(seconds))
+    dist.barrier()
+    os._exit(0)
+
+
+def enter(name: str, work: Workload, group: Any = None, comm: phalanx.Communicator | None = None) -> tuple[Any, Any]:
+    """The model and the optimizer of a contender: of the default group, and of a communicator of its own, or of these."""
+    model: Any = work.model()
+    optimizer: Any = torch.optim.AdamW if work.optimizer == "adamw" else torch.optim.SGD
+    optimizer = optimizer(model.parameters(), lr=RATE, **({} if work.optimizer == "adamw" else {"momentum": 0.9}))
+    if name in ("no-op", "gloo", "phalanx", "ddp_hook"):
+        model = DistributedDataParallel(model, process_group=group)
+    elif name == "gloo views":
+        model = DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True, static_graph=True)
+    if name == "no-op":
+        model.register_comm_hook(None, as_it_is)
+    elif name == "ddp_hook":
+        model.register_comm_hook(comm or phalanx.create_communicator(), phalanx.ddp_hook)
+    elif name in ("optimizer", "fused"):
+        sync = phalanx.AllReduce(fused=name == "fused")
+        optimizer = phalanx.create_multi_node_optimizer(optimizer, comm or phalanx.create_communicator(), sync=sync)
+    return model, optimizer
+
+
+def as_it_is(state: None, bucket: dist.GradBucket) -> Any:
+    """A hook of DistributedDataParallel that communicates nothing."""
+    future: Any = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+as_it_is.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}  # DDP wants types
+
+
+def step_of(model: Any, optimizer: Any, x: torch.Tensor, y: torch.Tensor) -> Callable[[], None]:
+    def step() -> None:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    return step
+
+
+# ---- the turns ----------------------------------------------------------------------------------------------------------------
+
+
+def race(names: list[str], ranks: int, model: str, batch: int, turns: int) -> dict[str, list[float]]:
+    """Seconds per step of every contender in each turn, of the slowest rank."""
+    until = time.monotonic() + SECONDS
+    with tempfile.TemporaryDirectory() as root, contextlib.ExitStack() as jobs:
+        directories = {name: Path(root, name) for name in names}
+        alive = [
+            process
+            for name, own in directories.items()
+            for process in jobs.enter_context(started(name, ranks, (model, batch, turns, own)))
+        ]
+
+        def wait_for(files: list[Path]) -> None:
+            while not all(file.exists() for file in files):
+                if time.monotonic() > until or any(process.exitcode for process in alive):
+                    raise SystemExit(f"{files[0].parent.name}: {files[0].name} did not come")
+                time.sleep(0.002)
+
+        for own in directories.values():
+            wait_for([own / f"ready.{rank}" for rank in range(ranks)])
+        for turn in range(turns):
+            for own in directories.values():
+                (own / f"go.{turn}").touch()
+                wait_for([own / f"done.{turn}.{rank}" for rank in range(ranks)])
+        times = {}
+        for name, own in directories.items():
+            results = [own / f"result.{rank}" for rank in range(ranks)]
+            wait_for(results)
+            time.sleep(0.01)
+            every = [json.loads(result.read_text()) for result in results]
+            times[name] = [max(turn) for turn in zip(*every)][1:]  # the first turn warms up
+    return times
+
+
+@contextlib.contextmanager
+def started(name: str, ranks: int, rest: tuple[Any, ...]) -> Iterator[list[Any]]:
+    """The ranks of one contender; none of them is left when the block ends."""
+    rest[-1].mkdir()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    fork = multiprocessing.get_context("fork")
+    processes = [fork.Process(target=job, args=(name, rank, ranks, port, *rest), daemon=True) for rank in range(ranks)]
+    try:
+        for process in processes:
+            process.start()
+        yield processes
+    finally:
+        for process in processes:
+            process.join(2)
+            process.kill()
+            process.join()
+
+
+def rows_of(times: dict[str, list[float]], **what: Any) -> Iterator[dict[str, Any]]:
+    medians = {name: statistics.median(own) for name, own in times.items()}
+    for name, own in times.items():
+        row = {**what, "contender": name, "ms": round(1e3 * medians[name], 3), "ms_min": round(1e3 * min(own), 3)}
+        if "gloo" in times:
+            row["times_gloo"] = round(medians["gloo"] / medians[name], 3)
+            row["turn_by_turn"] = round(statistics.median(g / t for g, t in zip(times["gloo"], own)), 3)
+        if "gloo views" in times:
+            row["times_views"] = round(medians["gloo views"] / medians[name], 3)
+        if "gloo" in times and "none" in times and name != "none":
+            row["cost"] = round((medians[name] - medians["none"]) / (medians["gloo"] - medians["none"]), 3)
+        yield row
+
+
+def words(text: str) -> list[str]:
+    return [word for word in text.split(",") if word]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--turns", type=int, default=9)
+    parser.add_argument("--models", type=words, default=["resnet50"], help=f"of {', '.join(PER_TURN)}")
+    parser.add_argument("--only", type=words, default=list(CONTENDERS), help=f"of {', '.join(CONTENDERS)}")
+    parser.add_argument("--batch", type=words, default=["2"], help="per rank")
+    parser.add_argument("--json", type=Path, help="append the records to this file")
+    args = parser.parse_args()
+    run = {
+        "kind": "run",
+        "ranks": args.ranks,
+        "turns": args.turns,
+        "cores": os.cpu_count(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "load": round(os.getloadavg()[0], 2),
+    }
+    tell([run], args.json)
+    for model in args.models:
+        for batch in args.batch:
+            times = race(args.only, args.ranks, model, int(batch), args.turns + 1)
+            tell(list(rows_of(times, kind="step", model=model, batch=int(batch))), args.json)
+
+
+def tell(records: list[dict[str, Any]], file: Path | None) -> None:
+    """As they come: what is measured must not be lost if the next network takes too long."""
+    for record in records:
+        print("  ".join(f"{key} {value}" for key, value in record.items()), flush=True)
+    if file is not None:
+        with file.open("a") as lines:
+            lines.writelines(json.dumps(record) + "\n" for record in records)
+
+
+if __name__ == "__main__":
+    main()

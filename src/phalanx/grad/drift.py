@@ -1,0 +1,140 @@
+"""Replicas that have become different: a bit that flipped in memory, or a script that treats its ranks differently.
+
+After a step all ranks hold the same parameters and the same optimizer state, bit for bit. So they compare sums of their bits.
+One number per rank tells whether they agree. Only if they do not, all sums travel, and name the rank and the tensors. With three
+ranks or more the majority is right. With two, nobody can tell which of them is.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from phalanx.comm.communicator import Communicator
+from phalanx.comm.envelope import bytes_of
+from phalanx.comm.streams import HostCopy
+from phalanx.comm.verdict import name_ranks
+from phalanx.grad.replicas import ReplicaError, some
+
+OptimizerState = Mapping[Any, Mapping[str, Any]]  # as torch's optimizers have it
+REASONS = (
+    "They were equal at the first step. Usual reasons: gradients or parameters changed by hand on one rank, a checkpoint loaded "
+    "on one rank, different learning rates, a step that one rank skipped; or, if your script does none of that, a bit that "
+    "flipped in the memory of its host"
+)
+REMEDY = 'phalanx.bcast_parameters(model, comm) makes parameters equal again; AllReduce(on_difference="heal") copies what differs'
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Ranks whose parameters or optimizer state differed from the others'.
+
+    Args:
+        step: The step after which it was found.
+        ranks: The ranks that differ from the majority. Without a majority, all of them: nobody can tell which of them is right.
+        tensors: What differs, by name.
+        healed: Whether the ranks got the content of the majority, and training continued.
+    """
+
+    step: int
+    ranks: tuple[int, ...]
+    tensors: tuple[str, ...]
+    healed: bool = False
+
+
+def bit_sum(x: torch.Tensor) -> torch.Tensor:
+    """The sum of the bytes of `x`, eight at a time: exact, so equal for equal contents whatever the processor, and fast."""
+    dense = torch.view_as_real(x.detach().resolve_conj()) if x.is_complex() else x.detach()
+    flat = bytes_of(dense.contiguous())
+    if flat.storage_offset() % 8:
+        flat = flat.clone()
+    whole = flat.numel() // 8 * 8
+    return flat[:whole].view(torch.int64).sum() + flat[whole:].sum()
+
+
+def bit_sums(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A number per tensor, on the device of the first: one copy to the host is enough for all."""
+    return torch.stack([bit_sum(x).to(tensors[0].device) for x in tensors]) if tensors else torch.zeros(0, dtype=torch.int64)
+
+
+def contents(names: Mapping[torch.nn.Parameter, str], state: OptimizerState) -> dict[str, torch.Tensor]:
+    """Everything that is equal on all ranks after a step: parameters, and the tensors of the optimizer's state."""
+    found: dict[str, torch.Tensor] = {name: p.detach() for p, name in names.items()}
+    for p, name in names.items():
+        own = state.get(p, {})
+        found |= {
+            f"{key} of {name}": x for key, x in sorted(own.items()) if isinstance(x, torch.Tensor) and x.layout is torch.strided
+        }
+    return found
+
+
+class Compared:
+    """The result of a comparison: the largest sum of bits of any rank, and the largest negative one."""
+
+    def __init__(self, step: int, ends: torch.Tensor) -> None:
+        self.step = step
+        self._ends = HostCopy(ends)
+
+    def equal(self) -> bool:
+        """Whether all ranks had the same sum."""
+        return sum(self._ends.tolist()) % (1 << 64) == 0  # as 64 bits, in which the device computed them
+
+
+def minority(every: Sequence[Any]) -> tuple[int, ...] | None:
+    """The ranks that differ from more than half of all; None if no content has such a majority."""
+    usual = max(every, key=every.count)
+    if 2 * every.count(usual) <= len(every):
+        return None
+    return tuple(rank for rank, own in enumerate(every) if own != usual)
+
+
+class Drift:
+    """Compares the replicas of the ranks of `comm`. All ranks call it alike."""
+
+    def __init__(self, comm: Communicator, *, heals: bool) -> None:
+        self._comm, self._heals = comm, heals
+        self._compared: Compared | None = None  # on a GPU: the comparison whose result is on its way to the host
+        self.found: list[Difference] = []
+
+    def check(self, tensors: Mapping[str, torch.Tensor], step: int) -> None:
+        """Raise ReplicaError, on all ranks, if replicas that began equal have become different; or heal them."""
+        sums = bit_sums(list(tensors.values()))
+        ends = self._comm.all_reduce(torch.stack([sums.sum(), -sums.sum()]), op="max")
+        now = Compared(step, ends)
+        if ends.is_cuda:  # looked at when the next one is made: the host does not wait for the device
+            now, self._compared = self._compared or now, now
+            if now is self._compared:
+                return
+        if not now.equal():
+            self._judge(tensors, sums, now.step)
+
+    def _judge(self, tensors: Mapping[str, torch.Tensor], sums: torch.Tensor, step: int) -> None:
+        """The ranks differ: name who and where."""
+        every = [tuple(own.tolist()) for own in self._comm.allgather(sums.cpu())]
+        where = tuple(name for name, own in zip(tensors, zip(*every)) if len(set(own)) > 1)
+        who = minority(every)
+        same_tensors = len({len(own) for own in every}) == 1
+        ranks = tuple(range(self._comm.size)) if who is None else who
+        healed = self._heals and who is not None and same_tensors
+        self.found.append(Difference(step, ranks, where, healed))
+        what = "optimizer state" if all(" of " in name for name in where) else "parameters"
+        if who is None:
+            two = "With two ranks" if len(every) == 2 else f"Without a majority among {len(every)} ranks"
+            raise ReplicaError(
+                f"after step {step} the {what} of the ranks differ, in {some(where)}. {two} nobody can "
+                f"tell which is right. {REASONS}. {REMEDY}, with three ranks or more"
+            )
+        differ = f"after step {step} the {what} of {name_ranks(who)} differ from the other ranks', in"
+        if not healed:
+            raise ReplicaError(f"{differ} {some(where)}. {REASONS}. {REMEDY}")
+        source = next(rank for rank in range(self._comm.size) if rank not in who)
+        for name in where:
+            x = tensors[name]
+            right = self._comm.bcast(x, source)
+            with torch.no_grad():
+                x.copy_(right)
+        warnings.warn(f"{differ} {some(where)}. They got those of rank {source}, and training continues. {REASONS}", stacklevel=6)

@@ -1,0 +1,61 @@
+"""8 bits per gradient, as a carrier: the quantised all-reduce of `schedule/quantised.py`, with what it rounds away kept here.
+
+A rank keeps one error per gradient that it encodes: of its own gradients, or of its host's sums, where it sends them to the
+rank that adds up; of the sum, where it is that rank itself. They are added to what is encoded next at the same place, so nothing
+is lost, only late. If groups go a second time in one step, the error is that of the second time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Literal
+
+import torch
+
+from phalanx.comm.block_code import Coder
+from phalanx.comm.communicator import Communicator
+from phalanx.comm.compound import Turn
+from phalanx.comm.pending import Pending
+from phalanx.grad.wires import Int8
+
+
+class EightBits:
+    """Carries one group of float32 gradients."""
+
+    keeps_flags = False
+
+    def __init__(self, wire: Int8, comm: Communicator, flat: torch.Tensor, number: int) -> None:
+        self._wire, self._comm, self._number = wire, comm, number
+        self._error = torch.zeros_like(flat) if wire.error_feedback else None
+        self._turn = 0  # how often the group has left
+        self._finite = torch.ones((), dtype=torch.bool, device=flat.device)
+
+    def leave(self, x: torch.Tensor, op: Literal["sum", "mean"], *, label: str) -> Pending:
+        self._turn += 1
+        factor = 1 / self._comm.size if op == "mean" else 1.0
+        coder = Coder(self._wire.code, self._error, key=self._key() if self._wire.code.stochastic else 0, factor=factor)
+
+        def work(turn: Turn) -> torch.Tensor:
+            self._finite = turn.add_up_coded(x.detach(), coder, self._wire.level)
+            return x
+
+        return self._comm.compound_async(f"int8({x.numel()}, {label})", work, x)
+
+    def arrive(self, x: torch.Tensor) -> torch.Tensor:
+        return self._finite
+
+    def state(self, place: range) -> dict[str, torch.Tensor]:
+        kept = {"turn": torch.tensor(self._turn)} if self._wire.code.stochastic else {}
+        return kept if self._error is None else kept | {"error": self._error[place.start : place.stop].clone()}
+
+    def load(self, place: range, state: dict[str, torch.Tensor]) -> None:
+        error = state.get("error")
+        if self._error is not None and error is not None and error.numel() == len(place):
+            self._error[place.start : place.stop] = error
+        if "turn" in state:
+            self._turn = int(state["turn"])
+
+    def _key(self) -> int:
+        """Another draw for every rank, group and time."""
+        text = f"phalanx int8 {self._wire.seed} {self._turn} {self._comm.rank} {self._number}"
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little")

@@ -1,0 +1,184 @@
+"""Low-rank gradients, as a carrier: a matrix M travels as two thin ones, P = M Q and Q = M' P, of `rank` columns each.
+
+Paper: Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization", arXiv
+1905.13727: one step of subspace iteration per gradient, which begins with the Q of the step before (warm start), and error
+feedback.
+
+Differences from the paper, and from torch's hook after it: P, and the vectors and small matrices that are not compressed, are one
+message, and Q is the second. All of it is one operation of the issuing thread, so a group overlaps with backward. Gradients may
+be weighted: what a rank keeps as its error is its own M less an equal share of the result. A matrix that is not finite leaves Q
+and the error as they were. A column of Q that has become zero begins anew, because it would stay zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from phalanx.comm.communicator import Communicator
+from phalanx.comm.compound import Turn
+from phalanx.comm.pending import Pending
+from phalanx.grad.wires import PowerSGD
+
+SAVES = 2  # a matrix is compressed if it becomes less than 1 / SAVES as long, as in torch's hook
+EPSILON = 1e-8  # added to the length of a column: those of a gradient of zeros stay zero
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A gradient that is compressed: where it lies in the group, and as what."""
+
+    place: range
+    rows: int
+    columns: int
+    rank: int
+
+
+class LowRank:
+    """Carries one group of float32 gradients. `shapes` has the rows of each tensor, by its place; vectors have one."""
+
+    keeps_flags = False
+
+    def __init__(self, wire: PowerSGD, comm: Communicator, flat: torch.Tensor, shapes: Mapping[range, int]) -> None:
+        self._wire, self._comm = wire, comm
+        found = (matrix_of(place, rows, wire.rank) for place, rows in shapes.items())
+        # those of one shape side by side: they are one batch
+        self._matrices = sorted((m for m in found if m is not None), key=lambda m: (m.rows, m.columns, m.place.start))
+        taken = {m.place for m in self._matrices}
+        self._plain = [place for place in sorted(shapes, key=lambda place: place.start) if place not in taken]
+        self._p = flat.new_zeros(sum(m.rows * m.rank for m in self._matrices) + sum(map(len, self._plain)))
+        self._q = flat.new_zeros(sum(m.columns * m.rank for m in self._matrices))
+        self._error = torch.zeros_like(flat)
+        self._ps = _cut(self._p, [(m.rows, m.rank) for m in self._matrices])
+        self._qs = _cut(self._q, [(m.columns, m.rank) for m in self._matrices])
+        self._fresh = _random(self._qs, wire.seed)
+        for q, fresh in zip(self._qs, self._fresh):
+            q.copy_(fresh)
+        self._turn = 0  # how often the group has left
+        self._finite = torch.ones((), dtype=torch.bool, device=flat.device)
+
+    def leave(self, x: torch.Tensor, op: Literal["sum", "mean"], *, label: str) -> Pending:
+        self._turn += 1
+        mean = op == "mean"
+        compressed = self._turn > self._wire.start and bool(self._matrices)
+
+        def work(turn: Turn) -> torch.Tensor:
+            if compressed:
+                self._finite = self._travel(x.detach(), turn, mean=mean)
+            else:
+                turn.add_up(x.detach())
+                self._finite = _share(x.detach(), self._comm.size if mean else 1)
+            return x
+
+        how = f"rank {self._wire.rank}" if compressed else "uncompressed"
+        return self._comm.compound_async(f"powersgd({x.numel()}, {how}, {label})", work, x)
+
+    def _travel(self, flat: torch.Tensor, turn: Turn, *, mean: bool) -> torch.Tensor:
+        """Sum or average over the ranks, in place; whether all of the result is finite."""
+        size, wanted, errors = self._comm.size, self._matrices_in(flat), self._matrices_in(self._error)
+        vectors, before = self._p[self._p.numel() - sum(map(len, self._plain)) :], self._q.clone()
+        for own, error, p, q in zip(wanted, errors, self._ps, self._qs):
+            torch.mm(own.add_(error), q, out=p)
+        for place, part in zip(self._plain, vectors.split([len(place) for place in self._plain])):
+            part.copy_(flat[place.start : place.stop])
+        turn.add_up(self._p)
+        self._orthogonalise()
+        for own, p, q in zip(wanted, self._ps, self._qs):
+            torch.mm(own.t(), p, out=q)
+        turn.add_up(self._q)
+        self._q.div_(size)
+        # the same on all ranks: what came back decides, not what a rank sent
+        sound = [bool(torch.isfinite(p.sum() + q.sum())) for p, q in zip(self._ps, self._qs)]
+        for fine, own, error, p, q in zip(sound, wanted, errors, self._ps, self._qs):
+            if fine:
+                torch.addmm(own, p, q.t(), alpha=-1.0, out=error)
+                torch.mm(p, q.t() if mean else q.t() * size, out=own)
+            else:
+                own.fill_(float("nan"))
+        self._begin_anew(before, sound)
+        finite = _share(vectors, size if mean else 1)
+        for place, part in zip(self._plain, vectors.split([len(place) for place in self._plain])):
+            flat[place.start : place.stop] = part
+        return finite & all(sound)
+
+    def _matrices_in(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        return [flat[m.place.start : m.place.stop].view(m.rows, m.columns) for m in self._matrices]
+
+    def _orthogonalise(self) -> None:
+        """Make the columns of every P orthonormal: Gram-Schmidt in float64, on all matrices of one shape at once."""
+        for first, last in _runs([(m.rows, m.rank) for m in self._matrices]):
+            batch = torch.stack(self._ps[first:last]).double()
+            for column in range(batch.shape[2]):
+                one = batch[:, :, column : column + 1]
+                one /= one.norm(dim=1, keepdim=True) + EPSILON
+                rest = batch[:, :, column + 1 :]
+                rest -= (one * rest).sum(1, keepdim=True) * one
+            for p, own in zip(self._ps[first:last], batch):
+                p.copy_(own)
+
+    def _begin_anew(self, before: torch.Tensor, sound: Sequence[bool]) -> None:
+        """Keep the Q of before where what came back is not finite; replace columns of zeros."""
+        olds = _cut(before, [(m.columns, m.rank) for m in self._matrices])
+        for fine, q, old, fresh in zip(sound, self._qs, olds, self._fresh):
+            if not fine:
+                q.copy_(old)
+            q.copy_(torch.where(q.abs().amax(0) == 0, fresh, q))
+
+    def arrive(self, x: torch.Tensor) -> torch.Tensor:
+        return self._finite
+
+    def state(self, place: range) -> dict[str, torch.Tensor]:
+        kept = {"turn": torch.tensor(self._turn)}
+        for m, q in zip(self._matrices, self._qs):
+            if m.place == place:
+                kept |= {"error": self._error[place.start : place.stop].clone(), "q": q.clone()}
+        return kept
+
+    def load(self, place: range, state: dict[str, torch.Tensor]) -> None:
+        for m, q in zip(self._matrices, self._qs):
+            if m.place == place and "error" in state and state["error"].numel() == len(place):
+                self._error[place.start : place.stop] = state["error"]
+            if m.place == place and "q" in state and state["q"].shape == q.shape:
+                q.copy_(state["q"])
+        if "turn" in state:
+            self._turn = int(state["turn"])
+
+
+def matrix_of(place: range, rows: int, rank: int) -> Matrix | None:
+    """The tensor at `place` as a matrix of `rows`, if two thin ones are so much shorter that it is worth the work."""
+    columns = len(place) // max(rows, 1)
+    rank = min(rank, rows, columns)
+    if rank == 0 or (rows + columns) * rank * SAVES >= rows * columns:
+        return None
+    return Matrix(place, rows, columns, rank)
+
+
+def _share(x: torch.Tensor, size: int) -> torch.Tensor:
+    """Divide in place; whether all of it is finite."""
+    if size != 1:
+        x.div_(size)
+    return torch.isfinite(torch.stack(torch.aminmax(x))).all() if x.numel() else torch.ones((), dtype=torch.bool, device=x.device)
+
+
+def _cut(flat: torch.Tensor, shapes: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
+    """Matrices one behind the other at the beginning of `flat`."""
+    found, at = [], 0
+    for rows, columns in shapes:
+        found.append(flat[at : at + rows * columns].view(rows, columns))
+        at += rows * columns
+    return found
+
+
+def _random(like: Sequence[torch.Tensor], seed: int) -> list[torch.Tensor]:
+    """Directions to begin with, the same on all ranks, whatever the device."""
+    own = torch.Generator().manual_seed(seed)
+    return [torch.randn(q.shape, generator=own).to(q) for q in like]
+
+
+def _runs(shapes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Where runs of equal shapes begin and end."""
+    edges = [i for i in range(len(shapes)) if i == 0 or shapes[i] != shapes[i - 1]]
+    return list(zip(edges, [*edges[1:], len(shapes)]))

@@ -1,0 +1,42 @@
+"""A slow rank of a real job: named with its cause, given fewer samples with exact gradients, or ended."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from tests.long import LONG, times
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from slow_ranks import job, named, rebalanced
+
+pytestmark = pytest.mark.usefixtures("warm_python")
+
+
+@pytest.mark.parametrize("seed", range(times(20, seldom=1)))
+def test_it_is_named_within_20_steps(seed):
+    row = named(seed)
+    assert row["right"], row
+    assert row["after_steps"] <= 20
+
+
+def test_rebalancing_is_exact():
+    row = rebalanced(steps=40)
+    assert row["weights_equal"], row
+    assert row["error"] < 1e-12  # against one process with the same batches, in float64
+    assert row["samples_once"]
+    assert row["shares"][3] < min(row["shares"][:3]), row
+    assert sum(row["shares"]) == 40
+
+
+@pytest.mark.skipif(not LONG, reason="PHALANX_TEST_LONG=1, as in CI")
+def test_nobody_is_named_if_nobody_is_slow():
+    assert job("warn", slow=-1, begins=0, steps=2000, per_sample=0.001)[0]["slow"] == []
+
+
+def test_a_slow_rank_is_ended():
+    members = job("evict", slow=1, begins=0, steps=40, per_sample=0.001)
+    assert sorted(members) == [0, 2, 3]
+    assert members[0]["slow"][0]["rank"] == 1
+    assert members[0]["rows"][-1]["ranks"] == 3
