@@ -339,8 +339,12 @@ def deaths() -> list[Result]:
     beats = find("elastic_faults", kind="beats", ranks_per_host=2)
     per_rank = (beats["bytes_per_second_sent"] + beats["received"]) / 2 / 1000
     form = "{:.2f} s"
-    good = {name: _goodput(name) for name in ("ours", "torchft", "torchrun")}
-    others = f"torchft {good['torchft']:.0%}, torchrun {good['torchrun']:.0%}"
+    good = rows("elastic_goodput")
+    names = dict.fromkeys(row["contender"] for row in good if row["kind"] == "goodput" and row["contender"] != "ours")
+    others = ", ".join(f"{name} {_goodput(name):.0%}" for name in names)
+    count = sum(row["deaths"] for row in good if row.get("contender") == "ours")
+    told = f"Death of a host with its agent, {len(lost)} times: worst until the next step"
+    hosts = [most(told, max(lost, default=0.0), 5, "elastic_faults", form)]
     return [
         most(
             f"`kill -9` of any rank, {len(kills)} times: median until the next step",
@@ -350,11 +354,9 @@ def deaths() -> list[Result]:
             form,
         ),
         most("The same: worst", max(kills), 5, "elastic_faults", form),
-        most(
-            f"Death of a host with its agent, {len(lost)} times: worst until the next step", max(lost), 5, "elastic_faults", form
-        ),
+        *(hosts if lost else []),
         Result(
-            "Cuts of the network (3|1, 2|2, 1|3, one way, between two hosts, link down) after which exactly one side continued",
+            "Cuts of the network (1, 2 or 3 of 4 hosts, one way, two hosts, a link) after which exactly one side continued",
             f"{single} of {len(cuts)}",
             "all",
             single == len(cuts),
@@ -370,8 +372,8 @@ def deaths() -> list[Result]:
         ),
         most("Signs of life, per rank, both directions, its agent included", per_rank, 10, "elastic_faults", "{:.1f} kB/s"),
         least(
-            f"A death every 20 s: steps of what living ranks could make ({others})",
-            good["ours"],
+            f"A death every 20 s ({count} in all): steps, of those that living ranks could make ({others})",
+            _goodput("ours"),
             0.9,
             "elastic_goodput",
             "{:.0%}",
