@@ -1,4 +1,4 @@
-"""How fast the planner is: simulated messages per second, a step of ResNet-50 on 4,096 ranks, and a full plan for them.
+"""How fast the planner is: simulated messages per second, a step of ResNet-50 on 4,096 ranks, full plans for them and for 65,536.
 
     python benchmarks/plan_speed.py [--repeat 5] [--json FILE]
 
@@ -14,14 +14,29 @@ import resource
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from phalanx.cluster import MODELS, NCCL, PLAIN, PRESETS, StepPlan, compile_schedule, from_one, predict_step, run, uniform
+from phalanx.cluster import (
+    GLOO,
+    MODELS,
+    NCCL,
+    PLAIN,
+    PRESETS,
+    StepPlan,
+    Uplink,
+    compile_schedule,
+    from_one,
+    predict_step,
+    run,
+    uniform,
+)
 from phalanx.cluster.hosts_differ import typical_slowness
-from phalanx.cluster.plan import Question, make_plan
+from phalanx.cluster.plan import make_plan
+from phalanx.cluster.question import Question
 from phalanx.schedule import ring, torus
 
 RANKS = 4096
@@ -40,13 +55,16 @@ def timed(function: Callable[[], Any], repeat: int) -> float:
 
 def measure(repeat: int) -> list[dict[str, Any]]:
     own, shared = PRESETS["dgx-a100"].with_ranks(RANKS), PRESETS["abci"].with_ranks(RANKS)
+    racks = replace(shared, uplink=Uplink(16, 10 * shared.network.bandwidth))
     flat = uniform(RANKS, latency=5e-6, bandwidth=12.5e9)
     rows: list[dict[str, Any]] = []
     for name, cluster, schedule in (
         ("torus 64x64, a port per rank", flat, torus(64, 64)),
         ("torus 512x8, 8 ports per host of 8", own, torus(512, 8)),
         ("ring of 4096", flat, ring(RANKS)),
-        ("torus 1024x4, 2 ports per host of 4: queues", shared, torus(1024, 4)),
+        ("torus 1024x4, 2 ranks share a port", shared, torus(1024, 4)),
+        ("torus 512x8, 8 ranks share a port", PRESETS["cloud-25g"].with_ranks(RANKS), torus(512, 8)),
+        ("the same as the last but one, in racks of 16 hosts with thin uplinks", racks, torus(1024, 4)),
     ):
         program = compile_schedule(schedule, cluster, PLAIN)
         seconds = timed(lambda program=program: run(program, 25e6, shortcut=False), repeat)
@@ -64,6 +82,16 @@ def measure(repeat: int) -> list[dict[str, Any]]:
         {"what": "a full plan: all grids x 6 group sizes x 5 algorithms", "seconds": timed(lambda: make_plan(question), 1)}
     )
     rows[-1]["peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    for name, cluster, profile in (
+        ("65,536 ranks of dgx-a100, NCCL, five algorithms", PRESETS["dgx-a100"].with_ranks(65536), NCCL),
+        ("4,096 ranks of cloud-25g, gloo, five algorithms", PRESETS["cloud-25g"].with_ranks(RANKS), GLOO),
+    ):
+        question = Question(cluster, MODEL, COMPUTE, profile, 16 * cluster.ranks, wires=(2,))
+        begun, cpu = time.perf_counter(), time.process_time()
+        make_plan(question)
+        seconds, cpu = time.perf_counter() - begun, time.process_time() - cpu
+        rows.append({"what": f"a full plan: {name}", "seconds": seconds, "cpu_s": cpu})
+        rows[-1]["peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return rows
 
 

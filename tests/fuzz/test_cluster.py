@@ -12,7 +12,7 @@ from tests.fuzz.harness import Parser, blocks, fuzz
 from tests.fuzz.mutate import JSON, TEXT
 from tests.long import times
 
-from phalanx.cluster import MODELS, PRESETS, PROFILES, Cluster, Compute, Model, workload_file
+from phalanx.cluster import MODELS, PRESETS, PROFILES, Cluster, Compute, Model, trace_file, workload_file
 from phalanx.cluster import calibrate as calibration
 from phalanx.cluster import machine as cluster_model
 from phalanx.cluster import profile_file as backend_profile
@@ -62,6 +62,31 @@ def read_model(data):
     assert math.isfinite(compute.seconds(32))
 
 
+def read_trace(data):
+    model, compute = trace_file.from_trace(data.decode("utf-8", "replace"), 32)
+    assert all(math.isfinite(value) and value >= 0 for value in (compute.per_sample, compute.forward, compute.optimizer))
+    assert sum(tensor.work for tensor in model.tensors) == pytest.approx(1)
+
+
+def _event(name, cat, ts, **args):
+    return {"ph": "X", "name": name, "cat": cat, "ts": ts, "dur": 1.0, "args": args}
+
+
+TRACE = {
+    "schemaVersion": 1,
+    "traceEvents": [
+        _event("aten::linear", "cpu_op", 10.0),
+        _event("cudaLaunchKernel", "cuda_runtime", 11.0, correlation=1),
+        _event("forward", "kernel", 50.0, correlation=1),
+        _event("autograd::engine::evaluate_function: x", "cpu_op", 20.0),
+        _event("cudaLaunchKernel", "cuda_runtime", 21.0, correlation=2),
+        _event("back", "kernel", 60.0, correlation=2),
+        _event("torch::autograd::AccumulateGrad", "cpu_op", 30.0, **{"Input Dims": [[3, 4]]}),
+        _event("Optimizer.step#SGD.step", "user_annotation", 40.0),
+    ],
+}
+
+
 def read_profile(data):
     profile = backend_profile.from_json(data.decode("utf-8", "replace"))
     assert backend_profile.from_json(backend_profile.to_json(profile)) == profile
@@ -97,6 +122,7 @@ PARSERS = [
         (workload_file.to_json(SMALL, DEVICE).encode(), workload_file.to_json(MODELS["vgg16"], Compute(1e-2)).encode()),
         JSON,
     ),
+    Parser("trace", read_trace, (ValueError,), (json.dumps(TRACE).encode(),), JSON),
     Parser(
         "profile",
         read_profile,

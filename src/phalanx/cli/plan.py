@@ -140,6 +140,8 @@ def _too_large(args: argparse.Namespace, model: Model) -> list[str]:
 def _training(args: argparse.Namespace, plan: Plan, prices: Prices, failures: Failures | None) -> Training | None:
     """The whole run; None where nobody has published how many epochs it takes."""
     model, cluster = plan.question.model, plan.question.cluster
+    if args.trace_batch and args.epochs is not None:
+        raise UsageError("--epochs has no effect: a trace does not tell how many samples an epoch has")
     if args.epochs is None and model.name != "resnet50":
         if args.target_accuracy or args.price or args.watts or args.mtbf:
             raise UsageError(f"--epochs is missing: published epochs to an accuracy are those of ResNet-50, not of {model.name}")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import inf
 
 from phalanx.cli.usage import UsageError
-from phalanx.cluster import MODELS, Compute, Model, from_one, from_two, workload_file
+from phalanx.cluster import MODELS, Compute, Model, from_one, from_two, trace_file, workload_file
 from phalanx.cluster.devices import DEVICES, UTILISATION, Device
 from phalanx.cluster.transformers import TRANSFORMERS
 from phalanx.cluster.workload import KERNEL_FLOOR
@@ -22,7 +22,13 @@ def read_model(args: argparse.Namespace) -> tuple[Model, Compute]:
         return KNOWN[args.model], _compute(args, KNOWN[args.model])
     if not is_file(args.model):
         raise UsageError(f"--model {args.model} is neither a file nor one of {', '.join(KNOWN)}")
-    model, measured = workload_file.from_json(read_text(args.model))
+    text = read_text(args.model)
+    if trace_file.is_trace(text):
+        if not args.trace_batch:
+            raise UsageError("--trace-batch is missing: how many samples has the step of the trace?")
+        model, measured = trace_file.from_trace(text, args.trace_batch)
+    else:
+        model, measured = workload_file.from_json(text)
     if not args.rate:
         if args.overhead:
             raise UsageError("--overhead has no effect: the file of the model has the part that does not grow with the batch")

@@ -48,7 +48,13 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> ar
     what.add_argument("--show-cluster", metavar="NAME", choices=PRESETS, help="print a preset as a file to edit, and stop")
     what.add_argument("--ranks", type=at_least_one, help="use as many of the cluster's hosts as have this many ranks")
     what.add_argument(
-        "--model", metavar="NAME|FILE", default="resnet50", help=f"{', '.join(KNOWN)}, or a file of phalanx.train.profile_model"
+        "--model",
+        metavar="NAME|FILE",
+        default="resnet50",
+        help=f"{', '.join(KNOWN)}, or a file of phalanx.train.profile_model or torch.profiler",
+    )
+    what.add_argument(
+        "--trace-batch", type=at_least_one, metavar="N", help="samples of the step, if --model is a trace of torch.profiler"
     )
     what.add_argument("--batch", type=at_least_one, help="samples per step over all ranks")
     what.add_argument(
