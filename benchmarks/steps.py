@@ -50,7 +50,7 @@ CONTENDERS = ("none", "no-op", "gloo", "phalanx", "ddp_hook", "gloo views", "opt
 LIMITS = ("none", "no-op")
 WARM = 12  # steps before the timed ones: an optimizer tries overlap on and off in its first 9
 RATE = 1e-6  # training must make no progress, so that late steps cost what early ones do
-SECONDS = 220  # for the jobs of one network and batch
+SECONDS = 150  # for the jobs of one network and batch
 PER_TURN = {"resnet50": 2, "gpt": 12, "nanogpt": 6, "bert": 6, "cnn": 20, "mlp": 100}  # steps: half a second
 
 
@@ -220,17 +220,20 @@ def main() -> None:
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "load": round(os.getloadavg()[0], 2),
     }
-    records = [run]
-    print("  ".join(f"{key} {value}" for key, value in run.items()))
+    tell([run], args.json)
     for model in args.models:
         for batch in args.batch:
             times = race(args.only, args.ranks, model, int(batch), args.turns + 1)
-            for record in rows_of(times, kind="step", model=model, batch=int(batch)):
-                print("  ".join(f"{key} {value}" for key, value in record.items()), flush=True)
-                records.append(record)
-    if args.json:
-        with args.json.open("a") as file:
-            file.writelines(json.dumps(record) + "\n" for record in records)
+            tell(list(rows_of(times, kind="step", model=model, batch=int(batch))), args.json)
+
+
+def tell(records: list[dict[str, Any]], file: Path | None) -> None:
+    """As they come: what is measured must not be lost if the next network takes too long."""
+    for record in records:
+        print("  ".join(f"{key} {value}" for key, value in record.items()), flush=True)
+    if file is not None:
+        with file.open("a") as lines:
+            lines.writelines(json.dumps(record) + "\n" for record in records)
 
 
 if __name__ == "__main__":

@@ -29,8 +29,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # The files that take longest, in this order: with several workers they begin first, so that the last ones end together.
 LONGEST = (
     "world/test_failures.py", "world/test_ending.py", "world/test_launchers.py", "grad/test_gossip_away.py", "world/test_grid.py",
-    "world/test_elastic.py",
-    "world/test_gossip_away.py", "world/test_meeting.py", "world/test_shm.py", "world/test_gossip.py", "world/test_trainer.py",
+    "world/test_elastic.py", "world/test_elastic_hosts.py", "world/test_elastic_train.py", "world/test_slow_ranks.py",
+    "lab/test_elastic_cuts.py", "cli/test_stop.py", "world/test_gossip_away.py",
+    "world/test_meeting.py", "world/test_shm.py", "world/test_gossip.py", "world/test_trainer.py",
     "world/test_training.py", "world/test_links.py", "world/test_shuffle.py", "world/test_leaks.py", "comm/test_start.py",
     "train/test_trainer.py", "examples/test_examples.py", "optim/test_survives.py", "nn/test_models.py", "train/test_gpu.py",
     "cluster/test_plan.py", "optim/test_loops.py", "simulated_cuda/test_modes.py", "simulated_cuda/test_mutants.py",

@@ -31,5 +31,5 @@ def measured(name: str) -> str:
     """The day on which the newest rows of a file were measured, and how often where they say it."""
     day = max(str(row["date"])[:10] for row in rows(name) if "date" in row)
     first = rows(name)[0]
-    often = first.get("config", first).get("repeat")
+    often = first.get("config", first).get("repeat") or first.get("turns")
     return f"{day}, {often} times" if often else day

@@ -96,6 +96,55 @@ def one_host() -> list[Result]:
     return found
 
 
+CONTENDERS = ("none", "no-op", "phalanx", "optimizer", "fused")
+
+
+def one_word() -> list[Result]:
+    """DDP with `phalanx` where `gloo` was, and what people use instead of DDP."""
+    found = []
+    record = "steps_2_ranks"
+    for batch in sorted({row["batch"] for row in rows(record) if row.get("model") == "resnet50"}):
+        net = f"Step of ResNet-50 (64 px, batch {batch} per rank) on 2 ranks"
+        at = {name: find(record, model="resnet50", batch=batch, contender=name) for name in CONTENDERS}
+        limits = f"{at['no-op']['times_gloo']:.3g}x; without DDP and communication {at['none']['times_gloo']:.3g}x"
+        what = f"{net}, DDP with the backend's name changed: over gloo (a hook that does nothing: {limits})"
+        found.append(least(what, at["phalanx"]["times_gloo"], 1.2, record))
+        for contender, said, bar in (("optimizer", "default", 1.25), ("fused", "`AllReduce(fused=True)`", 1.4)):
+            what = f"{net}, multi-node optimizer, {said}: over DDP on gloo with bucket views and a static graph"
+            found.append(least(what, at[contender]["times_views"], bar, record))
+    changed = find(record, model="gpt", contender="phalanx")["times_gloo"]
+    found.append(
+        least("Step of gpt (0.8 M parameters, batch 2) on 2 ranks, DDP with the backend's name changed", changed, 1.2, record)
+    )
+    for model in ("gpt", "nanogpt", "cnn", "mlp"):
+        cost = find(record, model=model, contender="optimizer")["cost"]
+        what = f"Step of {model} on 2 ranks, multi-node optimizer: time over no communication, as a share of DDP's"
+        found.append(most(what, cost, 0.25, record, "{:.2f}"))
+    for framework, said in (("lightning", "Lightning"), ("accelerate", "accelerate"), ("transformers", "HF Trainer")):
+        ours, gloo = (find("frameworks", framework=framework, contender=each) for each in ("phalanx", "gloo"))
+        what = f"{said}, one word changed, 2 ranks: over gloo, ratio of medians (turn by turn {ours['times_as_fast']:.3g}x)"
+        found.append(least(what, gloo["ms"] / ours["ms"], 1.1, "frameworks"))
+    for ranks in (2, 4):
+        for size in (64 * KIB, MIB, 25 * MIB):
+            ours, core = (_all_reduce(ranks, size, contender) for contender in ("phalanx", "comm"))
+            what = f"All-reduce of {_size(size)} through the backend on {ranks} ranks: time over that of `comm.all_reduce`"
+            found.append(most(what, ours / core, 1.3, "backend"))
+    changed = find("backend_lab_4x2_1gbit", model="resnet50", contender="phalanx")["times_gloo"]
+    what = "Step of ResNet-50 on 4 hosts of 2 ranks at 1 Gbit/s in the lab, DDP with the backend's name changed: over gloo"
+    found.append(least(what, changed, 1.0, "backend_lab_4x2_1gbit"))
+    return found
+
+
+def _all_reduce(ranks: int, size: int, contender: str) -> float:
+    """Microseconds in the newest run with this many ranks."""
+    found, now = 0.0, 0
+    for row in rows("backend"):
+        now = row["ranks"] if row["kind"] == "run" else now
+        if (now, row.get("bytes"), row.get("contender")) == (ranks, size, contender):
+            found = row["us"]
+    return found
+
+
 def several_hosts() -> list[Result]:
     """4 hosts of 2 ranks in the lab."""
     allreduce, delayed = "lab_allreduce_4x2_1gbit", "lab_allreduce_4x2_1gbit_5ms"
@@ -279,14 +328,80 @@ def runs() -> list[Result]:
     ]
 
 
+def deaths() -> list[Result]:
+    """Ranks, hosts and links that fail under an elastic job on 4 hosts."""
+    kills = [row["seconds_to_next_step"] for row in rows("elastic_faults") if row["kind"] == "kill"]
+    lost = [row["seconds_to_next_step"] for row in rows("elastic_faults") if row["kind"] == "host"]
+    cuts = [row for row in rows("elastic_faults") if row["kind"] == "cut" and "worlds_at_the_end_of_the_cut" in row]
+    checks = [row for row in rows("elastic_faults") if row["kind"] == "check"]
+    single = sum(row["worlds_at_the_end_of_the_cut"] == 1 for row in cuts)
+    exact = sum(row["weights_equal_after_every_step"] and row["samples_exact"] for row in checks)
+    beats = find("elastic_faults", kind="beats", ranks_per_host=2)
+    per_rank = (beats["bytes_per_second_sent"] + beats["received"]) / 2 / 1000
+    form = "{:.2f} s"
+    good = rows("elastic_goodput")
+    names = dict.fromkeys(row["contender"] for row in good if row["kind"] == "goodput" and row["contender"] != "ours")
+    others = ", ".join(f"{name} {_goodput(name):.0%}" for name in names)
+    count = sum(row["deaths"] for row in good if row.get("contender") == "ours")
+    told = f"Death of a host with its agent, {len(lost)} times: worst until the next step"
+    hosts = [most(told, max(lost, default=0.0), 5, "elastic_faults", form)]
+    return [
+        most(
+            f"`kill -9` of any rank, {len(kills)} times: median until the next step",
+            statistics.median(kills),
+            2,
+            "elastic_faults",
+            form,
+        ),
+        most("The same: worst", max(kills), 5, "elastic_faults", form),
+        *(hosts if lost else []),
+        Result(
+            "Cuts of the network (1, 2 or 3 of 4 hosts, one way, two hosts, a link) after which exactly one side continued",
+            f"{single} of {len(cuts)}",
+            "all",
+            single == len(cuts),
+            "elastic_faults",
+        ),
+        most("The same: worst until the next step", max(row["seconds_to_next_step"] for row in cuts), 5, "elastic_faults", form),
+        Result(
+            "Jobs in which every step was made once, with equal bits on all ranks, and every sample equally often",
+            f"{exact} of {len(checks)}",
+            "all",
+            exact == len(checks),
+            "elastic_faults",
+        ),
+        most("Signs of life, per rank, both directions, its agent included", per_rank, 10, "elastic_faults", "{:.1f} kB/s"),
+        least(
+            f"A death every 20 s ({count} in all): steps, of those that living ranks could make ({others})",
+            _goodput("ours"),
+            0.9,
+            "elastic_goodput",
+            "{:.0%}",
+        ),
+    ]
+
+
+def _goodput(contender: str) -> float:
+    found = [row for row in rows("elastic_goodput") if row.get("contender") == contender]
+    return statistics.mean(row["goodput_of_ideal"] for row in found)
+
+
 TOPICS: dict[str, tuple[Callable[[], list[Result]], str]] = {
     "One host": (one_host, "More in [Native core](native.md) and [Bench](bench.md)."),
+    "One changed word": (
+        one_word,
+        "A step's contenders have processes of their own. More in [A backend of torch.distributed](backend.md#measure-it).",
+    ),
     "Several hosts": (several_hosts, "4 hosts of 2 ranks in the [lab](lab.md). More in [Bench](bench.md)."),
     "Predictions": (
         planning,
         "`phalanx plan`; nothing is fitted on more than one node. More in [Planning](planning.md#how-right-it-is).",
     ),
     "GossipGraD": (gossip, "More in [GossipGraD](gossip.md#speed)."),
+    "Ranks that die": (
+        deaths,
+        "4 hosts of one rank in the [lab](lab.md), on a busy machine. More in [Ranks that die and join](elastic.md).",
+    ),
     "Large batches": (large_batches, "More in [Large batches](large-batch.md#what-the-techniques-are-worth)."),
     "Data, checkpoints, recipes": (runs, "More in [Transforms](transforms.md) and [Checkpoints](checkpoints.md)."),
 }

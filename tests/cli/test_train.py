@@ -213,6 +213,23 @@ def phalanx_train(*words: str, **options: object) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=clean_environment() | {"OMP_NUM_THREADS": "1"}, **pipes, **options)
 
 
+def stopped_after_an_epoch(by: signal.Signals, out: Path, *words: str) -> tuple[str, str]:
+    """What two ranks print that get this signal after their first evaluation, and end with its code."""
+    with phalanx_train("--ranks", "2", "--out", str(out), *words) as process:
+        try:
+            began = time.monotonic()
+            while not any(row["kind"] == "evaluation" for row in read_rows(out / "metrics.jsonl")):
+                assert process.poll() is None
+                assert time.monotonic() - began < DEADLINE
+                time.sleep(0.02)
+            process.send_signal(by)
+            printed = process.communicate(timeout=DEADLINE)
+        finally:
+            process.kill()
+    assert process.returncode == 128 + by
+    return printed
+
+
 def weights(out: Path) -> dict[str, list[float]]:
     saved = read(out / "checkpoints", find_places(out / "checkpoints")[0], ["model"]).saved["model"].value
     return {name: x.flatten().tolist() for name, x in saved.items()}
@@ -222,18 +239,7 @@ def weights(out: Path) -> dict[str, list[float]]:
 def test_two_ranks_stopped_by_sigterm_go_on_and_end_as_if_undisturbed(tmp_path):
     """Also under torchrun, whose ranks the command joins."""
     run = ["--set", "epochs=8", "--set", "model.width=8"]
-    with phalanx_train("--ranks", "2", "--out", str(tmp_path / "cut"), *run) as process:
-        try:
-            began = time.monotonic()
-            while not any(row["kind"] == "evaluation" for row in read_rows(tmp_path / "cut" / "metrics.jsonl")):
-                assert process.poll() is None
-                assert time.monotonic() - began < DEADLINE
-                time.sleep(0.02)
-            process.send_signal(signal.SIGTERM)
-            out, err = process.communicate(timeout=DEADLINE)
-        finally:
-            process.kill()
-    assert process.returncode == 128 + signal.SIGTERM
+    out, err = stopped_after_an_epoch(signal.SIGTERM, tmp_path / "cut", *run)
     assert "stopped on request; --resume continues" in out
     assert err.startswith("stopping: this step is finished and saved first")
     assert len(err.splitlines()) == 2, err
@@ -253,18 +259,7 @@ def test_two_ranks_stopped_by_sigterm_go_on_and_end_as_if_undisturbed(tmp_path):
 
 @pytest.mark.usefixtures("warm_python")
 def test_ctrl_c_saves_and_says_at_once_how_to_go_on(tmp_path):
-    with phalanx_train("--ranks", "2", "--out", str(tmp_path / "cut"), "--set", "epochs=500") as process:
-        try:
-            began = time.monotonic()
-            while not any(row["kind"] == "evaluation" for row in read_rows(tmp_path / "cut" / "metrics.jsonl")):
-                assert process.poll() is None
-                assert time.monotonic() - began < DEADLINE
-                time.sleep(0.02)
-            process.send_signal(signal.SIGINT)
-            _, err = process.communicate(timeout=DEADLINE)
-        finally:
-            process.kill()
-    assert process.returncode == 128 + signal.SIGINT
+    _, err = stopped_after_an_epoch(signal.SIGINT, tmp_path / "cut", "--set", "epochs=500")
     assert f"to continue: phalanx train digits --ranks 2 --resume --out {tmp_path / 'cut'} --set epochs=500" in err
     assert len(err.splitlines()) == 2, err
     step = read_rows(tmp_path / "cut" / "metrics.jsonl")[-1]["steps"]

@@ -8,13 +8,13 @@ import warnings
 import pytest
 import torch
 from tests.simulated_cuda.launch import launch
+from tests.simulated_cuda.scenarios import writes_on_streams
 from tests.simulated_cuda.seeds import seeds
 from tests.simulated_cuda.simulated import simulated
 from tests.simulated_cuda.simulation import process
 from torch.utils.checkpoint import checkpoint
 
 import phalanx
-from phalanx.comm.streams import Writers
 
 ANY = seeds(3)
 
@@ -67,19 +67,7 @@ def test_groups_leave_during_backward_without_being_tried_out(seed):
 @pytest.mark.parametrize("seed", seeds(10))
 def test_a_group_waits_for_all_streams_that_have_written_to_it(seed):
     """A model may compute on side streams. Autograd then makes gradients there, and calls the hooks there."""
-
-    def play(comm):
-        flat, group, writers = torch.zeros(3, 64, device="cuda"), object(), Writers()
-        for part in flat:
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                part.add_(1.0)
-                writers.note(part, group)
-        writers.wait(group)
-        return comm.all_reduce(flat).sum().cpu().item()
-
-    assert on_gpus(play, seed=seed) == [384.0, 384.0]
+    writes_on_streams(seed)
 
 
 def on_one_cpu():
