@@ -1,5 +1,8 @@
 """MSCCL's XML: 16 all-reduces come in, are proved, run and go out again as the same value; nonsense and bombs are refused."""
 
+import re
+from functools import partial
+
 import pytest
 import torch
 from tests.schedule import oracle
@@ -51,6 +54,27 @@ def test_schedules_of_ours_go_out_and_come_back(s):
     assert sent(again) == sent(s)
     assert len(again.steps) <= len(lower(s).steps)
     assert from_msccl(to_msccl(again)) == again
+
+
+def test_an_algorithm_that_is_not_in_place():
+    """The sums go to the output buffer: received ones are written there, and sent from there."""
+
+    def moved(rank, found):
+        line = found.group()
+        kind, chunk = re.search(r'type="(\w+)"', line).group(1), int(re.search(r'srcoff="(\d+)"', line).group(1))
+        line = line.replace('dstbuf="i"', 'dstbuf="o"') if kind in ("r", "rcs", "rrc", "rrcs") else line
+        mine = chunk == (rank - 1) % 5  # the chunk that a rank sends first is its input
+        return line.replace('srcbuf="i"', 'srcbuf="o"') if kind == "s" and not mine else line
+
+    inside = XML["ring, fused, sums not kept"]
+    head, *gpus = inside.replace('inplace="1"', 'inplace="0"').split("<gpu ")
+    gpus = [re.sub(r"<step .*", partial(moved, rank), part) for rank, part in enumerate(gpus)]
+    outside = "<gpu ".join([head, *gpus])
+    assert outside.count('buf="o"') > 20
+    assert from_msccl(outside) == from_msccl(inside)
+    late = outside.replace('type="s" srcbuf="o"', 'type="s" srcbuf="i"', 1)  # the input, after its place holds a sum
+    with pytest.raises(ScheduleError, match="reads the old value of chunk"):
+        from_msccl(late)
 
 
 def test_a_mutant_is_read_and_refused_by_the_proof():

@@ -11,7 +11,8 @@ from phalanx.schedule.names import InputError, find_all_reduce
 OPTIMIZERS = ("sgd", "adamw")
 MODELS = ("resnet50", "resnet18", "resnet_cifar20", "gpt")
 TRAINED = (
-    "none", "DDP", "DDP fp16", "phalanx", "phalanx inline", "phalanx fused", "phalanx bfloat16", "Horovod", "decent-dp",
+    "none", "DDP", "DDP fp16", "DDP bf16", "DDP PowerSGD", "phalanx", "phalanx inline", "phalanx fused", "phalanx bfloat16",
+    "phalanx int8", "phalanx PowerSGD", "Horovod", "decent-dp",
 )  # fmt: skip
 GOSSIPING = (
     "none", "DDP", "all-reduce", "gossip", "gossip exact", "gossip coherent", "gossip gradients", "gossip bfloat16",

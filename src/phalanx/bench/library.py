@@ -13,8 +13,11 @@ def library_all_reduce(x: torch.Tensor) -> None:
     dist.all_reduce(x)
 
 
-def library_fp16_hook() -> Any:
-    """DDP's own 16-bit compression."""
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+def library_hooks(rank: int) -> dict[str, Any]:
+    """DDP's own compression, by name: what `register_comm_hook` takes. Low-rank gradients have `rank` columns."""
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
+    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
-    return fp16_compress_hook
+    # the hook refuses to begin earlier; the epsilon keeps gradients of zeros from becoming NaN
+    low = PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2, orthogonalization_epsilon=1e-8)
+    return {"fp16": (None, fp16_compress_hook), "bf16": (None, bf16_compress_hook), "PowerSGD": (low, powerSGD_hook)}

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import phalanx
 from phalanx.bench.config import TrainBench
-from phalanx.bench.library import library_fp16_hook
+from phalanx.bench.library import library_hooks
 from phalanx.bench.record import Company, Record, first_record
 from phalanx.bench.stopwatch import Stopwatch
 from phalanx.comm.communicator import Communicator
@@ -29,6 +29,7 @@ from phalanx.comm.envelope import bytes_of
 from phalanx.train.trainer import device_of_this_rank
 
 RATE = 1e-6  # training must make no progress, so that late steps cost what early ones do
+LOW_RANK = 4  # of PowerSGD
 WARM = 3  # steps before the timed ones: DDP rebuilds its buckets in the second
 TRYING = 12  # WARM for Phalanx, which tries overlap on and off in its first 9 steps
 VOCABULARY = 96  # of gpt, as in the recipe gpt-tiny
@@ -131,8 +132,8 @@ def enter(bench: TrainBench, comm: Communicator) -> Iterator[TrainingContender]:
 
         return TrainingContender(name, [p for p in model.parameters() if p.requires_grad], step, averages, warm)
 
-    def ddp() -> nn.Module:
-        return DistributedDataParallel(replica(), static_graph=True, gradient_as_bucket_view=True)
+    def ddp(**options: Any) -> nn.Module:
+        return DistributedDataParallel(replica(), static_graph=True, gradient_as_bucket_view=True, **options)
 
     def ours(**options: Any) -> Callable[[str], TrainingContender]:
         def make(name: str) -> TrainingContender:
@@ -145,9 +146,10 @@ def enter(bench: TrainBench, comm: Communicator) -> Iterator[TrainingContender]:
         model = replica()
         return contender(name, model, optimizer(model), averages=False)
 
-    def fp16(name: str) -> TrainingContender:
-        model = ddp()
-        model.register_comm_hook(None, library_fp16_hook())  # type: ignore[operator]
+    def hooked(name: str) -> TrainingContender:
+        # torch's PowerSGD calls all-reduces from callbacks: those of several buckets meet in any order, and gloo ends the process
+        model = ddp(bucket_cap_mb=1 << 14) if name == "DDP PowerSGD" else ddp()
+        model.register_comm_hook(*library_hooks(LOW_RANK)[name.removeprefix("DDP ")])  # type: ignore[operator]
         return contender(name, model, optimizer(model))
 
     def of_ddp(name: str) -> TrainingContender:
@@ -157,12 +159,20 @@ def enter(bench: TrainBench, comm: Communicator) -> Iterator[TrainingContender]:
     field: dict[str, Callable[[str], TrainingContender]] = {
         "none": plain,
         "DDP": of_ddp,
-        "DDP fp16": fp16,
+        "DDP fp16": hooked,
+        "DDP bf16": hooked,
+        "DDP PowerSGD": hooked,
         "phalanx": ours(),
         "phalanx inline": ours(sync=phalanx.AllReduce(overlap=False)),
         "phalanx fused": ours(sync=phalanx.AllReduce(fused=True)),
         "phalanx bfloat16": ours(wire=torch.bfloat16),
+        "phalanx int8": ours(wire=phalanx.Int8()),
+        "phalanx PowerSGD": ours(wire=phalanx.PowerSGD(rank=LOW_RANK)),
     }
+    if device.type == "cpu":  # torch's hook refuses anything but NCCL
+        del field["DDP bf16"]
+    if comm.inter_size == 1:  # inside a host nothing is encoded
+        del field["phalanx int8"]
     if not comm.shares_memory or device.type != "cpu":  # one pass over memory is for ranks that share it
         del field["phalanx fused"]
     chosen = {"none", "DDP", *(bench.only or (*field, *OTHERS))}

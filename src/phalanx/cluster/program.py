@@ -82,14 +82,14 @@ def connections(program: Program) -> int:
     return int(np.bincount(port_of(program.cluster, src[crossing]), minlength=1).max())
 
 
-def compile_schedule(schedule: Schedule, cluster: Cluster, profile: BackendProfile) -> Program:
-    """`schedule` as arrays, with the ways of its messages on `cluster`."""
+def compile_schedule(schedule: Schedule, cluster: Cluster, profile: BackendProfile, *, code: float = 1.0) -> Program:
+    """`schedule` as arrays, with the ways of its messages on `cluster`. Encoded chunks are as long as `code` says, as a share."""
     if schedule.world != cluster.ranks:
         raise ClusterError(
             f"{schedule.name} is for {schedule.world} ranks, cluster {cluster.name} has {cluster.ranks}"
             f" ({cluster.hosts} hosts of {cluster.per_host}); give equal numbers"
         )
-    compiler = _Compiler(schedule, cluster, profile)
+    compiler = _Compiler(schedule, cluster, profile, code)
     phases = [phase for step in schedule.steps for phase in compiler.phases(step)]
     return Program(schedule.name, cluster, profile, tuple(phases), tuple(sorted(compiler.ports.items())))
 
@@ -97,20 +97,20 @@ def compile_schedule(schedule: Schedule, cluster: Cluster, profile: BackendProfi
 class _Compiler:
     """Turns steps into phases, in order: whether messages must queue depends on the steps before."""
 
-    def __init__(self, schedule: Schedule, cluster: Cluster, profile: BackendProfile) -> None:
-        self.schedule, self.cluster, self.profile = schedule, cluster, profile
+    def __init__(self, schedule: Schedule, cluster: Cluster, profile: BackendProfile, code: float) -> None:
+        self.schedule, self.cluster, self.profile, self.code = schedule, cluster, profile, code
         self.busy: set[str] = set()
         self.ports: dict[str, int] = {}
 
     def phases(self, step: Step) -> Iterator[Phase]:
-        ops = [op for op in step.ops if isinstance(op, (Move, Collective))]  # scaling takes no time on a wire
+        ops = [op for op in step.ops if isinstance(op, (Move, Collective))]  # scaling and encoding take no time on a wire
         if not ops:
             return
         chunks = self.schedule.chunks
         if all(isinstance(op, Move) for op in ops):
             moves = cast("list[Move]", ops)
             src, dst = np.array([m.src for m in moves]), np.array([m.dst for m in moves])
-            yield self._moves(step.label, src, dst, np.array([m.count for m in moves]) / chunks)
+            yield self._moves(step.label, src, dst, np.array([m.count * (self.code if m.coded else 1.0) for m in moves]) / chunks)
             return
         if all(isinstance(op, Collective) for op in ops):
             collectives = cast("list[Collective]", ops)

@@ -65,12 +65,13 @@ def simulate(
     profile: BackendProfile = PLAIN,
     start: Floats | None = None,
     shortcut: bool = True,
+    code: float = 1.0,
 ) -> Timeline:
-    """`schedule` with buffers of `nbytes` on `cluster`, the ranks beginning at `start`.
+    """`schedule` with buffers of `nbytes` on `cluster`, the ranks beginning at `start`; encoded bytes are `code` times as many.
 
     `shortcut=False` computes every round of every ring, to measure or to check the simulator itself.
     """
-    return run(compile_schedule(schedule, cluster, profile), nbytes, start=start, shortcut=shortcut)
+    return run(compile_schedule(schedule, cluster, profile, code=code), nbytes, start=start, shortcut=shortcut)
 
 
 def run(
