@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -69,6 +70,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.rank:
         return rank(Path(args.rank[0]), args.rank[1], args.blocks, args.steps)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the job ends with this program
     rows: list[dict[str, Any]] = [
         {
             "kind": "config",

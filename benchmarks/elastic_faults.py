@@ -31,6 +31,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for every thread of the replay, too: more would round otherwise
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -39,6 +40,8 @@ from elastic_kills import DEADLINE, RECENT, kill_one
 from elastic_replay import replay_on_hosts
 from elastic_training import N, rows, steps_of
 from lab import Bridge, Lab
+
+from phalanx.comm.elastic.links import FORGOTTEN
 
 HOLD = 8.0  # seconds that a cut lasts: longer than the 5 s after which ranks without their meeting point stop
 FLAP = 10.0  # seconds of a link that comes and goes every second
@@ -73,7 +76,7 @@ def _step_on(job: Fleet, records: list[dict[str, Any]], wanted: Any, since: floa
 
 def cut_once(job: Fleet, cuts: Cuts, kind: str, generator: random.Random) -> dict[str, Any]:
     full_world(job, time.time() - 5)
-    time.sleep(generator.uniform(0, 0.3))
+    time.sleep(FORGOTTEN + 1 + generator.uniform(0, 0.3))  # otherwise the hosts of the last cut wait longer each time
     ways, stay = KINDS[kind]
     pair = used_link(job, generator)
     if kind.startswith("pairwise"):
@@ -211,6 +214,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--warm", action="store_true")
+    parser.add_argument("--minutes", type=float, default=1e9, help="begin no new fault after this time; run again to continue")
     args = parser.parse_args()
     if args.warm:
         sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -228,17 +232,19 @@ def main() -> None:
             with args.json.open("a") as file:
                 file.write(json.dumps(row) + "\n")
 
+    until = time.monotonic() + 60 * args.minutes
     todo: list[str] = []
     if args.what == "cuts":
         for kind in args.kind:
             todo += [kind] * (args.repeat - sum(row.get("cut") == kind for row in done))
+        generator.shuffle(todo)
     else:
         todo = [args.what] * (args.repeat - sum(row["kind"] == args.what[:-1] for row in done))
     write(
         {
             "kind": "header",
             "what": args.what,
-            "when": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "torch": torch.__version__,
             "machine": platform.processor() or platform.machine(),
             "cores": os.cpu_count(),
@@ -257,6 +263,8 @@ def main() -> None:
             dead: set[int] = set()
             try:
                 for what in todo:
+                    if time.monotonic() > until:
+                        break
                     if what == "kills":
                         write(kill_one(job.follow, dead, generator, 4))
                     elif what == "hosts":

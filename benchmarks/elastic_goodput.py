@@ -9,7 +9,7 @@ torchrun (all ranks, from a checkpoint of every 10 steps), and this program for 
     goodput           rank-steps that count, of those in the same time without deaths (measured before the first one)
     alive             the part of all rank-time in which a process was there and had imported torch
     goodput_of_ideal  goodput / alive: what a job would make that loses nothing but the time in which processes start
-    gap               seconds from a death to the next step of anybody
+    pause             the longest time without a step of anybody, in the 15 s after a death
 
 `--torchft` is the Python of an environment with torchft 0.2; without it, the contender is left out. Rows are appended.
 """
@@ -35,6 +35,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
+import itertools
+
 from lab import NETNS, Bridge, Lab, Net
 
 RANK = Path(__file__).parent / "elastic_goodput_rank.py"
@@ -137,7 +139,7 @@ def run(contender: Contender, deaths: list[tuple[float, int]], seconds: float) -
     made = sum(ranks for at, ranks in steps.values() if begun <= at < end)
     goodput, alive = made / (rate * (end - begun)), alive_part(rows, {pid: at for at, pid in killed}, begun, end)
     moments = sorted(row["at"] for row in rows if row["kind"] == "step")
-    gaps = [next((at for at in moments if at > death), end) - death for death, _ in killed]
+    pauses = [longest_pause(moments, death, min(death + 15, end)) for death, _ in killed]
     return {
         "kind": "goodput",
         "contender": contender.name,
@@ -150,9 +152,14 @@ def run(contender: Contender, deaths: list[tuple[float, int]], seconds: float) -
         "goodput_of_ideal": round(goodput / alive, 4),
         "steps_made_twice": sum(row["kind"] == "step" for row in rows)
         - len({(r["step"], r["host"]) for r in rows if r["kind"] == "step"}),
-        "gap_median": round(statistics.median(gaps), 3) if gaps else None,
-        "gap_worst": round(max(gaps), 3) if gaps else None,
+        "pause_median": round(statistics.median(pauses), 3) if pauses else None,
+        "pause_worst": round(max(pauses), 3) if pauses else None,
     }
+
+
+def longest_pause(moments: list[float], begun: float, end: float) -> float:
+    inside = [begun, *(at for at in moments if begun < at < end), end]
+    return max(later - before for before, later in itertools.pairwise(inside))
 
 
 def alive_part(rows: list[dict[str, Any]], killed: dict[int, float], begun: float, end: float) -> float:
@@ -210,7 +217,7 @@ def main() -> None:
     write(
         {
             "kind": "header",
-            "when": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "machine": platform.processor() or platform.machine(),
             "cores": os.cpu_count(),
             "load": os.getloadavg()[0],

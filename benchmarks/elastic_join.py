@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -90,6 +91,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.rank:
         return rank(Path(args.rank), args.joins)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the job ends with this program
     rows: list[dict[str, Any]] = [
         {
             "kind": "config",

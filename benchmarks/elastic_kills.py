@@ -92,7 +92,7 @@ def kill_one(follow: Follow, dead: set[int], generator: random.Random, ranks: in
     """Kill a rank when all are there, and wait until a step was made without it, by all that are left."""
     follow.wait(lambda records: True if len(pids(follow.starts, dead)) == ranks else None, "a full world")
     taking_part = set(pids(follow.starts, dead))
-    follow.wait(lambda records: _step_by(records, taking_part, exactly=True), "a step of all ranks")
+    follow.wait(lambda records: _step_by(records, taking_part), "a step of all ranks")
     time.sleep(generator.uniform(0, 0.3))
     victim = generator.choice(sorted(taking_part))
     before = follow.look()[-1]
@@ -101,10 +101,10 @@ def kill_one(follow: Follow, dead: set[int], generator: random.Random, ranks: in
     os.kill(pids(follow.starts, dead)[victim], signal.SIGKILL)
     dead.add(victim)
     survivors = taking_part - {victim}
-    done = follow.wait(lambda records: _step_by(records, survivors, after=at, exactly=False), "a step of the survivors")
+    done = follow.wait(lambda records: _step_by(records, survivors, after=at, without=victim), "a step of the survivors")
     joined = follow.wait(lambda records: next((row for row in follow.starts if row["at"] > at), None), "a replacement")
     again = survivors | {joined["member"]}
-    full = follow.wait(lambda records: _step_by(records, again, after=at, exactly=True), "all ranks again")
+    full = follow.wait(lambda records: _step_by(records, again, after=at), "all ranks again")
     return {
         "kind": "kill",
         "victim": victim,
@@ -116,14 +116,14 @@ def kill_one(follow: Follow, dead: set[int], generator: random.Random, ranks: in
     }
 
 
-def _step_by(records: list[dict[str, Any]], members: set[int], *, after: float = 0.0, exactly: bool) -> float | None:
-    """When all of these members had finished one step that they, or these members exactly, made together."""
+def _step_by(records: list[dict[str, Any]], members: set[int], *, after: float = 0.0, without: int | None = None) -> float | None:
+    """When all of these members had finished a step that they alone made, or with whoever else came but not `without`."""
     times: dict[int, dict[int, float]] = {}
     for row in records[-RECENT:]:
         if row["kind"] != "step" or row["at"] < after:
             continue
         who = set(row["contributors"])
-        if who == members if exactly else members <= who and not who - members:
+        if who == members if without is None else members <= who and without not in who:
             times.setdefault(row["step"], {})[row["member"]] = row["at"]
     complete = [max(own.values()) for own in times.values() if own.keys() >= members]
     return min(complete) if complete else None

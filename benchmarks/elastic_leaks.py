@@ -81,6 +81,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=3)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the job ends with this program
     warm()
     versions = {"torch": torch.__version__, "python": platform.python_version(), "cores": os.cpu_count()}
     rows: list[dict[str, Any]] = [

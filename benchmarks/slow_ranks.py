@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -150,6 +151,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.rank:
         return rank(Path(args.rank[0]), dict(word.split("=", 1) for word in args.rank[1:]))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the job ends with this program
     torch.set_num_threads(1)
     versions = {"torch": torch.__version__, "python": platform.python_version()}
     write(args.json, {"kind": "config", "date": datetime.now(timezone.utc).isoformat(timespec="seconds"), "ranks": 4} | versions)

@@ -41,6 +41,12 @@ VARIANTS: dict[str, functools.partial[dict[str, Any]]] = {
     "all-reduce": functools.partial(dict, sync=phalanx.AllReduce()),
     "gossip": functools.partial(dict, sync=phalanx.Gossip(patience=PATIENT)),
     "gossip, exact": functools.partial(exact),
+    "Int8": functools.partial(dict, wire=phalanx.Int8(level="rank")),
+    "PowerSGD, rank 4": functools.partial(dict, wire=phalanx.PowerSGD(rank=4)),
+    # the negative control: one scale for all numbers of a group, and what it rounds away is lost
+    "Int8, no error feedback, one block": functools.partial(
+        dict, wire=phalanx.Int8(block=1 << 16, error_feedback=False, level="rank")
+    ),
     "LocalSGD, H=20": functools.partial(dict, sync=phalanx.LocalSGD(every=20)),
     "DiLoCo, H=20": functools.partial(dict, sync=phalanx.DiLoCo(every=20)),
     "DiLoCo, H=20, outer 0.9/0.5": functools.partial(

@@ -145,6 +145,18 @@ def _all_reduce(ranks: int, size: int, contender: str) -> float:
     return found
 
 
+def _wires() -> list[Result]:
+    """What compressed gradients save."""
+    found = []
+    for wire, said, bar in (("int8", "`Int8()`", 0.27), ("powersgd", "`PowerSGD(rank=4)`", 0.03)):
+        row = find("bytes_of_wires", wire=wire)
+        what = f"Step of ResNet-50, {said}: bytes that leave a host, as a share of float32's"
+        found.append(most(what, row["of_float32"], bar, "bytes_of_wires", "{:.4f}"))
+        what = f"The same, counted by the network interface / predicted by the schedules, {said}"
+        found.append(most(what, row["ratio"], 1.01, "bytes_of_wires", "{:.4f}"))
+    return found
+
+
 def several_hosts() -> list[Result]:
     """4 hosts of 2 ranks in the lab."""
     allreduce, delayed = "lab_allreduce_4x2_1gbit", "lab_allreduce_4x2_1gbit_5ms"
@@ -162,6 +174,7 @@ def several_hosts() -> list[Result]:
         most("Bytes that leave each host, counted / predicted", ratio, 1.03, "bytes_between_hosts", "{:.4f}"),
         least("Step of ResNet-50 at 1 Gbit/s: speed-up over DDP", plain, 1, "lab_train_4x2_1gbit"),
         least("Step of ResNet-50 at 300 Mbit/s, bfloat16 on the wire: speed-up over DDP", slow, 1.7, "lab_train_4x2_300mbit"),
+        *_wires(),
     ]
 
 
@@ -328,6 +341,64 @@ def runs() -> list[Result]:
     ]
 
 
+def deaths() -> list[Result]:
+    """Ranks, hosts and links that fail under an elastic job on 4 hosts."""
+    kills = [row["seconds_to_next_step"] for row in rows("elastic_faults") if row["kind"] == "kill"]
+    lost = [row["seconds_to_next_step"] for row in rows("elastic_faults") if row["kind"] == "host"]
+    cuts = [row for row in rows("elastic_faults") if row["kind"] == "cut" and "worlds_at_the_end_of_the_cut" in row]
+    checks = [row for row in rows("elastic_faults") if row["kind"] == "check"]
+    single = sum(row["worlds_at_the_end_of_the_cut"] == 1 for row in cuts)
+    exact = sum(row["weights_equal_after_every_step"] and row["samples_exact"] for row in checks)
+    beats = find("elastic_faults", kind="beats", ranks_per_host=2)
+    per_rank = (beats["bytes_per_second_sent"] + beats["received"]) / 2 / 1000
+    form = "{:.2f} s"
+    good = rows("elastic_goodput")
+    names = dict.fromkeys(row["contender"] for row in good if row["kind"] == "goodput" and row["contender"] != "ours")
+    others = ", ".join(f"{name} {_goodput(name):.0%}" for name in names)
+    count = sum(row["deaths"] for row in good if row.get("contender") == "ours")
+    told = f"Death of a host with its agent, {len(lost)} times: worst until the next step"
+    hosts = [most(told, max(lost, default=0.0), 5, "elastic_faults", form)]
+    return [
+        most(
+            f"`kill -9` of any rank, {len(kills)} times: median until the next step",
+            statistics.median(kills),
+            2,
+            "elastic_faults",
+            form,
+        ),
+        most("The same: worst", max(kills), 5, "elastic_faults", form),
+        *(hosts if lost else []),
+        Result(
+            "Cuts of the network (1, 2 or 3 of 4 hosts, one way, two hosts, a link) after which exactly one side continued",
+            f"{single} of {len(cuts)}",
+            "all",
+            single == len(cuts),
+            "elastic_faults",
+        ),
+        most("The same: worst until the next step", max(row["seconds_to_next_step"] for row in cuts), 5, "elastic_faults", form),
+        Result(
+            "Jobs in which every step was made once, with equal bits on all ranks, and every sample equally often",
+            f"{exact} of {len(checks)}",
+            "all",
+            exact == len(checks),
+            "elastic_faults",
+        ),
+        most("Signs of life, per rank, both directions, its agent included", per_rank, 10, "elastic_faults", "{:.1f} kB/s"),
+        least(
+            f"A death every 20 s ({count} in all): steps, of those that living ranks could make ({others})",
+            _goodput("ours"),
+            0.9,
+            "elastic_goodput",
+            "{:.0%}",
+        ),
+    ]
+
+
+def _goodput(contender: str) -> float:
+    found = [row for row in rows("elastic_goodput") if row.get("contender") == contender]
+    return statistics.mean(row["goodput_of_ideal"] for row in found)
+
+
 TOPICS: dict[str, tuple[Callable[[], list[Result]], str]] = {
     "One host": (one_host, "More in [Native core](native.md) and [Bench](bench.md)."),
     "One changed word": (
@@ -340,6 +411,10 @@ TOPICS: dict[str, tuple[Callable[[], list[Result]], str]] = {
         "`phalanx plan`; nothing is fitted on more than one node. More in [Planning](planning.md#how-right-it-is).",
     ),
     "GossipGraD": (gossip, "More in [GossipGraD](gossip.md#speed)."),
+    "Ranks that die": (
+        deaths,
+        "4 hosts of one rank in the [lab](lab.md), on a busy machine. More in [Ranks that die and join](elastic.md).",
+    ),
     "Large batches": (large_batches, "More in [Large batches](large-batch.md#what-the-techniques-are-worth)."),
     "Data, checkpoints, recipes": (runs, "More in [Transforms](transforms.md) and [Checkpoints](checkpoints.md)."),
 }

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 import secrets
 import signal
 import socket
@@ -29,13 +31,22 @@ class Hosts(Job):
     """Agents that meet on the loopback device. `process` is the first of them, which holds the meeting point."""
 
     def __init__(
-        self, directory: Path, hosts: int, ranks: int, *options: str, wait: float = 30.0, replace: int = 0, by_hand: bool = False
+        self,
+        directory: Path,
+        hosts: int,
+        ranks: int,
+        *options: str,
+        wait: float = 30.0,
+        replace: int = 0,
+        by_hand: bool = False,
+        script: tuple[str, ...] = (),
     ) -> None:
-        """`by_hand`: the command line says where they meet; otherwise the variables of a launcher do."""
+        """`by_hand`: the command line says where they meet; otherwise the variables of a launcher do. `script`: what they run."""
         self.directory, self.dead = directory, set[int]()
         self.follow = _follow(directory)
         self.log = directory / "log"
-        self.options = ("epochs=100000", "pause=0.01", f"stop_file={directory / 'stop'}", *options)
+        training = (str(PROGRAM), str(directory), "epochs=100000", "pause=0.01", f"stop_file={directory / 'stop'}", *options)
+        self.script = script or training
         port = free_port()
         self._command = ["run", "--wait", str(wait), "--ranks", str(ranks), "--replace", str(replace)]
         self.env = os.environ | {"OMP_NUM_THREADS": "1", "PHALANX_SECRET": secrets.token_hex(16)}
@@ -51,7 +62,7 @@ class Hosts(Job):
         self.process = self.agents[0]
 
     def start(self, number: int, **env: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "phalanx", *self._command, str(PROGRAM), str(self.directory), *self.options]
+        command = [sys.executable, "-m", "phalanx", *self._command, *self.script]
         launcher = {} if "--meet" in command else {"RANK": str(number)}
         with self.log.open("ab") as log:
             agent = subprocess.Popen(command, stdout=log, stderr=log, env=self.env | launcher | env)
@@ -207,3 +218,25 @@ def test_another_secret_is_refused(hosts):
     job.until(lambda: len(job.pids) == 2)
     job.wait_for_step(2, 3)
     assert job.finish() == [0, 0], job.words
+
+
+def test_a_run_that_lost_its_meeting_point_continues_from_its_checkpoint(hosts, tmp_path):
+    out = tmp_path / "run"
+    settings = [word for pair in ("comm.elastic=true", "epochs=12", "data.workers=0") for word in ("--set", pair)]
+    job = hosts(2, 1, script=("-m", "phalanx", "train", "digits", *settings, "--out", str(out), "--resume"))
+
+    def rows(kind: str) -> list[dict]:
+        path = out / "metrics.jsonl"
+        lines = path.read_text().split("\n") if path.exists() else []
+        return [row for row in (json.loads(line) for line in lines if line.endswith("}")) if row.get("kind") == kind]
+
+    job.until(lambda: any(re.fullmatch(r"step-\d+", path.name) for path in out.glob("checkpoints/*")))
+    children = [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and _parent(int(p.name)) == job.agents[0].pid]
+    for pid in (job.agents[0].pid, *children):
+        os.kill(pid, signal.SIGKILL)
+    job.agents[0].wait()
+    job.process = job.start(0)
+    assert [job.process.wait(DEADLINE), job.agents[1].wait(DEADLINE)] == [0, 0], job.words
+    assert "comes back to" in job.words
+    assert len(rows("end")) == 1, job.words
+    assert rows("start")[-1]["step"] > 0, "it continues, and does not begin again"

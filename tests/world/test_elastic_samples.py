@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.long import LONG
 from tests.world.test_elastic import check_exact, rows, stop
 from tests.world.test_elastic_hosts import Hosts
 
@@ -15,7 +16,10 @@ import phalanx
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from elastic_training import build, data, steps_of
 
-pytestmark = pytest.mark.usefixtures("warm_python")
+pytestmark = [
+    pytest.mark.usefixtures("warm_python"),
+    pytest.mark.skipif(not LONG, reason="PHALANX_TEST_LONG=1, as in CI"),
+]
 BATCH = 2
 SEEDS = 10
 

@@ -6,15 +6,17 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.long import LONG, times
+from tests.long import LONG
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from slow_ranks import job, named, rebalanced
 
+ONLY_LONG = pytest.mark.skipif(not LONG, reason="PHALANX_TEST_LONG=1, as in CI")
 pytestmark = pytest.mark.usefixtures("warm_python")
 
 
-@pytest.mark.parametrize("seed", range(times(20, seldom=1)))
+@ONLY_LONG
+@pytest.mark.parametrize("seed", range(20))
 def test_it_is_named_within_20_steps(seed):
     row = named(seed)
     assert row["right"], row
@@ -30,11 +32,12 @@ def test_rebalancing_is_exact():
     assert sum(row["shares"]) == 40
 
 
-@pytest.mark.skipif(not LONG, reason="PHALANX_TEST_LONG=1, as in CI")
+@ONLY_LONG
 def test_nobody_is_named_if_nobody_is_slow():
     assert job("warn", slow=-1, begins=0, steps=2000, per_sample=0.001)[0]["slow"] == []
 
 
+@ONLY_LONG
 def test_a_slow_rank_is_ended():
     members = job("evict", slow=1, begins=0, steps=40, per_sample=0.001)
     assert sorted(members) == [0, 2, 3]

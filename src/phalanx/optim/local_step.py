@@ -28,6 +28,7 @@ from phalanx.grad.record import StepRecord
 from phalanx.grad.reducer import TransferTime
 from phalanx.grad.replicas import check_replicas
 from phalanx.grad.wire import check_wire
+from phalanx.grad.wires import Int8, PowerSGD
 from phalanx.optim.unscaling import Unscaling
 from phalanx.optim.wrapped import WrappedOptimizer
 
@@ -53,6 +54,8 @@ class LocalOptimizer(WrappedOptimizer):
         if plan.wire is not None and wire is not None:
             raise ValueError(f"wire={wire} and DiLoCo(wire={plan.wire}): set one of them")
         self._wire = plan.wire or wire
+        if isinstance(self._wire, Int8 | PowerSGD):
+            raise ValueError(f"wire={self._wire}: local steps send torch.float16, torch.bfloat16 or parameters as they are")
         check_wire(self._wire)
         self._plan, self._bucket_bytes = plan, bucket_bytes
         self._rounds = Rounds(comm, plan, self._wire)
