@@ -145,6 +145,18 @@ def _all_reduce(ranks: int, size: int, contender: str) -> float:
     return found
 
 
+def _wires() -> list[Result]:
+    """What compressed gradients save."""
+    found = []
+    for wire, said, bar in (("int8", "`Int8()`", 0.27), ("powersgd", "`PowerSGD(rank=4)`", 0.03)):
+        row = find("bytes_of_wires", wire=wire)
+        what = f"Step of ResNet-50, {said}: bytes that leave a host, as a share of float32's"
+        found.append(most(what, row["of_float32"], bar, "bytes_of_wires", "{:.4f}"))
+        what = f"The same, counted by the network interface / predicted by the schedules, {said}"
+        found.append(most(what, row["ratio"], 1.01, "bytes_of_wires", "{:.4f}"))
+    return found
+
+
 def several_hosts() -> list[Result]:
     """4 hosts of 2 ranks in the lab."""
     allreduce, delayed = "lab_allreduce_4x2_1gbit", "lab_allreduce_4x2_1gbit_5ms"
@@ -162,6 +174,7 @@ def several_hosts() -> list[Result]:
         most("Bytes that leave each host, counted / predicted", ratio, 1.03, "bytes_between_hosts", "{:.4f}"),
         least("Step of ResNet-50 at 1 Gbit/s: speed-up over DDP", plain, 1, "lab_train_4x2_1gbit"),
         least("Step of ResNet-50 at 300 Mbit/s, bfloat16 on the wire: speed-up over DDP", slow, 1.7, "lab_train_4x2_300mbit"),
+        *_wires(),
     ]
 
 

@@ -50,7 +50,7 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--trees", metavar="N", type=whole(1, 1024), help="chunks with a tree each; more balance better (default: by size)"
     )
     parser.add_argument(
-        "--pipeline", metavar="N", type=whole(1, 1024), default=1, help="parts of each chunk that follow one another"
+        "--pipeline", metavar="N", type=whole(1, 1024), default=4, help="parts of each chunk that follow one another (default: 4)"
     )
     parser.set_defaults(run=run)
 

@@ -218,7 +218,7 @@ def _to_schedule(fabric: Fabric, trees: list[Tree], pipeline: int) -> Schedule:
         height = _heights(root, children)
         top = height[root]
         for part in range(pipeline):
-            chunk = number * pipeline + part
+            chunk = part * len(trees) + number  # what travels together lies together
             todo = [(root, 0)]
             while todo:
                 node, depth = todo.pop()
