@@ -31,5 +31,8 @@ def measured(name: str) -> str:
     """The day on which the newest rows of a file were measured, and how often where they say it."""
     day = max(str(row["date"])[:10] for row in rows(name) if "date" in row)
     first = rows(name)[0]
-    often = first.get("config", first).get("repeat") or first.get("turns")
+    often = first.get("config", first).get("repeat")
+    turns = sorted({row["turns"] for row in rows(name) if "turns" in row})  # of every run in the file
+    if turns and not often:
+        often = f"{turns[0]} to {turns[-1]}" if len(turns) > 1 else turns[0]
     return f"{day}, {often} times" if often else day
