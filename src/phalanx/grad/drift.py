@@ -124,8 +124,9 @@ class Drift:
         what = "optimizer state" if all(" of " in name for name in where) else "parameters"
         if who is None:
             two = "With two ranks" if len(every) == 2 else f"Without a majority among {len(every)} ranks"
+            others = tuple(rank for rank, own in enumerate(every) if own != every[0])
             raise ReplicaError(
-                f"after step {step} the {what} of the ranks differ, in {some(where)}. {two} nobody can "
+                f"after step {step} the {what} of {name_ranks(others)} differ from rank 0's, in {some(where)}. {two} nobody can "
                 f"tell which is right. {REASONS}. {REMEDY}, with three ranks or more"
             )
         differ = f"after step {step} the {what} of {name_ranks(who)} differ from the other ranks', in"
