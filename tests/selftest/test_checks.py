@@ -55,7 +55,17 @@ def test_every_verb_has_a_check():
     names = {word for check in correctness.checks() for word in check.name.split() if word != "and"}
     names |= {f"{verb}_obj" for verb in ("bcast", "gather", "allgather", "scatter", "allreduce", "send", "recv")}
     ends = {"close", "part", "survivors"}
-    for_rooms = {"buffer", "shared_buffer", "on_host", "exchange_async", "hotline", "after_step", "compound_async", "as_one", "has_left"}
+    for_rooms = {
+        "buffer",
+        "shared_buffer",
+        "on_host",
+        "exchange_async",
+        "hotline",
+        "after_step",
+        "compound_async",
+        "as_one",
+        "has_left",
+    }
     verbs = {name for name in dir(phalanx.Communicator) if not name.startswith("_")}
     methods = {name for name in verbs if callable(getattr(phalanx.Communicator, name))}
     assert methods - ends - for_rooms == names - {"objects"}

@@ -61,7 +61,9 @@ class CommConfig:
     algorithm: str | None = setting(
         None, "All-reduce schedule: a name such as torus:2x4, or a file. None chooses one for the hosts found."
     )
-    elastic: bool = setting(False, "Continue when ranks die, and let new ones join; `phalanx train --replace 10` starts up to ten.")
+    elastic: bool = setting(
+        False, "Continue when ranks die, and let new ones join; `phalanx train --replace 10` starts up to ten."
+    )
     min_ranks: int = setting(1, "With elastic: wait for replacements between two steps while there are fewer ranks.")
     max_ranks: int | None = setting(None, "With elastic: let no more ranks join than this; none for any number.")
     on_change: BatchPolicy = setting(
