@@ -6,6 +6,7 @@ orders. Threads of `run_local` run the same schedules, so their weights must be 
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -34,7 +35,9 @@ def _train(members: list[int], steps: list[Made], before: dict[str, Any]) -> dic
     def run(comm: phalanx.Communicator) -> dict[str, Any]:
         model, inner = build()
         model.load_state_dict(before["model"])
-        inner.load_state_dict(before["optimizer"])
+        inner.load_state_dict(
+            copy.deepcopy(before["optimizer"])
+        )  # torch takes its tensors as they are, and ranks are threads here
         opt = phalanx.create_multi_node_optimizer(inner, comm, sync=phalanx.AllReduce(overlap=False))
         for _, took, uneven in steps:
             if uneven:

@@ -347,6 +347,7 @@ def deaths() -> list[Result]:
     lost = [row["seconds_to_next_step"] for row in rows("elastic_faults") if row["kind"] == "host"]
     cuts = [row for row in rows("elastic_faults") if row["kind"] == "cut" and "worlds_at_the_end_of_the_cut" in row]
     checks = [row for row in rows("elastic_faults") if row["kind"] == "check"]
+    stalls = sum(row["kind"] == "stall" for row in rows("elastic_faults"))
     single = sum(row["worlds_at_the_end_of_the_cut"] == 1 for row in cuts)
     exact = sum(row["weights_equal_after_every_step"] and row["samples_exact"] for row in checks)
     beats = find("elastic_faults", kind="beats", ranks_per_host=2)
@@ -367,6 +368,13 @@ def deaths() -> list[Result]:
             form,
         ),
         most("The same: worst", max(kills), 5, "elastic_faults", form),
+        Result(
+            "The same: kills after which the job continued",
+            f"{len(kills)} of {len(kills) + stalls}",
+            "all",
+            stalls == 0,
+            "elastic_faults",
+        ),
         *(hosts if lost else []),
         Result(
             "Cuts of the network (1, 2 or 3 of 4 hosts, one way, two hosts, a link) after which exactly one side continued",
