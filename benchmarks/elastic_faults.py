@@ -275,7 +275,7 @@ def main() -> None:
                 (directory / "stop").touch()
                 codes = [agent.wait(DEADLINE) for agent in job.agents.values()]
             except BaseException:
-                print(job.words[-6000:], file=sys.stderr)
+                print(job.explain(), file=sys.stderr)
                 raise
         write(check(directory) | {"exit_codes": codes})
     for kind in sorted({row.get("cut") or row["kind"] for row in done if "seconds_to_next_step" in row}):

@@ -14,6 +14,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -117,6 +118,19 @@ class Fleet:
         found = {member: self.host_of(pid) for member, pid in starts.items()}
         self._dead |= {member for member, host in found.items() if host is None}
         return {member: host for member, host in found.items() if host is not None}
+
+    def explain(self) -> str:
+        """What is known of a job that does not continue: exit codes of agents, the end of each record, stacks, the log."""
+        codes = {host: agent.poll() for host, agent in self.agents.items()}
+        living = self.living()
+        pids = {row["member"]: row["pid"] for row in self.follow.starts}
+        for member in living:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pids[member], signal.SIGUSR1)  # elastic_training.py prints its stacks then
+        time.sleep(1)
+        last = {row["member"]: row for row in self.follow.look()}
+        ends = "\n".join(f"member {member} on host {host}: {last.get(member)}" for member, host in living.items())
+        return f"{self.words[-20000:]}\nagents ended: {codes}\n{ends}"
 
     def stop(self) -> None:
         for agent in self.agents.values():

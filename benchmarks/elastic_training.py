@@ -8,9 +8,11 @@ same training in one process.
 
 from __future__ import annotations
 
+import faulthandler
 import hashlib
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -41,6 +43,7 @@ def fingerprint(model: torch.nn.Module) -> str:
 
 
 def main(directory: Path, options: dict[str, str]) -> None:
+    faulthandler.register(signal.SIGUSR1)  # prints what all threads do, for whoever wants to know why a job stands still
     epochs, pause = int(options.get("epochs", "3")), float(options.get("pause", "0.01"))
     least, timeout = int(options.get("least", "1")), float(options.get("timeout", "30"))
     comm = phalanx.create_communicator(elastic=True, timeout=timeout, min_ranks=least)

@@ -31,8 +31,11 @@ class Expressions:
     def add(self, a: int, b: int) -> int:
         """The sum of two expressions."""
         key = (a, b) if a <= b else (b, a)
-        found = self._known.get(key)
-        return self._make(key) if found is None else found
+        nodes = self._nodes
+        found = self._known.setdefault(key, len(nodes))
+        if found == len(nodes):
+            nodes.append(key)
+        return found
 
     def scaling(self, factor: Fraction) -> Callable[[int], int]:
         """The function that multiplies an expression by `factor`."""

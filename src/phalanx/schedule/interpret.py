@@ -8,10 +8,15 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from itertools import pairwise
+from operator import attrgetter
 from typing import cast
 
 from .expressions import Expressions
 from .ops import ONE, Collective, Move, Recode, Schedule, Step
+
+# for steps of a million moves: no function of Python's is called for each of them
+_src, _dst, _chunks, _reduce, _factor = map(attrgetter, ("src", "dst", "chunks", "reduce", "factor"))
+_start, _stop = attrgetter("start"), attrgetter("stop")
 
 
 class Buffers:
@@ -58,17 +63,22 @@ def interpret(s: Schedule, terms: Expressions) -> Buffers:
 
 def _run_moves(state: Buffers, moves: tuple[Move, ...], terms: Expressions) -> None:
     """All read, then all write; one-atom moves, the bulk of a lowered schedule, without slices."""
-    if any(type(m.chunks) is not range or m.factor is not ONE for m in moves):
+    chunks = cast("list[range]", list(map(_chunks, moves)))
+    if set(map(type, chunks)) != {range} or set(map(id, map(_factor, moves))) != {id(ONE)}:
         _run_scattered(state, moves, terms)
         return
     add = terms.add
-    chunks = [cast("range", m.chunks) for m in moves]
-    starts, stops = [run.start for run in chunks], [run.stop for run in chunks]
+    starts, stops = list(map(_start, chunks)), list(map(_stop, chunks))
     state.refine({*starts, *stops})
     rows, atom = state.rows, state.atom
-    begins, ends = [atom[start] for start in starts], [atom[stop] for stop in stops]
+    begins, ends = list(map(atom.__getitem__, starts)), list(map(atom.__getitem__, stops))
     if sum(ends) - sum(begins) == len(moves):  # every range holds at least one atom, so each holds exactly one
-        values = [rows[m.src][i] for m, i in zip(moves, begins, strict=True)]
+        values = [rows[src][i] for src, i in zip(map(_src, moves), begins, strict=True)]
+        if all(map(_reduce, moves)):
+            for dst, i, value in zip(map(_dst, moves), begins, values, strict=True):
+                row = rows[dst]
+                row[i] = add(row[i], value)
+            return
         for m, i, value in zip(moves, begins, values, strict=True):
             row = rows[m.dst]
             row[i] = add(row[i], value) if m.reduce else value

