@@ -5,8 +5,13 @@ from __future__ import annotations
 import os
 from typing import TypeVar
 
+import pytest
+
 T = TypeVar("T")
 LONG = os.environ.get("PHALANX_TEST_LONG") == "1"
+
+# a test that takes seconds of what `make test` tries in another way, or on fewer ranks
+only_long = pytest.mark.skipif(not LONG, reason="takes long: PHALANX_TEST_LONG=1 runs it, as CI does")
 
 
 def often(*repetitions: T) -> tuple[T, ...]:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.long import often
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,7 +22,7 @@ def install(folder: Path) -> None:
     (info / "entry_points.txt").write_text(f"[{entry[1]}]\n{entry[2].replace(chr(34), '')}\n")
 
 
-@pytest.mark.parametrize("installed", [True, False], ids=["installed", "source tree"])
+@pytest.mark.parametrize("installed", [True, *often(False)], ids=["installed", *often("source tree")])
 def test_torch_finds_the_backend(installed, tmp_path):
     if installed:
         install(tmp_path)

@@ -16,6 +16,7 @@ import pytest
 import torch
 import yaml
 from PIL import Image
+from tests.long import only_long
 from tests.world.programs.herd import ROOT, clean_environment
 
 pytestmark = pytest.mark.usefixtures("warm_python")
@@ -106,6 +107,7 @@ def photographs(tmp_path_factory) -> Path:
     return root
 
 
+@only_long
 def test_imagenet_trains_as_in_one_process_and_resumes_on_another_number_of_ranks(alone, photographs, tmp_path):
     # one step of all images per epoch: with few of them a batch norm turns rounding into another training within some steps
     options = ["--data", f"imagefolder:{photographs}", "--model", "resnet18", "--pixels", 32, "--batch", 24]

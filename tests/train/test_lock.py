@@ -13,6 +13,7 @@ import time
 
 import pytest
 import torch
+from tests.long import only_long
 from tests.world.programs.herd import clean_environment
 
 import phalanx
@@ -295,6 +296,7 @@ def test_a_second_run_is_refused_in_one_line_and_changes_nothing(held, capsys, i
     assert os.listdir(directory) == [".lock"]
 
 
+@only_long
 def test_a_killed_run_is_resumed_at_once(tmp_path):
     """While it runs no other may begin, and of the ranks of the other one speaks; the kernel takes the lock back."""
     words = ["--out", str(tmp_path), "--resume", "--set", "epochs=400", "--set", "checkpoint_every=2", *QUICK]

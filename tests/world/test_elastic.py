@@ -60,9 +60,17 @@ class Job:
     def until(self, happened) -> None:
         end = time.monotonic() + DEADLINE
         while not happened():
-            assert time.monotonic() < end, f"nothing happens:\n{self.words}"
+            assert time.monotonic() < end, f"nothing happens:\n{self.stacks()}"
             assert self.process.poll() is None or happened(), f"the job ended with {self.process.returncode}:\n{self.words}"
             time.sleep(0.005)
+
+    def stacks(self) -> str:
+        """The log, after all agents and ranks have printed what their threads do."""
+        for pid in [*self.pids.values(), *(agent.pid for agent in getattr(self, "agents", [self.process]) if agent.poll() is None)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGUSR1)
+        time.sleep(1)
+        return self.words
 
     def signal(self, member: int, number: int = signal.SIGKILL) -> None:
         os.kill(self.pids[member], number)

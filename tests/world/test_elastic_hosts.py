@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.long import only_long
 from tests.world.test_elastic import PROGRAM, Job, check_exact, epochs_of
 
 DEADLINE = 90.0
@@ -220,6 +221,7 @@ def test_another_secret_is_refused(hosts):
     assert job.finish() == [0, 0], job.words
 
 
+@only_long
 def test_a_run_that_lost_its_meeting_point_continues_from_its_checkpoint(hosts, tmp_path):
     out = tmp_path / "run"
     settings = [word for pair in ("comm.elastic=true", "epochs=12", "data.workers=0") for word in ("--set", pair)]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.long import LONG
+from tests.long import only_long
 from tests.world.elastic_data import network, source
 
 from phalanx.cli.main import main
@@ -35,7 +35,6 @@ config = RunConfig(
 )
 """
 
-ONLY_LONG = pytest.mark.skipif(not LONG, reason="PHALANX_TEST_LONG=1, as in CI")
 pytestmark = pytest.mark.usefixtures("warm_python")
 
 
@@ -122,7 +121,7 @@ def test_a_run_whose_ranks_all_died_is_resumed(tmp_path):
     check_rows(tmp_path, 3, 10, extra=1)
 
 
-@ONLY_LONG
+@only_long
 @pytest.mark.parametrize("seed", range(6))
 def test_deaths_at_any_moment(tmp_path, seed):
     """A rank of three dies wherever it happens to be: in a step, in an evaluation, or while a checkpoint is agreed on."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks.lab import Bridge, Lab, call
+from tests.long import only_long
 from tests.world.programs.gossip import DEFAULTS, STARTED, train
 
 import phalanx
@@ -41,6 +42,7 @@ def start(n, options):
     ]
 
 
+@only_long
 def test_one_that_is_stopped_and_one_that_sleeps_come_back():
     """In one job: kill -STOP on rank 1 for 4 s after its 100th step, and 4 s of sleep on rank 2 after its 200th."""
     steps = 400

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.long import often
 from tests.world import grid, grid_verbs
 from tests.world.conftest import Pools
 from tests.world.grid import Cell, cells, huge, quick
@@ -101,7 +102,7 @@ def wrong_on_pretended_hosts(comm, part, per_host):
         create.host_key = real
 
 
-@pytest.mark.parametrize(("ranks", "per_host"), [(3, 2), (4, 2), (5, 2), (5, 3)] if WHOLE else [(3, 2), (4, 2)])
+@pytest.mark.parametrize(("ranks", "per_host"), [(3, 2), (4, 2), (5, 2), (5, 3)] if WHOLE else [(4, 2), *often((3, 2))])
 def test_hosts_of_several_ranks(pools, ranks, per_host, record_property):
     part = chosen(ranks) if WHOLE else quick(ranks)[::4]
     pool = pools.of(ranks)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from tests.long import LONG, times
+from tests.long import LONG, often, only_long, times
 from tests.warm.popen import Python, warm
 from tests.world.programs.herd import HERE, ROOT, Herd, clean_environment, free_port
 from tests.world.programs.train import OPTIONS
@@ -124,6 +124,7 @@ def test_torchrun() -> None:
     check(told_by("torchrun"), RANKS["torchrun"])
 
 
+@only_long
 def test_two_jobs_of_open_mpi_at_once_one_of_them_behind_a_shell(notes: Path) -> None:
     env = {"TMPDIR": str(notes)}
     shell = ["sh", "-c", f"{' '.join(PYTHON)}; exit $?"]
@@ -151,7 +152,7 @@ def test_launched_ranks_equal_one_process(launcher: str) -> None:
         assert all(own["one_replica"] == shared for own in results), name
 
 
-@pytest.mark.skipif(not LONG, reason="two more processes that import torch: PHALANX_TEST_LONG=1 runs it")
+@only_long
 def test_open_mpi_on_several_hosts_meets_through_mpi4py() -> None:
     pytest.importorskip("mpi4py", reason="no mpi4py: pip install mpi4py")
     # each rank is told that it is alone on its host: so they cannot meet by a note
@@ -245,7 +246,7 @@ def test_alone(herd: Herd, tmp_path: Path) -> None:
     check(run(herd, tmp_path, [{}]), 1)
 
 
-@pytest.mark.parametrize("method", ["env", "tcp", "file"])
+@pytest.mark.parametrize("method", ["env", *often("tcp", "file")])
 def test_own_process_group_is_used_and_survives(herd: Herd, tmp_path: Path, method: str) -> None:
     url = {"env": "env://", "tcp": f"tcp://127.0.0.1:{free_port()}", "file": f"file://{tmp_path}/store"}[method]
     told = run(herd, tmp_path, environment(3), [["own", url]] * 3, wholly=True)
@@ -284,7 +285,7 @@ def two_hosts() -> Iterator[list[str]]:
             ip("netns", "del", name, check=False)
 
 
-@pytest.mark.parametrize("secret", ["", "a secret that all of them have"], ids=["unsigned", "signed"])
+@pytest.mark.parametrize("secret", ["a secret that all of them have", *often("")], ids=["signed", *often("unsigned")])
 def test_several_hosts_are_found_and_make_a_torus(herd: Herd, tmp_path: Path, two_hosts: list[str], secret: str) -> None:
     variables = {"MASTER_ADDR": "10.77.0.1"} | ({"PHALANX_SECRET": secret} if secret else {})
     told = run(herd, tmp_path, environment(4, **variables), [["netns", two_hosts[rank // 2]] for rank in range(4)], wholly=True)

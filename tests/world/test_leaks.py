@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from tests.long import times
+from tests.long import often, times
 from tests.world.pool import Pool
 
 import phalanx
@@ -75,8 +75,8 @@ def phalanx_store():
 
 @pytest.mark.parametrize(
     ("env", "from_nothing"),
-    [({}, True), ({"PHALANX_NATIVE": "0"}, False), ({"PHALANX_FORM": "collectives"}, False)],
-    ids=["shared", "gloo", "calls"],
+    [({}, True), *often(({"PHALANX_NATIVE": "0"}, False), ({"PHALANX_FORM": "collectives"}, False))],
+    ids=["shared", *often("gloo", "calls")],
 )
 def test_closing_gives_everything_back(env, from_nothing):
     pool = Pool(3, env=env)

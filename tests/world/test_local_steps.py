@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from tests.long import often
 from tests.optim.oracle import SMALL, flat, plain_step, sgd
 
 import phalanx
@@ -25,7 +26,7 @@ def train_all(comm):
     return outcomes
 
 
-@pytest.mark.parametrize("n", [2, 3, 4, 5, 8])
+@pytest.mark.parametrize("n", [3, *often(2, 4, 5, 8)])
 def test_processes_do_what_threads_do(pools, n):
     threads, processes = phalanx.run_local(n, train_all, timeout=60), pools.of(n).run(train_all)
     for thread, process in zip(threads, processes, strict=True):

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.long import times
+from tests.long import only_long, times
 from tests.world.programs.herd import Case, Herd, Outcome, free_port, play
 
 TIMEOUT = 6.0
@@ -46,6 +46,7 @@ def read(path: Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
+@only_long
 def test_jobs_at_the_port_of_a_running_one_leave_it_alone(herd, tmp_path):
     """The same job again, the same without its rank 0, a smaller and a larger one."""
     shapes = [(3, ()), (3, (0,)), (2, (0,)), (5, (0,))]

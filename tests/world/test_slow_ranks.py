@@ -6,16 +6,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.long import LONG
+from tests.long import only_long
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from slow_ranks import job, named, rebalanced
 
-ONLY_LONG = pytest.mark.skipif(not LONG, reason="PHALANX_TEST_LONG=1, as in CI")
 pytestmark = pytest.mark.usefixtures("warm_python")
 
 
-@ONLY_LONG
+@only_long
 @pytest.mark.parametrize("seed", range(20))
 def test_it_is_named_within_20_steps(seed):
     row = named(seed)
@@ -32,12 +31,12 @@ def test_rebalancing_is_exact():
     assert sum(row["shares"]) == 40
 
 
-@ONLY_LONG
+@only_long
 def test_nobody_is_named_if_nobody_is_slow():
     assert job("warn", slow=-1, begins=0, steps=2000, per_sample=0.001)[0]["slow"] == []
 
 
-@ONLY_LONG
+@only_long
 def test_a_slow_rank_is_ended():
     members = job("evict", slow=1, begins=0, steps=40, per_sample=0.001)
     assert sorted(members) == [0, 2, 3]

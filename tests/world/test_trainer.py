@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.long import often, only_long
 from tests.train.runs import TINY, Interrupting, distance, play, rows, same, weights
 from tests.world.conftest import Pools
 from tests.world.pool import Pool, WorldError
@@ -55,6 +56,7 @@ def train_and_die_at(comm: phalanx.Communicator, config: RunConfig, out: Path, s
     play(comm, config, out)
 
 
+@only_long
 def test_killed_at_random_moments_and_resumed(pair: Pool, tmp_path: Path) -> None:
     whole = pair.run(train, CONFIG, tmp_path / "whole")[0]
     generator, out = random.Random(5), tmp_path / "cut"
@@ -65,7 +67,7 @@ def test_killed_at_random_moments_and_resumed(pair: Pool, tmp_path: Path) -> Non
     assert all(same(own, whole) for own in pair.run(train, CONFIG, out, True))
 
 
-@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("fused", [True, *often(False)])
 def test_one_replica_on_the_host(pair: Pool, tmp_path: Path, fused: bool) -> None:
     """A resumed run has to move into the memory of all ranks anew; its steps are the same ones."""
     large = ModelConfig(width=40)
@@ -84,7 +86,7 @@ def test_one_replica_on_the_host(pair: Pool, tmp_path: Path, fused: bool) -> Non
 WITHOUT_TILES = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+@pytest.mark.parametrize("precision", ["bfloat16", *often("float16")])
 def test_precision(pools: Pools, tmp_path: Path, precision: Precision) -> None:
     """Near one process of the same precision, and of float32; killed and resumed, the same bit for bit."""
     pair, one = pools.of(2, **WITHOUT_TILES), pools.of(1, **WITHOUT_TILES)

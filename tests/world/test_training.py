@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+from tests.long import only_long
 from tests.optim.oracle import (
     MODEL,
     SMALL,
@@ -209,6 +210,7 @@ def compiled(comm):
     return history
 
 
+@only_long
 def test_torch_compile(pair):
     a, b = pair.run(compiled, deadline=60)
     assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))

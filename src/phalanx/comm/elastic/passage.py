@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from phalanx.comm.elastic.agreement import Conclusion, Proposal, Report, StateLostError, Verdict, conclude
-from phalanx.comm.elastic.board import LOOK, Board, Ready
+from phalanx.comm.elastic.board import LOOK, Board, Ready, quietly
 from phalanx.comm.elastic.guard import Guard, end_behind
 from phalanx.comm.elastic.world import Superseded, World, form, unless
 from phalanx.comm.failure import CommunicationError
@@ -64,7 +64,7 @@ class Passage:
         if before is not None:
             before.close()  # the others, who may wait for this rank there, notice it
             if self.guard.newer_than(epoch) is None and not self.guard.lost:
-                self.board.complain(before.epoch)  # if nobody has died, the connections were at fault
+                self._complain(before.epoch)  # if nobody has died, the connections were at fault
         while True:
             proposal = self._next(epoch)
             epoch = self.tried = proposal.epoch
@@ -77,11 +77,16 @@ class Passage:
             except (SharedMemoryError, RuntimeError, OSError) as error:
                 if isinstance(error, StateLostError | CommunicationError):
                     raise
-                self.board.complain(epoch)
+                self._complain(epoch)
 
     def stand(self, world: World) -> None:
         """This member is connected, and has the state."""
-        self.board.stand(world.epoch, self.member)
+        with quietly():
+            self.board.stand(world.epoch, self.member)
+
+    def _complain(self, epoch: int) -> None:
+        with quietly():  # if the board is gone, the guard hears of it, and ends the wait for the next proposal
+            self.board.complain(epoch)
 
     def leave(self, *, finished: bool) -> None:
         self.guard.close()

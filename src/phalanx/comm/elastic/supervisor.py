@@ -160,7 +160,8 @@ class _Host:
             if head is None and (why := self._line.lost()):
                 self._stop(f"the meeting point {self._order.door} {why}: the ranks of this host stop")
                 return None
-            if self._ending is not None and (not self.children.running or time.monotonic() > self._until):
+            over = not self.children.running or time.monotonic() > self._until
+            if head is None and self._ending is not None and over:  # the head waits for all agents
                 return self._leave(f"got signal {self._ending - 128}", self._ending)
             time.sleep(LOOK)
 
