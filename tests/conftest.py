@@ -17,7 +17,7 @@ from tests.warm.popen import Python, Worker, spawn, warm
 
 # How long an example takes depends on what else runs on the machine.
 hypothesis.settings.register_profile(
-    "phalanx", deadline=None, max_examples=times(100, seldom=40), suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "phalanx", deadline=None, max_examples=times(100, seldom=25), suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("phalanx")
 

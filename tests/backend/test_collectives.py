@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.backend.groups import both, group_of
+from tests.long import often
 
 import phalanx
 from phalanx import _native
@@ -108,7 +109,7 @@ def test_reductions_are_those_of_gloo(pool):
     pool.run(same_reductions, 0)
 
 
-@pytest.mark.parametrize("per_host", [1, 2])
+@pytest.mark.parametrize("per_host", [2, *often(1)])
 def test_reductions_between_hosts_are_those_of_gloo(four, per_host):
     four.run(same_reductions, per_host)
 

@@ -9,6 +9,7 @@ import textwrap
 
 import pytest
 import torch
+from tests.long import only_long
 
 import phalanx
 from phalanx.bench.allreduce import PERIOD, count_wrong, inputs
@@ -94,6 +95,7 @@ def test_allreduce(tmp_path, capfd):
 
 
 @pytest.mark.usefixtures("warm_python")
+@only_long
 def test_train(tmp_path, capfd):
     path = tmp_path / "rows.jsonl"
     model = ["--model", "resnet_cifar20", "--pixels", "8", "--batch", "2", "--repeat", "2", "--all"]

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.long import only_long
 from tests.train.runs import run as train_on_threads
 from tests.world.programs.herd import clean_environment
 
@@ -236,6 +237,7 @@ def weights(out: Path) -> dict[str, list[float]]:
 
 
 @pytest.mark.usefixtures("warm_python")
+@only_long
 def test_two_ranks_stopped_by_sigterm_go_on_and_end_as_if_undisturbed(tmp_path):
     """Also under torchrun, whose ranks the command joins."""
     run = ["--set", "epochs=8", "--set", "model.width=8"]

@@ -74,6 +74,7 @@ def changed_lines(before: str, after: str) -> int:
 # ---- digits ------------------------------------------------------------------------------------------------------------------
 
 
+@only_long
 def test_digits_on_three_ranks_train_as_in_one_process(alone):
     """In steps of all 1437 samples, an order of them changes nothing, and three ranks have 479 each."""
     plain = losses(alone("digits_cnn_before.py", "--epochs", 3, "--batch", 1437))

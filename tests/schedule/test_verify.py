@@ -5,6 +5,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
+from tests.long import only_long
 
 from phalanx.schedule import (
     Collective,
@@ -227,6 +228,7 @@ def test_a_factor_that_fingerprints_cannot_follow_is_refused():
     assert "cannot be followed modulo" in error(s)
 
 
+@only_long
 def test_rings_of_4096_as_collective_and_512_as_moves_in_seconds():
     start = time.process_time()
     verify(ring(4096))

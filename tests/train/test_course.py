@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.long import only_long
 from tests.train.runs import TINY, InterruptedRunError, distance, rows, run, same
 
 from phalanx.data import BatchPlan, Stage
@@ -122,6 +123,7 @@ def test_optimizers_equal_one_process(optimizer):
     assert distance(weights, run(replace(config, optimizer=OptimizerConfig()))[1]) > 1e-2, "plain SGD would pass, too"
 
 
+@only_long
 def test_a_staged_run_resumes_exactly(tmp_path):
     config = replace(STAGED, checkpoint_every_steps=1)
     whole = run(config, 2)

@@ -10,7 +10,7 @@ import time
 
 import pytest
 import torch
-from tests.long import often
+from tests.long import often, only_long
 from tests.optim.oracle import SMALL, flat, plain_step, sgd
 
 import phalanx
@@ -49,7 +49,7 @@ def exchange_only(comm, overlap):
     return distances, measured, p.detach()
 
 
-@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("overlap", [True, *often(False)])
 def test_the_mean_stays_the_spread_contracts_and_average_ends_it(world, overlap):
     results = world.run(exchange_only, overlap)
     assert all(torch.equal(p, results[0][2]) for _, _, p in results)
@@ -80,6 +80,7 @@ def train_two(comm):
     return outcomes
 
 
+@only_long
 def test_two_optimizers_do_not_mix_their_messages(pools):
     threads = phalanx.run_local(3, train_two, timeout=30)
     for thread, process in zip(threads, pools.of(3).run(train_two), strict=True):
@@ -117,6 +118,7 @@ def digits():
     return [(own.x.float().view(len(own.x), -1) / 16, own.y) for own in map(load_digits, ("train", "test"))]
 
 
+@only_long
 def test_gossip_learns_as_all_reduce_does_and_without_it_nobody_can(pools):
     found = {how: pools.of(4).run(learn_digits, how, 12) for how in ("gossip", "all-reduce", "none")}
     accuracy = {how: sum(after for _, after in ranks) / len(ranks) for how, ranks in found.items()}

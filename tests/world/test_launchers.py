@@ -134,6 +134,7 @@ def test_two_jobs_of_open_mpi_at_once_one_of_them_behind_a_shell(notes: Path) ->
         check(wrapped.told(), 2, job="shell")
 
 
+@only_long
 def test_mpich(notes: Path) -> None:
     TOLD.pop("MPICH", None)  # a job that has left no note here
     check(told_by("MPICH", TMPDIR=str(notes)), RANKS["MPICH"])

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from tests.long import times
+from tests.long import only_long, times
 
 from phalanx.native import core, errors, meeting
 from phalanx.native.errors import Aborted, Disagreement, RankDied, RankLate
@@ -245,6 +245,7 @@ def random_operations(comm, operations: int) -> None:
     team.close()
 
 
+@only_long
 def test_thousands_of_random_operations_of_eight_ranks(pools):
     pools.of(8).run(random_operations, times(10_000, seldom=1_500), deadline=170)
 

@@ -94,7 +94,7 @@ class Head:
         words = {member: str(end) for member, end in ended.items() if member not in self.given_up} | lost
         given_up = self.coordinator.look(words, None if begun else self._expected(), spared)
         if not begun and self.coordinator.proposal is not None:
-            self.order(Order("begin"))
+            self.order(Order("begin", members=self.coordinator.proposal.members))
         fenced = [member for member, end in ended.items() if end.code == FENCED and member not in self.given_up]
         if given_up or fenced:
             self.order(Order("out", 0, (*given_up, *fenced)))

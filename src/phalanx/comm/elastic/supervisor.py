@@ -94,7 +94,8 @@ class _Host:
         self._echo: Echo | None = None
         self._out: set[int] = set()  # ranks that the job has given up
         self._wanted = 0  # ranks that are about to start
-        self._begun = False  # whether the first world was formed
+        self._begun = False  # whether this agent knows that the first world was formed
+        self._early: list[int] = []  # ranks that ended before it knew
         self._granted: queue.SimpleQueue[int] = queue.SimpleQueue()  # numbers for them, from the thread of the line
         self._until = float("inf")
         self._ending: int | None = None  # the exit code of this agent, if a signal ends it
@@ -183,7 +184,10 @@ class _Host:
     def _replace(self, member: int, *, free: bool = False) -> None:
         """Start another rank for one that the job has lost."""
         self._out.add(member)
-        if self._ending is not None or not self._begun or not (free or self._order.budget):
+        if not self._begun:
+            self._early.append(member)
+            return
+        if self._ending is not None or not (free or self._order.budget):
             return
         self._order.budget -= not free
         self._want(member + 1)
@@ -209,6 +213,8 @@ class _Host:
                 return self._leave("the job is over", order.number)
             if order.kind == "begin":
                 self._begun = True
+                for member in set(order.members).intersection(self._early):  # it was in that world; others failed to start
+                    self._replace(member)
             elif order.kind == "signal":
                 self.children.signal(order.number)
                 self._until, self._ending = time.monotonic() + GRACE, self._ending or 128 + order.number
