@@ -44,7 +44,7 @@ quick: $(READY)  ## the tests worth running on every save, less than a minute
 
 # Three files at a time on two cores, the longest first (tests/conftest.py): much of the tests' time is waiting for deadlines.
 test: $(READY)  ## all tests
-	@$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 frameworks: $(FRAMEWORKS)  ## the tests with Lightning, accelerate, transformers, Ray, wandb, MLflow and MLPerf's checker, which it installs (400 MB)
 	@PHALANX_TEST_FRAMEWORKS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/integrations $(ARGS)

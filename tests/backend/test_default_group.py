@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.long import only_long
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("warm_python")
@@ -39,6 +40,7 @@ def test_a_rank_that_died_is_named(tmp_path):
         assert later["missing"] == [1]
 
 
+@only_long
 def test_a_rank_that_is_late_is_named(tmp_path):
     error = play("is_late", tmp_path)[0][0]
     assert error["missing"] == [1]

@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 import torch
-from tests.long import often
+from tests.long import often, only_long
 
 import phalanx
 from phalanx import CommunicationError, Gossip, create_multi_node_optimizer
@@ -82,6 +82,7 @@ def test_a_sleeper_comes_to_the_averages_of_all(exchange):
     assert all(found["missing"] == () for found in results)
 
 
+@only_long
 def test_who_counts_its_own_steps_trains_on_alone_but_does_not_count_in_the_mean():
     results, told = run_with_sleeper(3, 150, seconds=1.5, loop="own")
     assert all(found["own"] == 150 for found in results)
@@ -124,6 +125,7 @@ def test_who_did_not_come_to_an_average_is_left_out_and_stops():
     assert "start the job again" in str(ended["error"])
 
 
+@only_long
 def test_alone_in_a_roll_call_is_an_error_not_a_mean():
     """Two of three never come: the third must not give its own replica for the mean of all."""
 

@@ -202,6 +202,7 @@ def test_survivors_of_a_killed_rank_go_on_and_name_it(topology):
 
 
 @pytest.mark.usefixtures("warm_python")
+@only_long
 def test_a_late_rank_is_waited_for_a_while_and_finds_the_others_again():
     ranks = start(3, "sleeps", 1, "dissemination")
     for r, (out, err) in enumerate(finish(ranks)):

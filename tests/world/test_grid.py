@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.long import often
+from tests.long import often, times
 from tests.world import grid, grid_verbs
 from tests.world.conftest import Pools
 from tests.world.grid import Cell, cells, huge, quick
@@ -27,6 +27,7 @@ from phalanx.comm.run import Form
 
 WHOLE = os.environ.get("PHALANX_TEST_GRID") == "1"
 WORLDS = (1, 2, 3, 4, 5) if WHOLE else (3,)
+FEWER = times(1, seldom=2)
 BATCH = 400  # cells of one job: each job has a deadline
 TRANSPORTS = {
     "shared memory": {},
@@ -44,7 +45,7 @@ STRIDES = {
 
 
 def chosen(n: int) -> list[Cell]:
-    return [*cells(n), *(huge(n) if n in (2, 3) else [])] if WHOLE else quick(n)[:: 2 if n > 3 else 1]
+    return [*cells(n), *(huge(n) if n in (2, 3) else [])] if WHOLE else quick(n)[:: FEWER * (2 if n > 3 else 1)]
 
 
 def batches(chosen: list[Cell]) -> list[list[Cell]]:
@@ -82,7 +83,7 @@ def test_threads(ranks, hosts, record_property):
 @pytest.mark.parametrize("ranks", WORLDS)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_processes(pools, transport, ranks, record_property):
-    part = chosen(ranks) if WHOLE else quick(ranks)[:: STRIDES.get(transport, 1)]
+    part = chosen(ranks) if WHOLE else quick(ranks)[:: FEWER * STRIDES.get(transport, 1)]
     pool = pools.of(ranks, **TRANSPORTS[transport])
     wrong = [pool.run(wrong_cells, batch, deadline=120) for batch in batches(part)]
     check([of_a_rank for answers in wrong for of_a_rank in answers], len(part), record_property)
@@ -104,7 +105,7 @@ def wrong_on_pretended_hosts(comm, part, per_host):
 
 @pytest.mark.parametrize(("ranks", "per_host"), [(3, 2), (4, 2), (5, 2), (5, 3)] if WHOLE else [(4, 2), *often((3, 2))])
 def test_hosts_of_several_ranks(pools, ranks, per_host, record_property):
-    part = chosen(ranks) if WHOLE else quick(ranks)[::4]
+    part = chosen(ranks) if WHOLE else quick(ranks)[:: FEWER * 4]
     pool = pools.of(ranks)
     wrong = [pool.run(wrong_on_pretended_hosts, batch, per_host, deadline=120) for batch in batches(part)]
     check([of_a_rank for answers in wrong for of_a_rank in answers], len(part), record_property)

@@ -8,6 +8,7 @@ import signal
 import pytest
 import torch
 from tests.data.test_shuffle import cases, check_visits, plan_of, train
+from tests.long import often
 from tests.world.programs.herd import Case, Herd, play
 
 from phalanx.data import AsyncShuffle
@@ -74,7 +75,7 @@ def herd():
     made.close()
 
 
-@pytest.mark.parametrize("strike", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("strike", [signal.SIGKILL, *often(signal.SIGSTOP)])
 def test_a_neighbour_that_dies_or_stops_is_an_error_and_no_hang(herd, tmp_path, strike):
     timeout = 3.0
     outcome = play(herd, Case("shuffling", {"timeout": timeout}, strike=strike, victim=1), tmp_path)
