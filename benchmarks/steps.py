@@ -50,7 +50,7 @@ CONTENDERS = ("none", "no-op", "gloo", "phalanx", "ddp_hook", "gloo views", "opt
 LIMITS = ("none", "no-op")
 WARM = 12  # steps before the timed ones: an optimizer tries overlap on and off in its first 9
 RATE = 1e-6  # training must make no progress, so that late steps cost what early ones do
-SECONDS = 150  # for the jobs of one network and batch
+SECONDS = 420  # for the jobs of one network and batch
 PER_TURN = {"resnet50": 2, "gpt": 12, "nanogpt": 6, "bert": 6, "cnn": 20, "mlp": 100}  # steps: half a second
 
 

@@ -61,8 +61,14 @@ class Move:
     factor: Fraction = ONE
     coded: bool = False
 
-    def __init__(
-        self, src: int, dst: int, chunks: Chunks, reduce: bool = False, factor: Fraction = ONE, coded: bool = False
+    def __init__(  # its arguments are those that the generated one would have
+        self,
+        src: int,
+        dst: int,
+        chunks: Chunks,
+        reduce: bool = False,
+        factor: Fraction = ONE,
+        coded: bool = False,  # noqa: FBT002
     ) -> None:
         keep = object.__setattr__  # schedules have millions of moves: the generated __init__ takes twice as long
         keep(self, "src", src)

@@ -7,7 +7,6 @@ import torch
 
 import phalanx
 from phalanx.comm.elastic.board import MeetingPoint, meeting_point
-from phalanx.comm.elastic.state import _plain, _restored, checksum
 from phalanx.comm.launch import LaunchError
 
 
@@ -95,19 +94,3 @@ def test_a_meeting_point():
     point = MeetingPoint("127.0.0.1", 4711, "0123456789abcdef")
     assert meeting_point({"PHALANX_ELASTIC": point.to_text(), "PHALANX_MEMBER": "3"}) == (point, 3)
     assert meeting_point({}) is None
-
-
-def test_a_state_keeps_its_types_and_sends_a_tensor_once():
-    x = torch.randn(3, 2)
-    state = {"a": [1, (2.5, None), {"k": x}], 7: x, "d": torch.bfloat16, "n": torch.Size([1, 2]), "b": b"z", "c": x.t()}
-    tensors: list[torch.Tensor] = []
-    found = _restored(_plain(state, tensors, "state"), tensors)
-    assert len(tensors) == 2
-    assert found.keys() == state.keys()
-    assert found["a"][:2] == state["a"][:2]
-    assert found[7] is found["a"][2]["k"]
-    assert (found["d"], found["n"], found["b"]) == (state["d"], state["n"], state["b"])
-    assert type(found["a"][1]) is tuple
-    assert checksum(found["c"]) != checksum(x)
-    with pytest.raises(TypeError, match=r"state\['f'\] is a builtins.set"):
-        _plain({"f": {1}}, [], "state")

@@ -55,7 +55,8 @@ class Order:
     """What all agents shall do.
 
     `begin`: the first world is formed, of these members; from now on dead ranks are replaced. `signal` N: pass it on to your
-    ranks. `out`: these members are in the job no more; where `number` is 1, the network was at fault, and a new rank in their place does not count.
+    ranks. `out`: these members are in the job no more; where `number` is 1, the network was at fault, and a new rank in their
+    place does not count.
     `probe` P: say whom of `places` you cannot reach. `over`: end with exit code N.
     """
 

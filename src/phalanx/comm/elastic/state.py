@@ -1,7 +1,8 @@
 """The state of a training run on its way to a newcomer: plain data and tensors over our own verbs, verified. No pickle, no disk.
 
 A state is what `state_dict()` returns: nested dicts, lists and tuples of plain values and tensors. The structure travels first,
-as plain data, and then the tensors one after the other. Each has a checksum, which the receiver compares.
+as plain data, then the tensors one after the other, then a checksum of each, which the receiver compares. Both sides compute the
+checksum of a tensor after it has travelled, at the same time.
 """
 
 from __future__ import annotations
@@ -29,20 +30,25 @@ class StateDamagedError(CommunicationError):
 
 def send_state(comm: Communicator, dest: int, state: Mapping[str, Any]) -> None:
     """Send a state, and from which random numbers the newcomer shall derive its own."""
-    tensors: list[torch.Tensor] = []
+    tensors = _Tensors()
     tree = _plain(dict(state), tensors, "the state")
-    checks = [checksum(x) for x in tensors]
-    comm.send_obj({"tree": tree, "checks": checks, "random": _seen_random()}, dest, TAG)
-    for x in tensors:
+    comm.send_obj({"tree": tree, "count": len(tensors.found), "random": _seen_random()}, dest, TAG)
+    checks = []
+    for x in tensors.found:
         comm.send(x, dest, TAG)
+        checks.append(checksum(x))
+    comm.send_obj(checks, dest, TAG)
 
 
 def receive_state(comm: Communicator, source: int, member: int) -> dict[str, Any]:
     """The state that `source` sends; seeds the random generators of this process with numbers of its own."""
     found = comm.recv_obj(source, TAG)
-    tensors = [comm.recv(source, TAG) for _ in found["checks"]]
-    for number, (x, check) in enumerate(zip(tensors, found["checks"])):
-        if checksum(x) != check:
+    tensors, checks = [], []
+    for _ in range(found["count"]):
+        tensors.append(comm.recv(source, TAG))
+        checks.append(checksum(tensors[-1]))
+    for number, (mine, check) in enumerate(zip(checks, comm.recv_obj(source, TAG), strict=True)):
+        if mine != check:
             raise StateDamagedError(f"tensor {number} of the state that rank {source} sent arrived with other bits")
     _seed(found["random"], member)
     restored: dict[str, Any] = _restored(found["tree"], tensors)
@@ -55,7 +61,23 @@ def checksum(x: torch.Tensor) -> int:
     return zlib.crc32(bytes_of(dense.contiguous()).cpu().numpy().data)
 
 
-def _plain(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
+class _Tensors:
+    """The tensors of a state. A parameter is in the model's state and in the optimizer's list: it travels once."""
+
+    def __init__(self) -> None:
+        self.found: list[torch.Tensor] = []
+        self._numbers: dict[tuple[Any, ...], int] = {}
+
+    def number(self, x: torch.Tensor) -> int:
+        new = len(self.found)
+        place = (x.data_ptr(), x.shape, x.stride(), x.dtype, x.device) if x.numel() else (new,)
+        number = self._numbers.setdefault(place, new)
+        if number == new:
+            self.found.append(x.detach())
+        return number
+
+
+def _plain(value: Any, tensors: _Tensors, where: str) -> Any:
     """`value` as plain data: each container and each tensor as a pair of its kind and its content."""
     kind = type(value)
     if value is None or kind in (bool, int, float, str, bytes):
@@ -63,12 +85,7 @@ def _plain(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
     if isinstance(value, torch.Tensor):
         if value.layout is not torch.strided:
             raise TypeError(f"{where} is a tensor of {value.layout}: a newcomer can only get dense tensors")
-        # a parameter is in the model's state and in the optimizer's list: it travels once
-        same = (i for i, x in enumerate(tensors) if x.numel() and _place(x) == _place(value))
-        if (number := next(same, None)) is None:
-            number = len(tensors)
-            tensors.append(value.detach())
-        return ("tensor", number)
+        return ("tensor", tensors.number(value))
     if kind in (dict, OrderedDict, Counter):
         pairs = [(_plain(key, tensors, where), _plain(item, tensors, f"{where}[{key!r}]")) for key, item in value.items()]
         return (kind.__name__, pairs)
@@ -80,10 +97,6 @@ def _plain(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
         f"{where} is a {kind.__module__}.{kind.__qualname__}, which cannot travel to a newcomer: a state is made of None, bool, "
         "int, float, str, bytes, list, tuple, dict, dtypes and dense tensors"
     )
-
-
-def _place(x: torch.Tensor) -> tuple[Any, ...]:
-    return x.data_ptr(), x.shape, x.stride(), x.dtype, x.device
 
 
 _KINDS: dict[str, Any] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": lambda pairs: Counter(dict(pairs))}
