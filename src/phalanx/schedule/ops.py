@@ -66,7 +66,7 @@ class Move:
         src: int,
         dst: int,
         chunks: Chunks,
-        reduce: bool = False,
+        reduce: bool = False,  # noqa: FBT002
         factor: Fraction = ONE,
         coded: bool = False,  # noqa: FBT002
     ) -> None:

@@ -6,26 +6,32 @@ import pytest
 import torch
 
 import phalanx
-from phalanx.comm.elastic.state import StateDamagedError, receive_state, send_state
+from phalanx.comm.elastic import state
 
 
-def travelled(state, damage=lambda x: None):
-    """What rank 1 gets of a state that rank 0 sends, and how many tensors travel. `damage` may change one on its way."""
+@pytest.fixture(params=[state.PIECE, 7], ids=["one piece", "many pieces"], autouse=True)
+def piece(request, monkeypatch):
+    monkeypatch.setattr(state, "PIECE", request.param)
+    return request.param
+
+
+def travelled(sent, damage=lambda x: None):
+    """What rank 1 gets of a state that rank 0 sends. `damage` may change a message on its way."""
     generator = torch.get_rng_state()  # a newcomer gets random numbers of its own, and here it is a thread of this process
 
     def run(comm):
         if comm.rank == 0:
-            send_state(comm, 1, state)
-            return None, 0
-        received, real = [], comm.recv
+            state.send_state(comm, 1, sent)
+            return None
+        real = comm.recv
 
         def recv(*args):
-            received.append(real(*args))
-            damage(received[-1])
-            return received[-1]
+            x = real(*args)
+            damage(x)
+            return x
 
         comm.recv = recv
-        return receive_state(comm, 0, member=7), len(received) - 2  # the structure, and the checksums
+        return state.receive_state(comm, 0, member=7)
 
     try:
         return phalanx.run_local(2, run)[1]
@@ -35,7 +41,7 @@ def travelled(state, damage=lambda x: None):
 
 def test_every_kind_of_value_arrives_as_it_was():
     weight = torch.randn(3, 4)
-    state = {
+    sent = {
         "plain": [None, True, 3, 2.5, "text", b"bytes", (1, "two"), torch.Size([2, 3]), torch.float16],
         "kinds": OrderedDict(a=Counter({"x": 2}), b={1: {}}),
         "tensors": [
@@ -47,37 +53,38 @@ def test_every_kind_of_value_arrives_as_it_was():
             torch.tensor([True, False]),
         ],
     }
-    found, _ = travelled(state)
-    assert found["plain"] == state["plain"]
-    assert found["kinds"] == state["kinds"]
+    found = travelled(sent)
+    assert found["plain"] == sent["plain"]
+    assert found["kinds"] == sent["kinds"]
     assert type(found["kinds"]) is OrderedDict
     assert type(found["kinds"]["a"]) is Counter
-    for mine, sent in zip(found["tensors"], state["tensors"], strict=True):
-        assert (mine.dtype, mine.shape) == (sent.dtype, sent.shape)
-        assert torch.equal(mine, sent)
+    for mine, other in zip(found["tensors"], sent["tensors"], strict=True):
+        assert (mine.dtype, mine.shape) == (other.dtype, other.shape)
+        assert torch.equal(mine, other)
 
 
-def test_a_tensor_that_is_there_twice_travels_once_but_a_view_of_it_is_another():
+def test_a_tensor_that_is_there_twice_travels_once_but_a_view_of_it_is_another(piece):
     weight, empty = torch.randn(4, 4), torch.empty(0)
-    state = {"model": {"w": weight}, "parameters": [weight.detach(), weight.t(), weight[:2]], "empty": [empty, empty]}
-    found, count = travelled(state)
-    assert count == 5
+    parts = []
+    sent = {"model": {"w": weight}, "parameters": [weight.detach(), weight.t(), weight[:2]], "empty": [empty, empty]}
+    found = travelled(sent, damage=lambda x: parts.append(x.numel()))
+    assert sum(parts[1:-1]) == 4 * (16 + 16 + 8)  # bytes; before and after them come the structure and the checksums
+    assert len(parts) - 2 == -(-160 // piece)
     assert found["model"]["w"] is found["parameters"][0]
     assert torch.equal(found["parameters"][1], weight.t())
     assert torch.equal(found["parameters"][2], weight[:2])
 
 
-@pytest.mark.parametrize("number", [0, 2])
-def test_a_flipped_bit_is_noticed(number):
-    state = {"a": torch.randn(5), "b": torch.randn(6), "c": torch.randn(7)}
-    victim = list(state.values())[number]
+def test_a_flipped_bit_is_noticed(piece):
+    seen = []
 
     def damage(x):
-        if x.shape == victim.shape and x.dtype == victim.dtype:
-            x.view(torch.int32)[0] ^= 1
+        seen.append(x)
+        if len(seen) == 2:  # the first piece: before it comes the structure
+            x[3] ^= 1
 
-    with pytest.raises(StateDamagedError, match=f"tensor {number} of the state that rank 0 sent"):
-        travelled(state, damage)
+    with pytest.raises(state.StateDamagedError, match="piece 0 of the state that rank 0 sent arrived with other bits"):
+        travelled({"a": torch.randn(5), "b": torch.randn(6)}, damage)
 
 
 def test_what_cannot_travel_is_named():

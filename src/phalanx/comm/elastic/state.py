@@ -1,8 +1,9 @@
 """The state of a training run on its way to a newcomer: plain data and tensors over our own verbs, verified. No pickle, no disk.
 
 A state is what `state_dict()` returns: nested dicts, lists and tuples of plain values and tensors. The structure travels first,
-as plain data, then the tensors one after the other, then a checksum of each, which the receiver compares. Both sides compute the
-checksum of a tensor after it has travelled, at the same time.
+as plain data. Then the bytes of all tensors follow in pieces of 16 MiB: most tensors are small, and a message for each would take
+longer than the bytes. Both sides compute the checksum of a piece after it has travelled, at the same time, and the receiver
+compares them in the end.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import random
 import sys
 import zlib
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from phalanx.comm.envelope import bytes_of
 from phalanx.comm.failure import CommunicationError
 
 TAG = 0x5747  # of the messages that carry a state
+PIECE = 16 << 20  # bytes of a message
 
 
 class StateDamagedError(CommunicationError):
@@ -32,33 +34,72 @@ def send_state(comm: Communicator, dest: int, state: Mapping[str, Any]) -> None:
     """Send a state, and from which random numbers the newcomer shall derive its own."""
     tensors = _Tensors()
     tree = _plain(dict(state), tensors, "the state")
-    comm.send_obj({"tree": tree, "count": len(tensors.found), "random": _seen_random()}, dest, TAG)
+    forms = [(str(x.dtype).removeprefix("torch."), tuple(x.shape)) for x in tensors.found]
+    comm.send_obj({"tree": tree, "tensors": forms, "random": _seen_random()}, dest, TAG)
     checks = []
-    for x in tensors.found:
-        comm.send(x, dest, TAG)
-        checks.append(checksum(x))
+    for piece in _pieces([_bytes_of(x).cpu() for x in tensors.found]):
+        comm.send(piece, dest, TAG)
+        checks.append(_checksum(piece))
     comm.send_obj(checks, dest, TAG)
 
 
 def receive_state(comm: Communicator, source: int, member: int) -> dict[str, Any]:
     """The state that `source` sends; seeds the random generators of this process with numbers of its own."""
     found = comm.recv_obj(source, TAG)
-    tensors, checks = [], []
-    for _ in range(found["count"]):
-        tensors.append(comm.recv(source, TAG))
-        checks.append(checksum(tensors[-1]))
+    tensors = [torch.empty(shape, dtype=getattr(torch, name)) for name, shape in found["tensors"]]
+    checks: list[int] = []
+
+    def next_piece() -> torch.Tensor:
+        piece = comm.recv(source, TAG).cpu()
+        checks.append(_checksum(piece))
+        return piece
+
+    _fill([_bytes_of(x) for x in tensors], next_piece)
     for number, (mine, check) in enumerate(zip(checks, comm.recv_obj(source, TAG), strict=True)):
         if mine != check:
-            raise StateDamagedError(f"tensor {number} of the state that rank {source} sent arrived with other bits")
+            raise StateDamagedError(f"piece {number} of the state that rank {source} sent arrived with other bits")
     _seed(found["random"], member)
     restored: dict[str, Any] = _restored(found["tree"], tensors)
     return restored
 
 
-def checksum(x: torch.Tensor) -> int:
-    """A number that differs for different bits."""
-    dense = torch.view_as_real(x.detach().resolve_conj()) if x.is_complex() else x.detach()
-    return zlib.crc32(bytes_of(dense.contiguous()).cpu().numpy().data)
+def _bytes_of(x: torch.Tensor) -> torch.Tensor:
+    """All bytes of a tensor. Those of a contiguous one are the tensor's own, not a copy."""
+    dense = torch.view_as_real(x.detach().resolve_conj()) if x.is_complex() else x.detach().resolve_neg()
+    return bytes_of(dense.contiguous())
+
+
+def _pieces(parts: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """The bytes of all parts, one after the other, in pieces; each is over when you ask for the next."""
+    room, filled = torch.empty(min(PIECE, sum(map(len, parts))), dtype=torch.uint8), 0
+    for part in parts:
+        done = 0
+        while done < len(part):
+            count = min(len(part) - done, PIECE - filled)
+            room[filled : filled + count] = part[done : done + count]
+            done, filled = done + count, filled + count
+            if filled == PIECE:
+                yield room
+                filled = 0
+    if filled:
+        yield room[:filled]
+
+
+def _fill(parts: Sequence[torch.Tensor], next_piece: Callable[[], torch.Tensor]) -> None:
+    """The other way round: the bytes of pieces become those of all parts."""
+    piece = torch.empty(0, dtype=torch.uint8)
+    for part in parts:
+        done = 0
+        while done < len(part):
+            if not len(piece):
+                piece = next_piece()
+            count = min(len(part) - done, len(piece))
+            part[done : done + count] = piece[:count]
+            done, piece = done + count, piece[count:]
+
+
+def _checksum(piece: torch.Tensor) -> int:
+    return zlib.crc32(piece.numpy().data)
 
 
 class _Tensors:
