@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,8 @@ def main() -> None:
         directory = Path(place)
         command = [sys.executable, "-m", "phalanx", "run", "--ranks", str(args.ranks), "--replace", "100000", str(PROGRAM), place]
         options = ["epochs=100000", f"stop_file={directory / 'stop'}", "pause=0.002"]
-        job = Python([*command, *options], env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL)
+        with (directory / "log").open("wb") as log:
+            job = Python([*command, *options], env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=log)
         try:
             follow, dead = Follow(directory), set[int]()
             for change in range(0, args.changes + 1, 2):
@@ -109,6 +111,12 @@ def main() -> None:
                 follow.rows = [row for row in follow.rows if row["kind"] == "start"] + follow.rows[-200:]
             (directory / "stop").touch()
             code = job.wait(60)
+        except TimeoutError:
+            for pid in [job.pid, *children(job.pid)]:
+                os.kill(pid, signal.SIGUSR1)  # they print their stacks
+            time.sleep(2)
+            print((directory / "log").read_text(errors="replace")[-30000:], file=sys.stderr)
+            raise
         finally:
             if job.poll() is None:
                 job.terminate()

@@ -1,5 +1,6 @@
 """The issuing thread after a failure that ends all communication."""
 
+import threading
 import time
 
 import pytest
@@ -36,3 +37,20 @@ def test_what_is_queued_behind_a_failure_that_nobody_has_waited_for_fails_at_onc
     assert ran == []
     with pytest.raises(CommunicationError, match="cannot start"):
         issuer.submit(operation("fourth", lambda: None))
+
+
+def test_a_wait_that_does_not_notice_that_its_connections_were_cut_is_left_alone():
+    """gloo may miss a cut at the moment when a message is posted: an elastic job would stand still."""
+    stuck = threading.Event()
+    cuts = []
+    issuer = Issuer(60.0, None, lambda: cuts.append("again"))
+    pending = issuer.submit(operation("allgather()", stuck.wait))
+    try:
+        issuer.breakdown.cut_since = time.monotonic()
+        begun = time.monotonic()
+        with pytest.raises(CommunicationError, match=r"allgather\(\) failed: its connections were cut"):
+            pending.wait()
+        assert time.monotonic() - begun < 30
+        assert cuts == ["again"]
+    finally:
+        stuck.set()

@@ -16,6 +16,7 @@ from phalanx.comm.pending import Operation
 from phalanx.comm.transports import TransportError
 from phalanx.native.errors import Disagreement, Refused, SharedMemoryError
 
+CUT = 0.5  # seconds after which a thread that still waits, although its connections are cut, will wait for ever
 AFTERMATH = 2.0  # seconds without progress after which messages of a rank that has ended are no longer expected
 
 
@@ -26,6 +27,7 @@ class Breakdown:
         self._timeout, self._watch, self._activity, self._cut_off = timeout, watch, activity, cut_off
         self.patience = timeout - (watch.grace if watch else 0.0)  # the verdict is due within the timeout as well
         self.error: CommunicationError | None = None
+        self.cut_since: float | None = None  # when the connections were cut, because the world of an elastic job is over
         self._finding = threading.Lock()  # the thread that waits and the one that looks at the device
 
     def check(self, name: str) -> None:
@@ -47,7 +49,9 @@ class Breakdown:
     def hopeless(self, operation: Operation) -> str | None:
         """Why `operation` cannot finish any more, as far as this rank knows; None if it may."""
         if self._watch is None:
-            return None
+            # gloo may miss a cut at the very moment when a message is posted: then its wait does not end
+            over = self.cut_since is not None and time.monotonic() - self.cut_since > CUT
+            return "its connections were cut" if over else None
         current = self._activity.current or operation
         still = time.monotonic() - max(operation.alive, current.alive)
         deserted = self._watch.deserted.is_set() and self._watch.store_rank in current.members.values()

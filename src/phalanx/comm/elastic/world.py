@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -53,6 +54,7 @@ class World:
             below = getattr(self.connection.transport, "below", self.connection.transport)
             if isinstance(below, GlooTransport):
                 below.close()
+            self.connection.issuer.breakdown.cut_since = time.monotonic()
 
     def close(self) -> None:
         """Give everything back. What this rank had under way is lost."""
