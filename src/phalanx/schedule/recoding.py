@@ -16,8 +16,9 @@ def check_forms(s: Schedule) -> None:
     """Raise `ScheduleError` where an op needs full precision and finds a code, or the other way round."""
     if not s.coded:
         for number, step in enumerate(s.steps, start=1):
-            for op in filter(attrgetter("coded"), [op for op in step.ops if isinstance(op, Move)]):
-                _fail(s, number, op, "it carries a code, but no step encodes anything")
+            moves = [op for op in step.ops if isinstance(op, Move)]
+            for move in filter(attrgetter("coded"), moves):
+                _fail(s, number, move, "it carries a code, but no step encodes anything")
         return
     state = Buffers(s.chunks, [False] * s.world)  # whether each slot is held encoded
     for number, step in enumerate(s.steps, start=1):
