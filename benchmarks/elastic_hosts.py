@@ -14,12 +14,11 @@ import secrets
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from elastic_kills import Follow
+from elastic_kills import Follow, print_stacks
 from lab import NETNS, Net, call
 
 PROGRAM = Path(__file__).parent / "elastic_training.py"
@@ -124,10 +123,7 @@ class Fleet:
         codes = {host: agent.poll() for host, agent in self.agents.items()}
         living = self.living()
         pids = {row["member"]: row["pid"] for row in self.follow.starts}
-        for member in living:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pids[member], signal.SIGUSR1)  # elastic_training.py prints its stacks then
-        time.sleep(1)
+        print_stacks(pids[member] for member in living)
         last = {row["member"]: row for row in self.follow.look()}
         ends = "\n".join(f"member {member} on host {host}: {last.get(member)}" for member, host in living.items())
         return f"{self.words[-20000:]}\nagents ended: {codes}\n{ends}"

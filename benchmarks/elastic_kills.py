@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,14 @@ class Follow:
                 raise TimeoutError(f"{what} did not happen within {DEADLINE:g} s")
             time.sleep(0.01)  # longer would be seen in the result, less would be seen on the machine
         return answer
+
+
+def print_stacks(processes: Iterable[int]) -> None:
+    """Let these ranks and agents, which handle SIGUSR1, print what their threads do."""
+    for pid in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGUSR1)
+    time.sleep(1)
 
 
 def pids(records: list[dict[str, Any]], dead: set[int]) -> dict[int, int]:

@@ -20,7 +20,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ import torch
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
-from elastic_kills import PROGRAM, Follow, _step_by, pids  # noqa: E402
+from elastic_kills import PROGRAM, Follow, _step_by, pids, print_stacks  # noqa: E402
 from tests.warm.popen import Python, warm  # noqa: E402
 
 
@@ -112,9 +111,7 @@ def main() -> None:
             (directory / "stop").touch()
             code = job.wait(60)
         except TimeoutError:
-            for pid in [job.pid, *children(job.pid)]:
-                os.kill(pid, signal.SIGUSR1)  # they print their stacks
-            time.sleep(2)
+            print_stacks([job.pid, *children(job.pid)])
             print((directory / "log").read_text(errors="replace")[-30000:], file=sys.stderr)
             raise
         finally:

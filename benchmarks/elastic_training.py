@@ -43,7 +43,7 @@ def fingerprint(model: torch.nn.Module) -> str:
 
 
 def main(directory: Path, options: dict[str, str]) -> None:
-    faulthandler.register(signal.SIGUSR1)  # prints what all threads do, for whoever wants to know why a job stands still
+    faulthandler.register(signal.SIGUSR1)  # prints what all threads do: why does a job stand still?
     epochs, pause = int(options.get("epochs", "3")), float(options.get("pause", "0.01"))
     least, timeout = int(options.get("least", "1")), float(options.get("timeout", "30"))
     comm = phalanx.create_communicator(elastic=True, timeout=timeout, min_ranks=least)

@@ -35,7 +35,7 @@ HUGE = 2 << 20  # bytes of a huge page
 MADV_COLLAPSE = 25  # of madvise(2)
 CLONE_NEWNET = 0x40000000  # of setns(2)
 CODE = (type, types.FunctionType, types.ModuleType)
-CONSTANTS = (str, bytes, int, float, tuple, frozenset, type(None))  # a mere look at them, in a child, would copy their pages
+CONSTANTS = (str, bytes, int, float, tuple, frozenset)  # a mere look at them, in a child, would copy their pages
 ABOVE = 512  # descriptors of ours are above those that a program may be given by number
 
 

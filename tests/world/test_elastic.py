@@ -19,7 +19,7 @@ from tests.long import times
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
-from elastic_kills import Follow, pids  # noqa: E402
+from elastic_kills import Follow, pids, print_stacks  # noqa: E402
 from elastic_training import N, replay, rows, steps_of  # noqa: E402
 
 PROGRAM = ROOT / "benchmarks" / "elastic_training.py"
@@ -67,13 +67,8 @@ class Job:
 
     def stacks(self) -> str:
         """The log, after all agents and ranks have printed what their threads do."""
-        for pid in [
-            *self.pids.values(),
-            *(agent.pid for agent in getattr(self, "agents", [self.process]) if agent.poll() is None),
-        ]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGUSR1)
-        time.sleep(1)
+        agents = [agent.pid for agent in getattr(self, "agents", [self.process]) if agent.poll() is None]
+        print_stacks([*self.pids.values(), *agents])
         return self.words
 
     def signal(self, member: int, number: int = signal.SIGKILL) -> None:

@@ -30,12 +30,7 @@ class Expressions:
 
     def add(self, a: int, b: int) -> int:
         """The sum of two expressions."""
-        key = (a, b) if a <= b else (b, a)
-        nodes = self._nodes
-        found = self._known.setdefault(key, len(nodes))
-        if found == len(nodes):
-            nodes.append(key)
-        return found
+        return self._number((a, b) if a <= b else (b, a))
 
     def scaling(self, factor: Fraction) -> Callable[[int], int]:
         """The function that multiplies an expression by `factor`."""
@@ -57,9 +52,7 @@ class Expressions:
 
     def encode(self, a: int) -> int:
         """What the code of an expression stands for: nearly the same number. In the table it is a call with one input."""
-        key = (CALL, (a,))
-        found = self._known.get(key)
-        return self._make(key) if found is None else found
+        return self._number((CALL, (a,)))
 
     def encodings(self) -> list[int]:
         """How often some input of each expression was encoded on its way there."""
@@ -69,9 +62,12 @@ class Expressions:
             found.append(max(found[part] for part in parts) + (isinstance(right, tuple) and len(right) == 1))
         return found
 
-    def _make(self, key: Node) -> int:
-        self._nodes.append(key)
-        self._known[key] = number = len(self._nodes) - 1
+    def _number(self, node: Node) -> int:
+        """The number of an expression, which is new if nobody has made it before."""
+        new = len(self._nodes)
+        number = self._known.setdefault(node, new)
+        if number == new:
+            self._nodes.append(node)
         return number
 
     def evaluate(

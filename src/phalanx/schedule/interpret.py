@@ -74,14 +74,9 @@ def _run_moves(state: Buffers, moves: tuple[Move, ...], terms: Expressions) -> N
     begins, ends = list(map(atom.__getitem__, starts)), list(map(atom.__getitem__, stops))
     if sum(ends) - sum(begins) == len(moves):  # every range holds at least one atom, so each holds exactly one
         values = [rows[src][i] for src, i in zip(map(_src, moves), begins, strict=True)]
-        if all(map(_reduce, moves)):
-            for dst, i, value in zip(map(_dst, moves), begins, values, strict=True):
-                row = rows[dst]
-                row[i] = add(row[i], value)
-            return
-        for m, i, value in zip(moves, begins, values, strict=True):
-            row = rows[m.dst]
-            row[i] = add(row[i], value) if m.reduce else value
+        for dst, adds, i, value in zip(map(_dst, moves), map(_reduce, moves), begins, values, strict=True):
+            row = rows[dst]
+            row[i] = add(row[i], value) if adds else value
     else:
         slices = [rows[m.src][i:j] for m, i, j in zip(moves, begins, ends, strict=True)]
         for m, i, j, part in zip(moves, begins, ends, slices, strict=True):

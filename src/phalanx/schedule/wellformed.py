@@ -47,7 +47,7 @@ def _check_moves(s: Schedule, number: int, moves: tuple[Move, ...], known: dict[
     """The same as `_check_op` and `_check_writers`, at full speed for a step of moves without fault."""
     sources, targets, chunks, factors = (list(map(attrgetter(name), moves)) for name in ("src", "dst", "chunks", "factor"))
     parts = dict(zip(map(id, chunks), chunks))  # by identity: lowered schedules share their ranges
-    fresh = [parts[key] for key in parts.keys() - known.keys()]
+    fresh = [part for key, part in parts.items() if key not in known]
     sound = (
         {*map(type, sources), *map(type, targets)} == {int}
         and min(sources) >= 0

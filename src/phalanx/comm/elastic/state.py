@@ -37,7 +37,7 @@ def send_state(comm: Communicator, dest: int, state: Mapping[str, Any]) -> None:
     forms = [(str(x.dtype).removeprefix("torch."), tuple(x.shape)) for x in tensors.found]
     comm.send_obj({"tree": tree, "tensors": forms, "random": _seen_random()}, dest, TAG)
     checks = []
-    for piece in _pieces([_bytes_of(x).cpu() for x in tensors.found]):
+    for piece in _pieces(tensors.found):
         comm.send(piece, dest, TAG)
         checks.append(_checksum(piece))
     comm.send_obj(checks, dest, TAG)
@@ -69,11 +69,11 @@ def _bytes_of(x: torch.Tensor) -> torch.Tensor:
     return bytes_of(dense.contiguous())
 
 
-def _pieces(parts: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """The bytes of all parts, one after the other, in pieces; each is over when you ask for the next."""
-    room, filled = torch.empty(min(PIECE, sum(map(len, parts))), dtype=torch.uint8), 0
-    for part in parts:
-        done = 0
+def _pieces(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """The bytes of all tensors, one after the other, in pieces; each is over when you ask for the next."""
+    room, filled = torch.empty(min(PIECE, sum(x.nbytes for x in tensors)), dtype=torch.uint8), 0
+    for x in tensors:
+        part, done = _bytes_of(x).cpu(), 0
         while done < len(part):
             count = min(len(part) - done, PIECE - filled)
             room[filled : filled + count] = part[done : done + count]
