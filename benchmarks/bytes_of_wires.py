@@ -3,7 +3,8 @@
     python benchmarks/bytes_of_wires.py [--json FILE]          4 hosts x 2 ranks; needs root (docs/lab.md)
 
 The gradients are made of nothing, at no cost, so only their shapes are ResNet-50's. The prediction is what the schedules say of
-the messages of a step; the interface counts headers once per frame of up to 64 KiB, and acknowledgements, besides.
+the messages of a step. The interface counts headers once per frame of up to 64 KiB, and acknowledgements, besides: "counted" has
+them, "payload", which is compared with the prediction, has not. What gloo writes before each message is part of both.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.lab import Bridge, Lab
+from benchmarks.lab import HEADERS, Bridge, Lab
 
 import phalanx
 from phalanx.bench.record import Record
@@ -101,11 +102,21 @@ def count(name: str) -> Record:
     totals = []
     with Lab(HOSTS, PER_HOST, RATE).up(Bridge) as net:
         for steps in (0, STEPS):
-            before = net.bytes_sent()
+            before = [*net.bytes_sent(), *net.frames_sent()]
             net.run([sys.executable, __file__, "--play", name, "--steps", str(steps)], deadline=120)
-            totals.append([after - start for start, after in zip(before, net.bytes_sent())])
-    counted = [(full - empty) / STEPS for empty, full in zip(*totals)]
-    return {"wire": name, "counted": counted, "predicted": predicted(name), "ratio": max(counted) / predicted(name)}
+            totals.append([after - start for start, after in zip(before, [*net.bytes_sent(), *net.frames_sent()])])
+    both = [(full - empty) / STEPS for empty, full in zip(*totals)]
+    counted, frames = both[:HOSTS], both[HOSTS:]
+    payload = [nbytes - HEADERS * sent for nbytes, sent in zip(counted, frames)]
+    wanted = predicted(name)
+    return {
+        "wire": name,
+        "counted": counted,
+        "payload": payload,
+        "predicted": wanted,
+        "ratio": max(payload) / wanted,
+        "ratio_with_headers": max(counted) / wanted,
+    }
 
 
 def main() -> int:
@@ -132,7 +143,8 @@ def main() -> int:
         rows[-1]["of_float32"] = max(rows[-1]["counted"]) / max(rows[1]["counted"])
         most = f"{max(rows[-1]['counted']) / 2**20:9.3f} MiB of {rows[-1]['predicted'] / 2**20:9.3f}"
         print(
-            f"{name:10} {most}   {rows[-1]['ratio']:.4f} of what is predicted, {rows[-1]['of_float32']:.4f} of float32",
+            f"{name:10} {most}   {rows[-1]['ratio']:.4f} of what is predicted, {rows[-1]['ratio_with_headers']:.4f} with headers,"
+            f" {rows[-1]['of_float32']:.4f} of float32",
             flush=True,
         )
     if args.json:

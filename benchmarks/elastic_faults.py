@@ -48,7 +48,7 @@ FLAP = 10.0  # seconds of a link that comes and goes every second
 KINDS: dict[str, tuple[list[Way], set[int]]] = {  # what is cut, and the hosts that continue; host 0 has the meeting point
     "3|1": (between([0, 1, 2], [3]), {0, 1, 2}),
     "2|2": (between([0, 1], [2, 3]), {0, 1}),
-    "1|3": (between([0], [1, 2, 3]), {0}),
+    "1|3": (between([0], [1, 2, 3]), {0}),  # it finishes the step that is under way, then pauses
     "one way out": ([(3, 0), (3, 1), (3, 2)], {0, 1, 2}),
     "one way in": ([(0, 3), (1, 3), (2, 3)], {0, 1, 2}),
     "pairwise": ([], set()),  # between two hosts without the meeting point: one of them goes
@@ -56,6 +56,7 @@ KINDS: dict[str, tuple[list[Way], set[int]]] = {  # what is cut, and the hosts t
     "link down": ([], {0, 1, 2}),
     "flapping": ([], set()),  # nobody has to go
 }
+PAUSES = {"1|3"}  # the side of the meeting point is a minority
 
 
 def full_world(job: Fleet, since: float) -> float:

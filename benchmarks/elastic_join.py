@@ -1,10 +1,14 @@
 """How long does a replacement take, and how long do the others stand still for it? ResNet-50 with momentum: 205 MB of state.
 
-    python benchmarks/elastic_join.py [--joins 5] [--json FILE]
+    python benchmarks/elastic_join.py [--joins 5] [--spares 1] [--json FILE]
 
 A job of `phalanx run --ranks 2`. Its second rank ends itself, and another one is started. A row has the seconds from the moment
 when the new process has imported torch to the end of its first step, the seconds that the other rank stood still while it joined,
-and the seconds that the same tensors take between the two ranks, sent with the same verbs and nothing else.
+and the seconds that the same tensors take between the two ranks, sent with the same verbs and nothing else. `after_death` are the
+seconds from the end of the old process to the end of the first step of the new one.
+
+With `--spares 1` the replacement is a process that has imported torch before. `takes_part` then begins when it runs the script.
+Each rank waits until the next spare is ready before it ends itself.
 """
 
 from __future__ import annotations
@@ -27,11 +31,12 @@ from typing import Any
 import torch
 
 IMPORTED = time.time()
+READY = 14.0  # seconds in which the next spare starts and imports
 
 import phalanx  # noqa: E402
 
 
-def rank(directory: Path, joins: int) -> None:
+def rank(directory: Path, joins: int, spares: int) -> None:
     warnings.simplefilter("ignore")
     comm = phalanx.create_communicator(elastic=True, timeout=60, min_ranks=2)
     joined = comm.is_new
@@ -78,8 +83,12 @@ def rank(directory: Path, joins: int) -> None:
         for _ in range(2 * sum(1 for _ in model.parameters())):
             comm.recv(0)
         comm.barrier()
-        (directory / f"join{number}.json").write_text(json.dumps({"takes_part": first - IMPORTED}))
+        row = {"takes_part": first - IMPORTED, "after_death": first - float((directory / "death").read_text())}
+        (directory / f"join{number}.json").write_text(json.dumps(row))
         comm.barrier()
+    if spares and len(list(directory.glob("join*.json"))) < joins:
+        time.sleep(READY)
+    (directory / "death").write_text(str(time.time()))
     os._exit(9)  # another one is started
 
 
@@ -87,24 +96,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rank", help=argparse.SUPPRESS)
     parser.add_argument("--joins", type=int, default=5)
+    parser.add_argument("--spares", type=int, default=0)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     if args.rank:
-        return rank(Path(args.rank), args.joins)
+        return rank(Path(args.rank), args.joins, args.spares)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the job ends with this program
     rows: list[dict[str, Any]] = [
         {
             "kind": "config",
             "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "ranks": 2,
+            "spares": args.spares,
             "torch": torch.__version__,
             "python": platform.python_version(),
         }
     ]
     with tempfile.TemporaryDirectory() as place:
-        command = [sys.executable, "-m", "phalanx", "run", "--ranks", "2", "--replace", str(args.joins), __file__]
+        spares = ["--spares", str(args.spares)]
+        command = [sys.executable, "-m", "phalanx", "run", "--ranks", "2", "--replace", str(args.joins), *spares, __file__]
         subprocess.run(
-            [*command, "--joins", str(args.joins), "--rank", place],
+            [*command, "--joins", str(args.joins), *spares, "--rank", place],
             env=os.environ | {"OMP_NUM_THREADS": "1"},
             timeout=230,
             check=False,
@@ -120,7 +132,7 @@ def main() -> None:
     if found:
         summary = {
             name: statistics.median([row[name] for row in found if name in row])
-            for name in ("takes_part", "stall", "wire", "stall_to_wire")
+            for name in ("takes_part", "after_death", "stall", "wire", "stall_to_wire")
         }
         rows.append({"kind": "median", "joins": len(found)} | summary)
         print(json.dumps(rows[-1]))

@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -38,6 +39,20 @@ def build() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
 
+def sync_of(options: dict[str, str]) -> phalanx.AllReduce | phalanx.Gossip | phalanx.LocalSGD | phalanx.DiLoCo:
+    """The option `sync=`: a kind, and for local steps after a colon how many."""
+    kind, _, every = options.get("sync", "allreduce").partition(":")
+    if kind == "gossip":
+        return phalanx.Gossip(overlap=every != "waiting", exchange="gradients" if every == "gradients" else "weights")
+    if kind == "local":
+        return phalanx.LocalSGD(every=int(every))
+    if kind in ("diloco", "noloco"):
+        return phalanx.DiLoCo(
+            every=int(every), outer={"lr": 0.7, "momentum": 0.5}, partners="all" if kind == "diloco" else "random"
+        )
+    return phalanx.AllReduce(overlap={"none": None, "yes": True, "no": False}[options.get("overlap", "none")])
+
+
 def fingerprint(model: torch.nn.Module) -> str:
     return hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()[:16]
 
@@ -52,12 +67,15 @@ def main(directory: Path, options: dict[str, str]) -> None:
     def write(**row: object) -> None:
         record.write(json.dumps(row | {"member": comm.member, "at": time.time()}) + "\n")
 
+    def exchanged() -> dict[str, object]:
+        return {"contributors": comm.contributors, "exchanges": comm.exchanges, "in_flight": comm.in_flight}
+
     model, inner = build()
-    overlap = {"none": None, "yes": True, "no": False}[options.get("overlap", "none")]
-    sync = phalanx.AllReduce(overlap=overlap)
+    sync = sync_of(options)
     wire = torch.bfloat16 if options.get("wire") else None
     bucket = int(options["bucket"]) if "bucket" in options else None
-    opt = phalanx.create_multi_node_optimizer(inner, comm, sync=sync, wire=wire, bucket_bytes=bucket)
+    delayed = bool(options.get("delayed"))
+    opt = phalanx.create_multi_node_optimizer(inner, comm, sync=sync, wire=wire, bucket_bytes=bucket, double_buffering=delayed)
     loader = phalanx.data.Loader(
         data(), comm, batch=int(options.get("batch", "24")), last="keep", on_change=options.get("policy", "keep_batch"), workers=0
     )
@@ -68,18 +86,36 @@ def main(directory: Path, options: dict[str, str]) -> None:
     over = False
     while loader.position.epoch < epochs and not over:
         for x, y, ids in loader:
-            write(kind="took", step=opt.steps, epoch=comm.membership.epoch, ids=ids.tolist(), uneven=loader.world.uneven)
+            write(
+                kind="took",
+                step=opt.steps,
+                epoch=comm.membership.epoch,
+                ids=ids.tolist(),
+                uneven=loader.world.uneven,
+                **exchanged(),
+            )
             opt.zero_grad()
             losses = torch.nn.functional.cross_entropy(model(x), y, reduction="none")
             (losses.mean() if len(y) else losses.sum() * 0 + 0 * next(model.parameters()).sum()).backward()
             opt.step()
-            write(kind="step", step=opt.steps - 1, contributors=comm.contributors, weights=fingerprint(model))
+            write(kind="step", step=opt.steps - 1, weights=fingerprint(model), **exchanged())
             if pause:
                 time.sleep(SLOW if slow.exists() else pause)
         over = bool(comm.all_reduce(torch.tensor([float(stop.exists())]), op="max"))  # the same on all ranks
-        write(kind="epoch", position=loader.position.epoch)
+        write(kind="epoch", position=loader.position.epoch, weights=fingerprint(model), **exchanged())
+    if opt.replicas_differ:
+        opt.average_()
+    loss = torch.nn.functional.cross_entropy(model(data()[0]), data()[1])
     changes = [str(change) for change in opt.membership.history]
-    write(kind="end", steps=opt.steps, weights=fingerprint(model), changes=changes, members=opt.membership.ranks)
+    write(
+        kind="end",
+        steps=opt.steps,
+        weights=fingerprint(model),
+        changes=changes,
+        members=opt.membership.ranks,
+        loss=loss.item(),
+        **exchanged(),
+    )
     comm.close()
 
 
@@ -94,16 +130,37 @@ def rows(directory: Path) -> list[dict]:
     return found
 
 
+def uses(records: list[dict]) -> Counter[int]:
+    """How often each sample was trained: by ranks that took part in the exchange that the sample waited for.
+
+    All ranks that have seen an exchange must agree on who took part.
+    """
+    contributors: dict[int, tuple[int, ...]] = {}
+    for row in records:
+        if "exchanges" in row:
+            who = tuple(row["contributors"])
+            assert contributors.setdefault(row["exchanges"], who) == who, f"exchange {row['exchanges']}: {who}"
+    took = [row for row in records if row["kind"] == "took"]
+    return Counter(
+        i for row in took if row["member"] in contributors.get(row["exchanges"] + row["in_flight"] + 1, ()) for i in row["ids"]
+    )
+
+
 Made = tuple[list[int], dict[int, list[int]], bool]
 
 
-def steps_of(records: list[dict]) -> list[Made]:
-    """For each step the contributors, on which all ranks agree, the samples of each, and whether they count by samples."""
+def steps_of(records: list[dict], *, delayed: bool = False) -> list[Made]:
+    """For each step the contributors, on which all ranks agree, the samples of each, and whether they count by samples.
+
+    `delayed`: by double buffering, so that the next step, or the end of the job, has seen who contributed.
+    """
     made: dict[int, set[tuple[int, ...]]] = {}
     taken: dict[int, dict[int, dict]] = {}
     for row in records:
-        if row["kind"] == "step":
-            made.setdefault(row["step"], set()).add(tuple(row["contributors"]))
+        if row["kind"] == "step" and row["step"] >= delayed:
+            made.setdefault(row["step"] - delayed, set()).add(tuple(row["contributors"]))
+        elif row["kind"] == "end" and delayed:
+            made.setdefault(row["steps"] - 1, set()).add(tuple(row["contributors"]))
         elif row["kind"] == "took":
             taken.setdefault(row["step"], {})[row["member"]] = row
     found = []
@@ -117,10 +174,14 @@ def steps_of(records: list[dict]) -> list[Made]:
     return found
 
 
-def replay(steps: list[Made]) -> str:
-    """The fingerprint of the weights after the same steps in one process, added up in rank order as the native core does."""
+def replay(steps: list[Made], *, delayed: bool = False) -> str:
+    """The fingerprint of the weights after the same steps in one process, added up in rank order as the native core does.
+
+    `delayed`: every step applies the mean of the one before it.
+    """
     model, opt = build()
     x, y, _ = data()
+    before: list[torch.Tensor | None] | None = None
     usual: torch.Tensor | None = None  # as in grad/weights.py: the sum of weights of the last step that had some
     for contributors, took, weighted in steps:
         everything = torch.tensor(float(sum(len(took[member]) for member in contributors)), dtype=torch.float64)
@@ -138,7 +199,15 @@ def replay(steps: list[Made]) -> str:
         for sum_, p in zip(total, model.parameters()):
             p.grad = sum_.mul_(usual / everything) if weighted else sum_ * (1 / len(contributors))
         usual = everything if weighted else usual
-        opt.step()
+        if not delayed:
+            opt.step()
+            continue
+        mean = [p.grad for p in model.parameters()]
+        if before is not None:
+            for p, grad in zip(model.parameters(), before):
+                p.grad = grad
+            opt.step()
+        before = mean
     return fingerprint(model)
 
 

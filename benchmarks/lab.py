@@ -43,6 +43,7 @@ from typing import Any
 
 NETNS = Path("/run/netns")
 PORT = 29500
+HEADERS = 14 + 20 + 32  # bytes of a frame: Ethernet, IP, TCP with time stamps
 GRACE = 5.0  # seconds that the other ranks get after one has failed: they may have more to say
 FRAME_SECONDS = 0.5e-3  # the longest time that one frame may hold a port: what shares a slow port waits no longer
 QUEUE_SECONDS = 5e-3  # that a connection may fill before a busy port
@@ -420,12 +421,19 @@ class Net:
 
     def bytes_sent(self) -> list[int]:
         """By host, the bytes that have left it since the lab came up, as its interface counts them: headers once per frame."""
+        return self._sent(8)
+
+    def frames_sent(self) -> list[int]:
+        """By host, the frames that have left it, acknowledgements included; each has HEADERS bytes besides its payload."""
+        return self._sent(9)
+
+    def _sent(self, column: int) -> list[int]:
         counts = []
         for space in self.spaces:
             command = ["nsenter", f"--net={NETNS / space}", "cat", "/proc/net/dev"]
             text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
             line = next(line for line in text.splitlines() if line.strip().startswith("eth0:"))
-            counts.append(int(line.partition(":")[2].split()[8]))
+            counts.append(int(line.partition(":")[2].split()[column]))
         return counts
 
 

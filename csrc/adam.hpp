@@ -1,4 +1,4 @@
-// Adam and AdamW on float32: the row of a tensor, and the rule it stands for.
+// Adam and AdamW on float32: a tensor's row in the table, and its update rule.
 #pragma once
 
 #include <iterator>
@@ -12,7 +12,7 @@ struct AdamRow {
     double offset, count;  // elements of the flat buffers
     double lr, beta1, beta2, eps, weight_decay;
     double decoupled;  // whether the decay shrinks the weight (AdamW) instead of joining the gradient (Adam)
-    double step;       // how many steps this tensor has made, with this one
+    double step;       // number of this tensor's steps, including this one
 };
 constexpr const char* adam_row_fields[] = {"offset", "count", "lr", "beta1", "beta2", "eps", "weight_decay", "decoupled", "step"};
 static_assert(sizeof(AdamRow) == sizeof(double) * std::size(adam_row_fields), "Python fills a row field by field");

@@ -1,4 +1,4 @@
-// The text of the Adam kernel, a part of kernels.inl.
+// Source of the Adam kernel, included by kernels.inl.
 
 #if PHALANX_REGISTER == 64
 ALWAYS Floats root(Floats v) { return (Floats)_mm512_sqrt_ps((__m512)v); }
@@ -36,7 +36,7 @@ void adam(float* w, float* first, float* second, const float* const* gradients, 
         store(w + at, weight);
     }
     if (at == count) return;
-    // the last few elements, by the same arithmetic on copies padded with zeros
+    // the last few elements: same arithmetic, on copies padded with zeros
     const std::size_t rest = count - at, bytes = rest * sizeof(float);
     float sum[lanes], padded_w[lanes] = {}, padded_m[lanes] = {}, padded_v[lanes] = {};
     sum_rest(sum, gradients, sources, at, rest);

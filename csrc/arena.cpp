@@ -1,4 +1,4 @@
-// Memory that all ranks of a team map: each rank's part, or one part for all.
+// Memory that all ranks of a team map: one part per rank, or one part shared by all.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -15,14 +15,14 @@ void write_text(char (&to)[n], const std::string& text) {
     std::snprintf(to, n, "%s", text.c_str());
 }
 
-// Without a sum that could overflow.
+// Written without a sum that could overflow.
 bool lies_in(const char* at, std::size_t bytes, const char* begin, std::size_t length) {
     return at >= begin && bytes <= length && static_cast<std::size_t>(at - begin) <= length - bytes;
 }
 
 }  // namespace
 
-// Rank 0 creates it, the others map it, all tell how it went. Every step is an operation: bounded, and with the dead named.
+// Rank 0 creates it, the others map it, all report. Every step is an operation: it can time out, and names dead ranks.
 Status Team::allocate(std::size_t bytes, bool one_for_all, Arena& arena) {
     Call call;
     call.verb = Verb::allocate;
@@ -37,7 +37,7 @@ Status Team::allocate(std::size_t bytes, bool one_for_all, Arena& arena) {
     const std::size_t total = one_for_all ? part : part * static_cast<std::size_t>(size_);
     Member& me = members_[rank_];
 
-    Status status = step(0);  // all want the same
+    Status status = step(0);  // all ranks asked for the same
     if (status != Status::ok) return status;
     std::shared_ptr<Segment> segment;
     if (rank_ == 0) {
@@ -62,7 +62,7 @@ Status Team::allocate(std::size_t bytes, bool one_for_all, Arena& arena) {
     }
     status = step(2);
     if (status != Status::ok) {
-        if (method_ == Method::named) unlink(place.path().c_str());  // rank 0 may be the one that died
+        if (method_ == Method::named) unlink(place.path().c_str());  // rank 0 may have died
         return status;
     }
     if (rank_ == 0) segment->forget_place();
@@ -73,7 +73,7 @@ Status Team::allocate(std::size_t bytes, bool one_for_all, Arena& arena) {
     arena.segment = segment;
     arena.bytes = bytes;
     arena.stride = one_for_all ? 0 : part;
-    // each touches its own part first: on a machine with several memory nodes it shall lie near its rank
+    // each rank touches its own part first, so that on a NUMA machine it lies near that rank
     if (!one_for_all || rank_ == 0) segment->populate(arena.stride * static_cast<std::size_t>(rank_), part);
     if ((status = step(3)) != Status::ok) return status;
     segment->populate(0, total);
@@ -86,7 +86,7 @@ Status Team::release(std::uint32_t id) {
     Call call;
     call.verb = Verb::release;
     call.arena = id;
-    const Status status = size_ == 1 ? Status::ok : sync(call);  // no rank works on it any more
+    const Status status = size_ == 1 ? Status::ok : sync(call);  // no rank uses it any more
     if (status == Status::ok)
         arenas_.erase(std::remove_if(arenas_.begin(), arenas_.end(), [id](const Arena& a) { return a.id == id; }), arenas_.end());
     return status;
@@ -99,7 +99,7 @@ bool Team::owns(const void* x, std::size_t bytes) const {
 
 bool Team::locate(const void* x, std::size_t bytes, Call& call) const {
     for (const Arena& arena : arenas_) {
-        if (arena.stride == 0 && size_ > 1) continue;  // one for all: there is nothing to reduce
+        if (arena.stride == 0 && size_ > 1) continue;  // shared by all: nothing to reduce
         const char* part = arena.part(rank_);
         const char* at = static_cast<const char*>(x);
         if (!lies_in(at, bytes, part, arena.bytes)) continue;
@@ -110,7 +110,7 @@ bool Team::locate(const void* x, std::size_t bytes, Call& call) const {
     return false;
 }
 
-// `place` names the memory alike on all ranks: arena and offset.
+// `place` (arena and offset) identifies the memory on all ranks.
 bool Team::locate_one_for_all(const void* x, std::size_t bytes, std::uint64_t& place) const {
     for (const Arena& arena : arenas_) {
         const char* begin = arena.segment->data();

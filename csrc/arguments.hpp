@@ -1,7 +1,7 @@
-// Numbers that Python hands over, read one by one: a whole call must cost about a microsecond.
+// Read the numbers that Python passes, one by one: a whole call must cost about a microsecond.
 //
-// A number that cannot be what it stands for is a ValueError here. Further in, an address or a size that wraps around is a write
-// to foreign memory.
+// An impossible number raises a ValueError here. Deeper in the core, an address or a size that wraps around would write to
+// foreign memory.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -12,10 +12,10 @@
 
 namespace phalanx {
 
-// Elements of the widest type on most ranks that a signed size still counts in bytes: nothing that is computed of it overflows.
+// The most elements whose total bytes, in the widest type on the most ranks, fit a signed size: no later computation overflows.
 constexpr std::size_t most_elements = PTRDIFF_MAX / (8 * 256);
 
-// An OverflowError of Python's conversions as a ValueError, like every other number that is out of range.
+// Turn an OverflowError of Python's conversions into a ValueError, as for any other number out of range.
 inline void as_value_error() {
     if (!PyErr_ExceptionMatches(PyExc_OverflowError)) return;
     PyErr_Clear();
@@ -49,9 +49,9 @@ struct Arguments {
 
     std::size_t elements(int i) { return at_most(i, most_elements); }
 
-    // Null only where there is nothing at it: `elements` is how much the call will read or write.
+    // A null address is allowed only if `elements`, what the call reads or writes, is 0.
     void* address(int i, std::size_t elements = 0) {
-        const std::size_t at = at_most(i, PTRDIFF_MAX);  // the other half belongs to the kernel
+        const std::size_t at = at_most(i, PTRDIFF_MAX);  // the upper half belongs to the kernel
         if (good && at == 0 && elements != 0) {
             PyErr_Format(PyExc_ValueError, "argument %d: %zu elements at address 0", i, elements);
             good = false;

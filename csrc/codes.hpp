@@ -1,4 +1,4 @@
-// 8-bit codes of float32 as Python calls them. kernels.hpp has the arithmetic, src/phalanx/comm/block_code.py the meaning.
+// 8-bit codes of float32 for Python. The arithmetic is in kernels.hpp; src/phalanx/comm/block_code.py defines the format.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN

@@ -1,9 +1,9 @@
-// The text of the kernels for 8-bit codes, a part of kernels.inl. Each block of numbers has one scale; src/phalanx/comm/block_code.py
-// says what a code means. Every operation is rounded on its own, as torch does it where there is no core: the bits are the same.
+// Source of the kernels for 8-bit codes, included by kernels.inl. Each block of numbers has one scale; the format is defined in
+// src/phalanx/comm/block_code.py. Every operation rounds separately, as torch does without the core, so the bits are the same.
 
 using Ints = Vector<std::int32_t>;
 
-// Whole numbers from -127 to 127, as floats, to bytes and back. Compilers make single steps of the general way.
+// Whole numbers from -127 to 127, as floats, to bytes and back. Compilers scalarize the general conversion.
 #if PHALANX_REGISTER == 64
 ALWAYS void store_bytes(void* to, Floats q) { store(to, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32((__m512)q))); }
 ALWAYS Floats steps_at(const void* codes) {
@@ -36,28 +36,34 @@ ALWAYS Floats all_of(float value) {
     return v;
 }
 
-// To the nearest whole number, ties to even, for less than 2^22: the sum has no bits left for fractions.
+// Round to the nearest integer, ties to even, for magnitudes below 2^22: the sum has no bits left for fractions.
 ALWAYS Floats nearest(Floats v) {
     const Floats magic = all_of(12582912.0f);
     return (v + magic) - magic;
 }
 
-// The largest whole number that is not above v, for less than 2^22.
+// Floor, for magnitudes below 2^22.
 ALWAYS Floats below(Floats v) {
     const Floats near = nearest(v);
     const Floats one = all_of(1.0f), zero = all_of(0.0f);
     return near - (near > v ? one : zero);
 }
 
-// Numbers from [0, 1) in steps of 2^-24, by a hash of their places and a key (Wellons, hash-prospector's lowbias32).
-ALWAYS Floats chance(std::uint32_t at, std::uint32_t key) {
+constexpr std::uint32_t stride = 0x9E3779B9u;  // between the seeds of neighbours; 2^32 over the golden ratio
+
+// What the numbers from `at` on are hashed from. The seeds of the next vector are `lanes * stride` larger.
+ALWAYS Bits seeds(std::uint32_t at, std::uint32_t key) {
     Bits h;
-    for (int k = 0; k < lanes; ++k) h[k] = at + static_cast<std::uint32_t>(k);
-    h = h * 0x9E3779B9u + key;
+    for (int k = 0; k < lanes; ++k) h[k] = (at + static_cast<std::uint32_t>(k)) * stride + key;
+    return h;
+}
+
+// Numbers from [0, 1) in steps of 2^-24, by a hash of their places and a key (Wellons, hash-prospector's lowbias32).
+ALWAYS Floats chance(Bits h) {
     h = (h ^ (h >> 16)) * 0x21F0AAADu;
     h = (h ^ (h >> 15)) * 0xD35A2D97u;
-    h = h ^ (h >> 15);
-    return __builtin_convertvector(load<Ints>(&h) >> 8 & 0xFFFFFF, Floats) * 5.9604644775390625e-8f;
+    h = (h ^ (h >> 15)) >> 8;
+    return __builtin_convertvector(load<Ints>(&h), Floats) * 5.9604644775390625e-8f;
 }
 
 struct Block {
@@ -65,7 +71,7 @@ struct Block {
     bool finite;
 };
 
-// What the largest magnitude of a block, as the bits of a float, makes of it.
+// The scale of a block, from its largest magnitude, given as the bits of a float.
 ALWAYS Block block_of(std::int32_t largest) {
     float size;
     __builtin_memcpy(&size, &largest, sizeof size);
@@ -80,14 +86,14 @@ ALWAYS Floats wanted(const float* x, const float* error) {
 }
 
 template <bool stochastic>
-ALWAYS Floats rounded(Floats steps, std::uint32_t at, std::uint32_t key) {
+ALWAYS Floats rounded(Floats steps, Bits seed) {
     if (!stochastic) return nearest(steps);
     const Floats most = all_of(most_steps), least = all_of(-most_steps);
-    const Floats q = below(steps + chance(at, key));
+    const Floats q = below(steps + chance(seed));
     return q > most ? most : q < least ? least : q;
 }
 
-// One block of whole vectors: its scale, its codes, and what was rounded away. A block that is not finite leaves the error alone.
+// Encode one block of whole vectors: scale, codes and rounding error. A block that is not finite leaves the error unchanged.
 template <bool feedback, bool stochastic>
 ALWAYS float encode_block(const float* x, float* error, std::int8_t* out, std::size_t count, std::uint32_t key, std::uint32_t at) {
     Ints largest = {};
@@ -104,16 +110,17 @@ ALWAYS float encode_block(const float* x, float* error, std::int8_t* out, std::s
         return block.scale;
     }
     const Floats inverse = all_of(block.inverse), scale = all_of(block.scale);
-    for (std::size_t i = 0; i < count; i += lanes) {
+    Bits seed = seeds(at, key);
+    for (std::size_t i = 0; i < count; i += lanes, seed += lanes * stride) {
         const Floats v = wanted<feedback>(x + i, error + i);
-        const Floats q = rounded<stochastic>(v * inverse, at + static_cast<std::uint32_t>(i), key);
+        const Floats q = rounded<stochastic>(v * inverse, seed);
         store_bytes(out + i, q);
         if (feedback) store(error + i, v - q * scale);
     }
     return block.scale;
 }
 
-constexpr std::size_t vector_tail = 64;  // elements; the longest rest that is padded at a time
+constexpr std::size_t vector_tail = 64;  // elements; the longest remainder that is padded at a time
 
 template <bool feedback, bool stochastic>
 void encode_all(const float* x, float* error, char* out, std::size_t count, std::size_t block, std::uint32_t key, std::uint32_t at) {
@@ -151,7 +158,7 @@ void encode(const float* x, float* error, char* out, std::size_t count, const Co
 
 ALWAYS float scale_at(const char* code, std::size_t block) { return load<float>(code + 4 * block); }
 
-// x += source[0] += source[1] ...: each number is read once and written once, however many codes are added.
+// x += source[0] += source[1] ...: each number is read and written once, for any number of codes.
 void add_codes(const char* const* source, int sources, float* x, std::size_t count, std::size_t block) {
     const std::size_t blocks = (count + block - 1) / block;
     for (std::size_t b = 0; b < blocks; ++b) {

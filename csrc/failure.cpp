@@ -1,4 +1,4 @@
-// What a rank does when its patience ends: find out which ranks are missing, settle the operation as failed, and tell the others.
+// What a rank does when a wait times out: find the missing ranks, settle the operation as failed, and notify the others.
 #include <climits>
 #include <cstring>
 #include <sched.h>
@@ -24,7 +24,7 @@ Status Team::look_around(Generation g, std::int64_t waited_ns) {
     return give_up(&g, report);
 }
 
-// The ranks that have not come; if all have, those that have not finished what they took on.
+// The ranks that have not arrived or, if all have, those that have not finished their chunks.
 RankSet Team::missing(Generation g) {
     RankSet absent{}, busy{};
     for (int r = 0; r < size_; ++r) {
@@ -34,11 +34,11 @@ RankSet Team::missing(Generation g) {
     return absent.empty() ? busy : absent;
 }
 
-// `ok` means: the operation was settled meanwhile, look again.
+// `ok` means that the operation was settled in the meantime: look again.
 Status Team::give_up(const Generation* g, const Report& report) {
     members_[rank_].report = report;
     if (g != nullptr) {
-        // from now on no rank touches what it is about, except one in the middle of a chunk
+        // from now on no rank touches the data, except one in the middle of a chunk
         if (!settle(*g, Phase::gathering, Phase::failed) && !settle(*g, Phase::open, Phase::failed)) return Status::ok;
     }
     if (under_way_) settle(next_ - 1, Phase::gathering, Phase::failed) || settle(next_ - 1, Phase::open, Phase::failed);
@@ -49,7 +49,7 @@ Status Team::give_up(const Generation* g, const Report& report) {
 }
 
 Status Team::adopt_failure() {
-    // the author settles the operation first and signs a moment later; should it die in between, our own eyes must do
+    // the author settles the operation first and signs a moment later; if it dies in between, we look for ourselves
     const std::int64_t begun = now_ns();
     std::uint32_t author = 0;
     while ((author = header_->broken.load(std::memory_order_acquire)) == 0 && now_ns() - begun < 100'000'000) sched_yield();

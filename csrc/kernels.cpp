@@ -1,4 +1,4 @@
-// Which kernels this processor runs.
+// Choose the kernels for this processor.
 #include "kernels.hpp"
 
 #include <atomic>

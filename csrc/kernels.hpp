@@ -1,4 +1,4 @@
-// The arithmetic: many buffers in, one result out to many buffers, one pass. Compiled once per instruction set, chosen at run time.
+// The arithmetic: one pass reads many buffers and writes the result to many. Compiled per instruction set, chosen at run time.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@ namespace phalanx {
 
 enum class Type : std::uint8_t { f32, f64, f16, bf16, i8, i16, i32, i64, u8 };
 constexpr int types = 9;
-// Python reads these names, which are torch's, so that no number has to be copied by hand.
+// Python reads these names (torch's), so that no number has to be copied by hand.
 constexpr const char* type_names[types] = {"float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8"};
 constexpr std::size_t size_of(Type type) {
     constexpr std::size_t sizes[types] = {4, 8, 2, 2, 1, 2, 4, 8, 1};
@@ -20,10 +20,10 @@ constexpr int ops = 3;
 constexpr const char* op_names[ops] = {"sum", "max", "min"};
 
 // dst[0..targets) = scale * (src[0] op src[1] op ... op src[sources-1]), elementwise, in exactly that order.
-// A target may be one of the sources. Half-width floats are summed in float32 and rounded once. `scale` is for floating sums only.
+// A target may be one of the sources. Half-width floats are summed in float32 and rounded once. `scale` is for float sums only.
 using Reduce = void (*)(void* const* dst, int targets, const void* const* src, int sources, std::size_t count, double scale);
 
-// How one tensor moves. With d = scale * sum of gradients + weight_decay * w:
+// The update of one tensor. With d = scale * sum of gradients + weight_decay * w:
 //   u = step * d;   v = momentum * v + u;   w -= rate * (nesterov ? u + momentum * v : v)
 // torch.optim.SGD (dampening 0) has step 1 and rate lr; phalanx.Lars has step lr * ratio and rate 1, or step ratio and rate lr.
 struct Rule {
@@ -32,14 +32,14 @@ struct Rule {
 };
 using Update = void (*)(float* w, float* velocity, const float* const* gradients, int sources, std::size_t count, const Rule& rule);
 
-// Sums of squares of w, in double, before and after an update; with the bits that Norms would find.
+// Sums of squares of w, in double, before and after an update, with the same bits as Norms computes.
 struct Moved {
     double before, after;
 };
 using UpdateAndSquare =
     Moved (*)(float* w, float* velocity, const float* const* gradients, int sources, std::size_t count, const Rule& rule);
 
-// Sums of squares, in double: of w (0 where that is null), and of scale * (sum of gradients).
+// Sums of squares, in double: of w (0 if null), and of scale * (sum of gradients).
 struct Squares {
     double w, g;
 };
@@ -48,29 +48,29 @@ using Norms = Squares (*)(const float* w, const float* const* gradients, int sou
 // One step of Adam or AdamW. With g = scale * (sum of gradients) + l2 * w:
 //   first += take1 * (g - first);   second = beta2 * second + take2 * g * g
 //   w = keep * w - rate * first / (sqrt(second) * correction + eps)
-// `take` is 1 - beta, `rate` and `correction` have the bias corrections in them; AdamW has l2 = 0, Adam has keep = 1.
+// `take` is 1 - beta; `rate` and `correction` include the bias corrections; AdamW has l2 = 0, Adam has keep = 1.
 struct AdamRule {
     float take1, beta2, take2, l2, keep, rate, correction, eps, scale;
 };
 using Adam = void (*)(float* w, float* first, float* second, const float* const* gradients, int sources, std::size_t count,
                       const AdamRule& rule);
 
-// Copy to memory that other cores have read: each line is asked for ahead, because a store that has to call it back waits.
+// Copy to memory that other cores have read: prefetch each line, because a store to a line in another cache stalls.
 using Put = void (*)(void* to, const void* from, std::size_t bytes);
 
-// Put, and copy something else of the same length, line by line: one waits for memory while the other moves.
+// Put, interleaved line by line with another copy of the same length: one waits for memory while the other moves.
 using Exchange = void (*)(void* put_to, const void* put_from, void* take_to, const void* take_from, std::size_t bytes);
 
 // 8-bit codes of float32 in blocks with one scale each: a code of n numbers is one float32 per block, then n signed bytes.
-// `at` is the place of the first number, by which stochastic rounding draws.
+// `at` is the position of the first number, which seeds stochastic rounding.
 struct Coding {
     std::size_t block;
     bool stochastic;
     std::uint32_t key, at;
 };
-// The code of x + error, and what was rounded away in `error`, which may be null.
+// Encode x + error, and leave the rounding error in `error`, which may be null.
 using Encode = void (*)(const float* x, float* error, char* out, std::size_t count, const Coding& coding);
-// x += what the codes stand for, one after the other; x = factor * what a code stands for.
+// x += the decoded codes, in order; x = factor * the decoded code.
 using AddCodes = void (*)(const char* const* source, int sources, float* x, std::size_t count, std::size_t block);
 using Decode = void (*)(const char* code, float* x, std::size_t count, std::size_t block, float factor);
 
@@ -88,7 +88,7 @@ struct Kernels {
     Decode decode;
 };
 
-const Kernels& kernels();            // the best that this processor has, or the chosen one
+const Kernels& kernels();            // the best for this processor, or the chosen ones
 bool choose_kernels(const char* name);  // "avx512", "avx2" or "portable"; false if the processor lacks it
 
 }  // namespace phalanx

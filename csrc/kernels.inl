@@ -1,7 +1,7 @@
-// The text of all kernels. Each kernels_<name>.cpp includes it under its own instruction set and namespace, after all headers:
-// nothing here may leave inline code that another file could end up with.
+// Source of all kernels. Each kernels_<name>.cpp includes it with its own instruction set and namespace, after all headers:
+// nothing here may emit inline code that the linker could use for another file.
 //
-// Everything is written on vectors of the compiler's vector extension, as wide as a register: PHALANX_REGISTER bytes.
+// Everything uses vectors of the compiler's vector extension, as wide as a register: PHALANX_REGISTER bytes.
 
 template <class T, std::size_t bytes>
 struct VectorOf {
@@ -20,7 +20,7 @@ using Halves = Vector<std::uint16_t, PHALANX_REGISTER / 2>;
 template <class V>
 ALWAYS V load(const void* from) {
     V v;
-    __builtin_memcpy(&v, from, sizeof v);  // the user's offset decides the alignment
+    __builtin_memcpy(&v, from, sizeof v);  // alignment depends on the user's offset
     return v;
 }
 
@@ -29,7 +29,7 @@ ALWAYS void store(void* to, V v) {
     __builtin_memcpy(to, &v, sizeof v);
 }
 
-// An element type: how many bytes a vector of it takes in memory, in what it is accumulated, and the way there and back.
+// An element type: bytes of a vector in memory, the type to accumulate in, and the conversions.
 template <class T>
 struct Plain {
     using Sum = Vector<T>;
@@ -96,7 +96,7 @@ ALWAYS std::uint16_t narrowed(float value) {
         const float shifted = load<float>(&size) + 0.5f;
         half = load<std::uint32_t>(&shifted) - 0x3F000000;
     } else {
-        const std::uint32_t rounded = size + 0xFFF + ((size >> 13) & 1);  // a carry into the exponent is right, also to infinity
+        const std::uint32_t rounded = size + 0xFFF + ((size >> 13) & 1);  // a carry into the exponent is correct, even to infinity
         half = (rounded - 0x38000000) >> 13;
     }
     return static_cast<std::uint16_t>(sign | half);
@@ -145,10 +145,10 @@ ALWAYS Floats scaled(Floats v, double by) { return v * static_cast<float>(by); }
 ALWAYS Vector<double> scaled(Vector<double> v, double by) { return v * by; }
 template <class V>
 ALWAYS V scaled(V v, double) {
-    return v;  // integers are not scaled: the caller refuses
+    return v;  // integers are not scaled: the caller rejects that
 }
 
-// Four vectors at a time: enough independent work to hide an addition's latency, few enough to stay in registers.
+// Four vectors at a time: enough independent work to hide the latency of an addition, few enough to stay in registers.
 constexpr int group = 4;
 
 template <class Element, class Operation>
@@ -168,7 +168,7 @@ void reduce(void* const* dst, int targets, const void* const* src, int sources, 
         for (int r = 0; r < targets; ++r)
             for (int k = 0; k < group; ++k) Element::write(static_cast<char*>(dst[r]) + at + k * Element::bytes, sum[k]);
     }
-    // the rest by the same arithmetic, on copies padded with zeros
+    // the remainder: same arithmetic, on copies padded with zeros
     for (; at < bytes; at += Element::bytes) {
         const std::size_t rest = bytes - at < Element::bytes ? bytes - at : Element::bytes;
         alignas(64) char padded[Element::bytes] = {};
@@ -211,8 +211,8 @@ void put(void* to, const void* from, std::size_t bytes) {
     __builtin_memcpy(target, source, bytes);
 }
 
-// All loads come before the stores: the four often lie at the same place of their pages, and a processor that compares only the
-// lower bits of addresses would have a load wait for a store it has nothing to do with.
+// All loads come before the stores: the four buffers often lie at the same offset of their pages, and a processor that compares
+// only the low bits of addresses would delay a load behind an unrelated store.
 void exchange(void* put_to, const void* put_from, void* take_to, const void* take_from, std::size_t bytes) {
     char *there = static_cast<char*>(put_to), *here = static_cast<char*>(take_to);
     const char *mine = static_cast<const char*>(put_from), *given = static_cast<const char*>(take_from);

@@ -7,7 +7,7 @@
 
 #include "kernels.hpp"
 
-// after the headers: their inline functions must stay fit for every processor
+// after the headers: their inline functions must run on every processor
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,fma,f16c,prfchw"))), apply_to = function)
 #else

@@ -24,7 +24,7 @@ Rule rule_of(const TensorRow& row, double ratio, double scale) {
 
 bool can_be_carried(double w_squared) { return w_squared > 0 && std::isfinite(w_squared); }
 
-// Rare, so in plain doubles: the old w comes back as what the new one plus its move is.
+// Rare, so in plain doubles: the old w is recovered as the new one plus its update.
 void repair(float* w, float* velocity, const float* const* gradients, int sources, std::size_t count, const Rule& done,
             const Rule& wanted) {
     const double momentum = done.momentum, decay = done.weight_decay, rate = done.rate, step = done.step;
@@ -42,7 +42,7 @@ void repair(float* w, float* velocity, const float* const* gradients, int source
     }
 }
 
-// The norms of a tensor come right before its update, which finds much of it in the cache.
+// Compute a tensor's norms right before its update, which then finds much of it in the cache.
 void lars_step(const OwnTensor* tensors, const TensorRow* rows, std::size_t count) {
     for (std::size_t t = 0; t < count; ++t) check_row(rows[t]);
     for (std::size_t t = 0; t < count; ++t) {

@@ -1,4 +1,4 @@
-// phalanx._native: the native core as Python sees it. Typed by src/phalanx/_native.pyi; only phalanx.native imports it.
+// phalanx._native: the native core as a Python module. Its types are in src/phalanx/_native.pyi; only phalanx.native imports it.
 #include <new>
 #include <stdexcept>
 
@@ -75,7 +75,7 @@ PyObject* module_whole_bytes(PyObject*, PyObject* ranks) { return bytes_for(rank
 PyObject* module_kernels(PyObject*, PyObject*) { return PyUnicode_FromString(kernels().name); }
 
 PyMethodDef module_methods[] = {
-    {"kernels", module_kernels, METH_NOARGS, "avx512, avx2 or portable: what this process computes with"},
+    {"kernels", module_kernels, METH_NOARGS, "the kernels in use: avx512, avx2 or portable"},
     {"choose_kernels", module_choose_kernels, METH_O, "(name) -> whether this processor has them; for tests and comparisons"},
     {"third_bytes", module_third_bytes, METH_O, "(ranks) -> bytes of one piece of a long tensor that passes through the stage"},
     {"whole_bytes", module_whole_bytes, METH_O, "(ranks) -> bytes up to which a tensor passes through the stage in one piece"},
@@ -87,7 +87,7 @@ PyMethodDef module_methods[] = {
 PyModuleDef definition = {PyModuleDef_HEAD_INIT, "phalanx._native", "Shared-memory collectives of one host.", -1, module_methods,
                           nullptr, nullptr, nullptr, nullptr};
 
-// The names of an enum or of the fields of a row, in the order of their numbers.
+// The names of an enum or of the fields of a row, in numerical order.
 template <std::size_t n>
 bool add_names(PyObject* module, const char* name, const char* const (&names)[n]) {
     PyObject* tuple = PyTuple_New(n);
@@ -104,7 +104,7 @@ PyMODINIT_FUNC PyInit__native() {
     if (PyModule_AddFunctions(module, code_methods) < 0) return nullptr;
     PyObject* arena = make_arena_type();
     PyObject* team = make_team_type();
-    // the layout of the control segment: ranks that run different builds must not meet in one
+    // the layout of the control segment: ranks that run different builds must not share one
     const std::string layout = std::to_string(sizeof(Header)) + "." + std::to_string(sizeof(Member)) + "." +
                                std::to_string(Team::control_bytes(max_ranks)) + ".5";
     if (arena == nullptr || team == nullptr || PyModule_AddObject(module, "Arena", Py_NewRef(arena)) < 0 ||

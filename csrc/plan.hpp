@@ -1,4 +1,4 @@
-// A fused update, cut into chunks that any rank may take: the rank that sums a chunk of the gradients also moves the parameters by it.
+// A fused update, cut into chunks that any rank may take. The rank that sums a chunk of gradients also updates the parameters.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ struct Team::Plan {
     std::size_t end = 0;  // elements that the flat buffers must have
 
     virtual ~Plan() = default;
-    // Do what `verb` asks for with chunk c; `sources` has its gradient on every rank.
+    // Apply `verb` to chunk c; `sources` has every rank's gradient of it.
     virtual void work(Verb verb, std::size_t c, const float* const* sources, int ranks) const = 0;
 
     template <class Row>
@@ -32,7 +32,7 @@ struct Team::Plan {
         }
     }
 
-    // After the memory was found to be large enough: a count of 1e15 would fill ours with chunks.
+    // Call it only after the buffers were found large enough: a count of 1e15 would fill memory with chunks.
     template <class Row>
     void make_chunks(const Row* rows, std::size_t tensors) {
         for (std::size_t t = 0; t < tensors; ++t) {
@@ -43,7 +43,7 @@ struct Team::Plan {
     }
 };
 
-// Of a table of rows and of where the buffers lie: all ranks must have called with the same.
+// Digest of the table and of the buffers' addresses, which must match on all ranks.
 std::uint64_t digest_of(const void* data, std::size_t bytes, std::uint64_t seed);
 
 }  // namespace phalanx

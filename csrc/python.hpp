@@ -1,4 +1,4 @@
-// What the files of the extension share: exceptions, the two types, and how a call of a team runs.
+// Shared by the files of the extension: exceptions, the two types, and how a call of a team runs.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -11,7 +11,7 @@
 
 namespace phalanx {
 
-PyObject* raise_current();  // the C++ exception in flight as a Python one; null
+PyObject* raise_current();  // turn the current C++ exception into a Python one; returns null
 PyObject* raise_again(const std::exception_ptr& thrown);
 
 PyObject* make_arena_type();
@@ -26,11 +26,11 @@ struct TeamObject {
 PyObject* make_team_type();
 inline TeamObject* as_team(PyObject* object) { return reinterpret_cast<TeamObject*>(object); }
 
-// Whether a call may begin; otherwise an exception is set. The team is busy from then on.
+// Whether a call may begin; sets an exception if not. Marks the team as busy.
 bool usable(TeamObject* self);
 
 
-// Run `work` without the GIL; false with an exception set if it threw or a signal handler did.
+// Run `work` without the GIL. False, with an exception set, if it or a signal handler raised.
 template <class Work>
 bool run(TeamObject* self, Work work) {
     if (!usable(self)) return false;

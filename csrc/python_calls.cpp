@@ -1,12 +1,12 @@
-// The calls of phalanx._native.Team. Tensors come as address and count. A collective returns its Status as an int, 0 for success,
-// and `failure` has the details: Python makes the words, as for all transports. No call holds the GIL while it waits or works.
+// The calls of phalanx._native.Team. Tensors are passed as address and count. A collective returns its Status as an int, 0 for
+// success; `failure` has the details, and Python writes the message. No call holds the GIL while it waits or works.
 #include "arguments.hpp"
 #include "python.hpp"
 
 namespace phalanx {
 namespace {
 
-// What the calls that follow are about: a digest of it, and its number.
+// Set the topic of the calls that follow: a digest and a number.
 bool set_topic(PyObject* object, PyObject* const* values) {
     Arguments args{values, 2};
     const std::uint64_t digest = args.size(0), number = args.size(1);

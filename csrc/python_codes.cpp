@@ -1,4 +1,4 @@
-// Encode, add and decode, without the GIL: other threads of the process compute meanwhile.
+// Encode, add and decode, without the GIL: other threads of the process keep computing.
 #include "arguments.hpp"
 #include "codes.hpp"
 #include "kernels.hpp"
@@ -7,7 +7,7 @@ namespace phalanx {
 
 namespace {
 
-constexpr long most_block = 65536;  // numbers; the kernels keep room for one
+constexpr long most_block = 65536;  // numbers; the kernels have a buffer for one block
 
 std::size_t block_at(Arguments& args, int i) {
     const std::size_t block = args.at_most(i, most_block);

@@ -1,4 +1,4 @@
-// phalanx._native.Team: how a team is entered, interrupted and left. Its calls are in python_calls.cpp.
+// phalanx._native.Team: entering, interrupting and leaving a team. Its calls are in python_calls.cpp.
 #include <memory>
 #include <stdexcept>
 #include <sys/syscall.h>
@@ -29,7 +29,7 @@ bool usable(TeamObject* self) {
 PyObject* team_leave(PyObject* object, PyObject*) {
     TeamObject* self = as_team(object);
     if (self->team == nullptr) Py_RETURN_NONE;
-    self->team->abort();  // a call that another thread is in ends within 50 ms
+    self->team->abort();  // a call in another thread ends within 50 ms
     while (self->busy.exchange(true)) {
         Py_BEGIN_ALLOW_THREADS
         usleep(1000);
@@ -63,7 +63,7 @@ constexpr double longest_timeout = 1e9;  // seconds: in nanoseconds it fits 64 b
 
 bool on_main_thread() { return syscall(SYS_gettid) == getpid(); }
 
-// Ctrl-C must work in the middle of a wait. Only the main thread runs signal handlers: the others do not even ask for the GIL.
+// Ctrl-C must work during a wait. Only the main thread runs signal handlers, so the others do not even take the GIL.
 bool interrupted() {
     if (!on_main_thread()) return false;
     const PyGILState_STATE state = PyGILState_Ensure();

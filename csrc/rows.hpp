@@ -1,4 +1,4 @@
-// What all tables of updates have in common: each row describes one tensor, in doubles, so that Python hands over one matrix.
+// Shared by all update tables: each row describes one tensor, in doubles, so that Python passes one matrix.
 #pragma once
 
 #include <cmath>
@@ -6,7 +6,7 @@
 
 namespace phalanx {
 
-// Offset and count are whole numbers that a double holds exactly; otherwise they are no size.
+// Offset and count must be integers that a double holds exactly.
 template <class Row>
 void check_row(const Row& row) {
     const auto whole = [](double n) { return n >= 0 && n <= 1e15 && n == std::floor(n); };  // false for NaN

@@ -14,13 +14,13 @@
 #include <vector>
 
 #ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23  // Linux 5.14; older kernels answer EINVAL, and the pages come one by one
+#define MADV_POPULATE_WRITE 23  // Linux 5.14; older kernels return EINVAL, and pages are mapped one at a time
 #endif
 
 namespace phalanx {
 namespace {
 
-constexpr int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;  // a file that shrinks under a mapping is a SIGBUS
+constexpr int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;  // a file that shrinks under a mapping causes SIGBUS
 
 [[noreturn]] void fail(const std::string& what) {
     throw SegmentError(what + ": " + std::generic_category().message(errno));
@@ -45,7 +45,7 @@ char* map(int fd, std::size_t bytes) {
     return static_cast<char*>(at);
 }
 
-// The sizes, owner and kind that a segment has when `create` has made it; a stranger's file differs in one of them.
+// Check size, owner and file type, as `create` set them. A file from elsewhere differs in at least one.
 void check_kind(int fd, const Place& place, std::size_t bytes) {
     struct stat found {};
     if (fstat(fd, &found) != 0) fail("fstat of " + place.path());
@@ -122,7 +122,7 @@ std::shared_ptr<Segment> Segment::create(std::size_t bytes, Method method) {
     Descriptor fd{place.fd};
     try {
         if (ftruncate(fd.number, static_cast<off_t>(bytes)) != 0) fail("ftruncate to " + std::to_string(bytes));
-        // /dev/shm has a limit, often 64 MiB in containers: an error now rather than SIGBUS at the first touch
+        // /dev/shm has a limit, often 64 MiB in containers: fail now rather than with SIGBUS at the first touch
         if (named && (errno = posix_fallocate(fd.number, 0, static_cast<off_t>(bytes))) != 0)
             fail("reserve " + std::to_string(bytes) + " bytes in /dev/shm");
         if (!named && fcntl(fd.number, F_ADD_SEALS, seals) != 0) fail("seal a memfd");
@@ -137,7 +137,7 @@ std::shared_ptr<Segment> Segment::create(std::size_t bytes, Method method) {
 
 std::shared_ptr<Segment> Segment::open(const Place& place, std::size_t bytes) {
     const bool named = place.method == Method::named;
-    // O_PATH first: it opens nothing, so it cannot block on a fifo or wake a device. /proc/<pid>/fd/<n> has to be followed.
+    // O_PATH first: it does not open the file, so it cannot block on a fifo or wake a device. Links are followed: /proc/<pid>/fd/<n> is one.
     const Descriptor seen{::open(place.path().c_str(), O_PATH | O_CLOEXEC | (named ? O_NOFOLLOW : 0))};
     if (seen.number < 0) fail("open " + place.path());
     check_kind(seen.number, place, bytes);

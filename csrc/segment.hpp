@@ -1,11 +1,11 @@
-// A piece of memory that several processes map, and that no file system remembers.
+// A piece of memory that several processes map and that has no name once all have mapped it.
 //
-// One process creates it and tells the others its place; once all have mapped it the creator forgets the place, and the kernel
-// frees the memory with the last process that has it mapped, however that process ends.
+// One process creates it and sends the others its place. When all have mapped it, the creator removes the place. The kernel frees
+// the memory with the last process that maps it, no matter how that process ends.
 //
-// A place comes from another process, and perhaps from a stranger. So it holds numbers and never a path, and a process maps
-// nothing before it has looked: a regular file of its own user, of exactly this size, which cannot shrink under it (a memfd is
-// sealed), and which begins with the random number that the place names.
+// A place comes from another process, which may be hostile. So it holds numbers and never a path, and a process checks before it
+// maps: the file must be a regular file of its own user, of exactly this size, unable to shrink (a memfd is sealed), and must
+// begin with the random number that the place names.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ namespace phalanx {
 
 enum class Method : int {
     memfd = 0,  // no name anywhere; others open /proc/<pid>/fd/<n>
-    named = 1,  // a file in /dev/shm, for where /proc/<pid>/fd is closed to us; it has a name until all have mapped it
+    named = 1,  // a file in /dev/shm, if /proc/<pid>/fd is not accessible; unlinked once all have mapped it
 };
 
 struct SegmentError : std::runtime_error {
@@ -34,7 +34,7 @@ struct Nonce {
 struct Place {
     Method method = Method::memfd;
     int pid = 0;  // of its creator
-    int fd = -1;  // there, of a memfd
+    int fd = -1;  // of a memfd, in that process
     Nonce nonce{};
 
     std::string text() const;                       // "memfd:4711:12:<32 hex digits>" or "named:4711:0:<32 hex digits>"
@@ -48,7 +48,7 @@ class Segment {
     static std::shared_ptr<Segment> create(std::size_t bytes, Method method);
     static std::shared_ptr<Segment> open(const Place& place, std::size_t bytes);
 
-    // Memory of this process and its future children only.
+    // Memory for this process and its future children only.
     static std::shared_ptr<Segment> anonymous(std::size_t bytes);
 
     ~Segment();
@@ -59,10 +59,10 @@ class Segment {
     std::size_t bytes() const { return bytes_; }
     const Place& place() const { return place_; }
 
-    // All have mapped it: it cannot be opened from now on, and at the creator its first bytes become zeros as the others are.
+    // Call this when all have mapped it: it can no longer be opened, and the creator zeroes the nonce.
     void forget_place();
 
-    // Have pages ready before they are needed: a page fault in the middle of a collective delays all ranks.
+    // Map the pages before they are needed: a page fault in the middle of a collective delays all ranks.
     void populate(std::size_t offset, std::size_t bytes) const;
 
   private:
@@ -70,9 +70,9 @@ class Segment {
 
     char* data_;
     std::size_t bytes_;
-    int fd_;  // open only at the creator, and only until the place is forgotten
+    int fd_;  // open only in the creator, until the place is removed
     Place place_;
-    int process_ = getpid();  // a forked child removes no name
+    int process_ = getpid();  // a forked child must not unlink the file
 };
 
 std::size_t round_to_pages(std::size_t bytes);

@@ -1,14 +1,14 @@
-// Tensors that live outside of the arenas pass through the staging area piece by piece.
+// Tensors outside the arenas pass through the staging area piece by piece.
 //
-// A step is a meeting of all ranks and what each does after it, until the next one. Steps are counted over all calls, alike on
+// A step is a meeting of all ranks and what each rank does until the next meeting. Steps are counted over all calls, the same on
 // all ranks, and each rank's part of the stage has three thirds that take turns. After the meeting of step s a rank
 //     writes its own third s + 1, and in its own third s the slice that it reduces;
-//     reads the thirds s of others, except the slice that its owner reduces, and of their thirds s - 1 just that slice.
-// All have done so when the next meeting is over: nothing is read while another rank writes it, and no step needs a second meeting.
+//     reads the thirds s of others, except the slice that its owner reduces, and only that slice of their thirds s - 1.
+// All ranks are done with this when the next meeting ends. So no data is read while another rank writes it, and one meeting per
+// step is enough.
 //
-// Reductions go two ways. *Each for itself*: all put in, and each takes out what it wants, summing on the way; a rank reads what
-// all others have put in. *In slices*: each rank reduces one slice of every piece, and all copy that a step later, because the
-// result needs a meeting of its own.
+// There are two ways to reduce. *Each for itself*: all ranks write their piece, and each sums what it needs, reading the pieces of
+// all others. *In slices*: each rank reduces one slice of every piece, and all copy the result a step later, after another meeting.
 #include <algorithm>
 #include <cstring>
 
@@ -34,7 +34,7 @@ std::size_t Team::per_piece(const Call& call) const {
     return (call.count * width <= whole_ ? whole_ : third_) / width;
 }
 
-// Piece k of a range; it lies at the beginning of its third.
+// Piece k of a range; it starts at the beginning of its third.
 Team::Range Team::piece_of(const Call& call, const Range& whole, std::uint32_t k) const {
     const std::size_t first = whole.first + k * per_piece(call);
     return {first, std::min(first + per_piece(call), whole.last)};
@@ -51,8 +51,8 @@ Status Team::on_stage(const Call& call, char* x) {
     return small || size_ <= few_ranks ? reduce_each_for_itself(call, x) : reduce_in_slices(call, x);
 }
 
-// The meetings of one call, and `after(k)` each of them. Steps count only if the call succeeds. Ranks that disagree on the count
-// find that out at the first meeting, so they have all made the same number of steps.
+// Run the meetings of one call, and `after(k)` each of them. Steps count only if the call succeeds. Ranks that disagree on the
+// count notice at the first meeting, so all of them have made the same number of steps.
 template <class After>
 Status Team::take_steps(Call call, std::uint32_t steps, After after) {
     for (std::uint32_t k = 0; k < steps; ++k) {
@@ -104,13 +104,13 @@ Status Team::reduce_each_for_itself(const Call& call, char* x) {
         void* to = x + range.first * width;
         const void* from[max_ranks];
         for (int r = 0; r < size_; ++r) from[r] = stage(r, k) + (range.first - piece.first) * width;
-        from[rank_] = to;  // it is in this core's cache; so no rank reads what it has put in itself
+        from[rank_] = to;  // it is in this core's cache; so no rank reads its own piece from the stage
         reduce(&to, 1, from, size_, range.count(), call.scale);
     });
 }
 
-// After meeting k a rank reduces its slice of piece k, puts piece k + 1 in, and takes piece k - 1 out. Its own slice it takes
-// from the tensor, and leaves the result in its place on the stage.
+// After meeting k a rank reduces its slice of piece k, writes piece k + 1 and copies piece k - 1 out. It reads its own slice from
+// the tensor, and leaves the result in that slice on the stage.
 Status Team::reduce_in_slices(const Call& call, char* x) {
     const std::size_t width = size_of(call.type), ranks = static_cast<std::size_t>(size_);
     const std::uint32_t pieces = pieces_of(call, call.count);
@@ -143,7 +143,7 @@ Status Team::reduce_in_slices(const Call& call, char* x) {
         from[rank_] = to[1];
         reduce(to, everywhere ? 2 : 1, from, size_, slice.count(), call.scale);
     };
-    // put k + 1 in and take k - 1 out at once; they are cut alike, unless k + 1 is the last and shorter
+    // write k + 1 and copy k - 1 out together; they have the same cuts, unless k + 1 is the last and shorter
     const auto exchange = [&](std::uint32_t k, int peer) {
         const Range in = slice_of(k + 1, peer), out = slice_of(k - 1, peer);
         const std::size_t bytes = std::min(in.count(), out.count()) * width;
@@ -158,7 +158,7 @@ Status Team::reduce_in_slices(const Call& call, char* x) {
     return take_steps(call, pieces + 1, [&](std::uint32_t k) {
         if (k < pieces) reduce_mine(k);
         for (int i = 1; i <= size_; ++i) {
-            const int peer = (rank_ + i) % size_;  // not all at the same one
+            const int peer = (rank_ + i) % size_;  // so that not all ranks read from the same one
             if (peer == rank_ && everywhere) continue;
             if (everywhere && k > 0 && k + 1 < pieces) {
                 exchange(k, peer);

@@ -1,4 +1,4 @@
-// One operation, from arrival to the last chunk. Failure is in failure.cpp, foreign memory in stage.cpp, arenas in arena.cpp.
+// One operation, from arrival to the last chunk. See also failure.cpp, stage.cpp (memory outside the arenas) and arena.cpp.
 #include "team.hpp"
 
 #include <algorithm>
@@ -59,7 +59,7 @@ void Team::meet() {
         processes.push_back(members_[r].process);
         for (int i = 0; i < 16; ++i) all[i] |= members_[r].cores[i];
     }
-    int cores = 0;  // of all ranks together: ranks pinned to a core each do not share it
+    int cores = 0;  // of all ranks together: ranks pinned to one core each do not share
     for (std::uint64_t word : all) cores += __builtin_popcountll(word);
     ranks_per_core_ = (size_ + cores - 1) / std::max(1, cores);
     helpers_ = std::max(1, std::min(size_, cores) - 1);
@@ -67,7 +67,7 @@ void Team::meet() {
 }
 
 void Team::leave() {
-    if (forked()) return;  // the copy of a forked child: the rank itself is still there
+    if (forked()) return;  // a forked child's copy: the rank itself is still there
     members_[rank_].left.store(1);
     arenas_.clear();
 }
@@ -150,7 +150,7 @@ void Team::arrive_last(Generation g, const Call& call) {
     }
 }
 
-// Move on, unless another rank has decided otherwise; wake the sleepers.
+// Advance the state, unless another rank has changed it, and wake sleeping ranks.
 bool Team::settle(Generation g, Phase from, Phase to) {
     Slot& here = slot(g);
     std::uint32_t state = here.state.load(std::memory_order_relaxed);
@@ -202,7 +202,7 @@ Status Team::finish(Generation g) {
     return status;
 }
 
-// Take chunks of my own slice, which may still be in my cache from the last time, then of the others'.
+// Take chunks of this rank's own slice, which may still be in its cache, then of the others'.
 void Team::help(Generation g) {
     Line& mine = row(g, rank_);
     const Call call = mine.call;
@@ -216,7 +216,7 @@ void Team::help(Generation g) {
         const std::uint64_t last = std::uint64_t{whole.chunks} * static_cast<unsigned>(owner + 1) / static_cast<unsigned>(size_);
         std::atomic<std::uint64_t>& claim = row(g, owner).claim;
         std::uint64_t taken = claim.load(std::memory_order_relaxed);
-        // the generation in the word keeps us off the next operation, should this one end while we look
+        // the generation in the word keeps us out of the next operation if this one ends in the meantime
         while (taken >> 32 == tag >> 32 && first + (taken & 0xFFFFFFFF) < last) {
             if (!claim.compare_exchange_weak(taken, taken + 1, std::memory_order_relaxed)) continue;
             const std::size_t begin = (first + (taken & 0xFFFFFFFF)) * whole.per_chunk;
@@ -235,14 +235,14 @@ void Team::help(Generation g) {
 
 Team::Cut Team::cut(const Call& call) const {
     const bool meeting = call.verb == Verb::barrier || call.verb == Verb::allocate || call.verb == Verb::release;
-    if (meeting || call.staged) return {0, 0, 0};  // each rank works on its own tensor, before and after
-    if (of_an_update(call.verb)) {  // `count` chunks, as the plan has them
+    if (meeting || call.staged) return {0, 0, 0};  // each rank works on its own tensor before and after the meeting
+    if (of_an_update(call.verb)) {  // `count` is the plan's number of chunks
         const std::uint32_t chunks = static_cast<std::uint32_t>(call.count);
         return {chunks, 1, chunks <= 1 ? 0 : chunks};
     }
     const std::size_t n = call.count, width = size_of(call.type), ranks = static_cast<std::size_t>(size_);
     if (n * width * ranks <= small_bytes) return {n, n, 0};
-    // a few chunks for each, so that one that is late loses little; whole cache lines
+    // a few chunks per rank, so that a late rank costs little; whole cache lines
     const std::size_t bytes = std::clamp(up(n * width / (4 * ranks), line), chunk_bytes / 8, chunk_bytes);
     const std::size_t per_chunk = bytes / width;
     return {n, per_chunk, static_cast<std::uint32_t>((n + per_chunk - 1) / per_chunk)};

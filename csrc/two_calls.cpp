@@ -1,9 +1,9 @@
-// An operation in two calls: begun by a thread that has other things to do, finished by another thread.
+// An operation in two calls: one thread begins it, another finishes it.
 //
-// To hand an operation over to a thread takes 50 to 300 us, and the two threads then compete for one core. So the calling thread
-// begins the operation itself, and finishes it, too, if all ranks come within a moment. Only where they do not, it returns, and
-// another thread makes the same call again. That call finds the first meeting begun, with this rank counted in and the first piece
-// on the stage.
+// Handing an operation over to a thread takes 50 to 300 us, and the two threads then compete for one core. So the calling thread
+// begins the operation itself, and also finishes it if all ranks arrive within a moment. If they do not, it returns, and another
+// thread repeats the call. The repeated call finds the first meeting begun, with this rank counted in and the first piece on the
+// stage.
 #include <cstring>
 #include <sched.h>
 #include <stdexcept>
@@ -15,7 +15,7 @@ namespace phalanx {
 Status Team::all_reduce_or_begin(void* x, std::size_t count, Type type, Op op, double scale, std::int64_t patience_ns) {
     patience_ns_ = patience_ns;
     const Status status = all_reduce(x, count, type, op, scale);
-    patience_ns_ = -1;  // a call that failed has not used it
+    patience_ns_ = -1;  // a failed call has not used it
     return status;
 }
 
@@ -45,7 +45,7 @@ bool Team::all_come_within(Generation g, std::int64_t nanoseconds) {
     const std::int64_t until = now_ns() + nanoseconds;
     while (waits()) {
         if (now_ns() >= until) return false;
-        if (ranks_per_core_ > 1) sched_yield();  // a rank that shares this core may be the one that is missing
+        if (ranks_per_core_ > 1) sched_yield();  // the missing rank may share this core
     }
     return true;
 }

@@ -1,8 +1,8 @@
-// The fused update by torch.optim.SGD's rule or by LARS.
+// The fused update by the rule of torch.optim.SGD or LARS.
 //
-// LARS needs |g| first, so it takes two passes: the first sums the gradients for their squares alone, the second for the update,
-// and sums the squares of w on the way (lars.hpp). Squares are left per chunk, where all ranks see them: all add up the same
-// numbers in the same order.
+// LARS needs |g| first, so it takes two passes: the first sums the gradients only for their squares, the second sums them for the
+// update and also sums the squares of w (lars.hpp). Squares are stored per chunk where all ranks see them, so all ranks add the
+// same numbers in the same order.
 #include <vector>
 
 #include "lars.hpp"
@@ -41,7 +41,7 @@ void Team::work_on_plan(const Call& call, std::size_t first, std::size_t last) {
 namespace {
 
 struct Tensor {
-    Rule rule, wanted;  // they differ where the rule was made of a norm that was not true
+    Rule rule, wanted;  // they differ if the rule used an outdated norm
     bool adapted, carried = false, repaired = false;
     double w = 0, found = 0, g = 0;  // sums of squares
 };
@@ -119,7 +119,7 @@ Status Team::update(const FusedUpdate& what) {
     return adapts ? adapt(plan, call, what) : pass(plan, call, Verb::update);
 }
 
-// No rank writes squares between two passes, so all ranks find the same ones and decide alike.
+// No rank writes squares between two passes, so all ranks read the same ones and decide the same.
 Status Team::adapt(SgdPlan& plan, Call& call, const FusedUpdate& what) {
     plan.add_up();
     for (Tensor& tensor : plan.tensors) tensor.carried = what.carry && tensor.adapted && can_be_carried(tensor.w);

@@ -1,4 +1,4 @@
-// The text of the kernels of an update, a part of kernels.inl: gradients are summed, for their squares or to move parameters by.
+// Source of the update kernels, included by kernels.inl: they sum gradients, for their squares or to update parameters.
 
 ALWAYS Floats summed(const float* const* gradients, int sources, std::size_t at) {
     Floats g = load<Floats>(gradients[0] + at);
@@ -14,19 +14,19 @@ ALWAYS void sum_rest(float* sum, const float* const* gradients, int sources, std
     }
 }
 
-// Sixteen elements at a time, from both halves of a run by turns, and lines are asked for ahead: one core has more of the memory
-// that way than where the processor finds the streams by itself (25.6 M parameters, updated and squared: 21 ms, not 26).
+// Sixteen elements at a time, alternating between the halves of a run, with prefetching: one core gets more memory bandwidth this
+// way than if the processor detects the streams itself (25.6 M parameters, updated and squared: 21 ms, not 26).
 constexpr std::size_t sixteen = 16, ahead = 128;  // elements; 512 bytes were better than 1, 2 and 4 KiB
 constexpr int registers = 16 / lanes;             // that hold sixteen floats
 
-// Where the second half begins; it has what is left over.
+// Where the second half begins; it includes the remainder.
 ALWAYS std::size_t half_of(std::size_t count) { return count / 2 / sixteen * sixteen; }
 
 ALWAYS void ask_for_gradients(const float* const* gradients, int sources, std::size_t at) {
     for (int r = 0; r < sources; ++r) __builtin_prefetch(gradients[r] + at + ahead);
 }
 
-// gcc 12 would go through memory
+// gcc 12 would spill to memory
 using Doubles = Vector<double>;
 #if PHALANX_REGISTER == 64
 ALWAYS Doubles lower(Floats v) { return (Doubles)_mm512_cvtps_pd(_mm512_castps512_ps256((__m512)v)); }
@@ -40,7 +40,7 @@ ALWAYS Doubles upper(Floats v) { return Doubles{v[2], v[3]}; }
 #endif
 
 // The squares of one half of a run, summed in double, where the product of two floats is exact. Element i goes to the i % 16-th of
-// sixteen sums, whatever the register: the same bits on every processor, and from every kernel that sums the same run.
+// sixteen sums for any register width, so that every processor and every kernel that sums the same run gets the same bits.
 struct Squared {
     Doubles sums[2 * registers] = {};
 
@@ -118,7 +118,7 @@ ALWAYS void move_sixteen(float* w, float* velocity, const float* const* gradient
     }
 }
 
-// The last few elements, by the same arithmetic on copies padded with zeros.
+// The last few elements, same arithmetic, on copies padded with zeros.
 template <bool squares>
 void move_rest(float* w, float* velocity, const float* const* gradients, int sources, std::size_t at, std::size_t count,
                const Rule& rule, Squared& before, Squared& after) {
@@ -141,7 +141,7 @@ void move_rest(float* w, float* velocity, const float* const* gradients, int sou
 
 template <bool squares>
 Moved move(float* w, float* velocity, const float* const* gradients, int sources, std::size_t count, const Rule& given) {
-    const Rule rule = given;  // a copy, which no store to w can change
+    const Rule rule = given;  // a copy, so that no store to w can change it
     const std::size_t half = half_of(count);
     Squared before[2], after[2];
     std::size_t at = 0;

@@ -28,7 +28,7 @@ void pause_briefly() {
 #endif
 }
 
-// The state letter and start time of a process; false if there is none of that number.
+// Read the state letter and start time of a process; false if the pid does not exist.
 bool look_up(std::int32_t pid, char& state, std::uint64_t& started) {
     char path[32], text[1024];
     std::snprintf(path, sizeof path, "/proc/%d/stat", pid);
@@ -37,7 +37,7 @@ bool look_up(std::int32_t pid, char& state, std::uint64_t& started) {
     const std::size_t got = std::fread(text, 1, sizeof text - 1, file);
     std::fclose(file);
     text[got] = 0;
-    const char* at = std::strrchr(text, ')');  // the name before it may hold anything, spaces and brackets too
+    const char* at = std::strrchr(text, ')');  // the name before it may contain spaces and parentheses
     if (at == nullptr || at[1] != ' ') return false;
     state = at[2];
     unsigned long long ticks = 0;
@@ -107,7 +107,7 @@ void Watchman::watch(const std::vector<Process>& processes) {
         const int fd = static_cast<int>(syscall(SYS_pidfd_open, process.pid, 0));
         const bool none = fd < 0 && errno == ESRCH;
         pidfds_.push_back(fd);
-        // only now: the number may have been given to another process before we had hold of it
+        // checked only now: the pid may have been reused before we opened it
         dead_at_once_.push_back(none || is_another(process));
     }
 }

@@ -9,9 +9,11 @@ import re
 import signal
 import subprocess
 from collections.abc import Generator, Iterator
+from typing import Any
 
 import hypothesis
 import pytest
+from tests import thinned
 from tests.long import times
 from tests.warm.popen import Python, Worker, spawn, warm
 
@@ -68,7 +70,18 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, p
     return report
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """A worker of `pytest -n 3` gets its arguments from the controller, and cannot see whether you named any."""
+    node.workerinput["thinned"] = thinned.applies(node.config)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    worker = getattr(config, "workerinput", None)
+    if worker["thinned"] if worker is not None else thinned.applies(config):
+        left = thinned.left_to_ci(items)
+        config.hook.pytest_deselected(items=[item for item in items if item in left])
+        items[:] = [item for item in items if item not in left]
     if hasattr(config, "workerinput"):  # a worker of `pytest -n 3`
         place = {name: number for number, name in enumerate(LONGEST)}
 

@@ -39,6 +39,8 @@ ROOMS = {
         "create": ("phalanx.grad", "phalanx.comm"),
         "multi_node": ("phalanx.grad", "phalanx.comm"),
         "shared_state": ("phalanx.grad", "phalanx.comm"),
+        "wrapped": ("phalanx.grad", "phalanx.comm"),
+        "replica": ("phalanx.grad",),
         "averaged_step": ("phalanx.grad", "phalanx.comm"),
         "fused": ("phalanx.grad", "phalanx.comm"),
         "one_pass": ("phalanx.grad", "phalanx.comm", "phalanx.native"),

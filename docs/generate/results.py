@@ -28,7 +28,7 @@ machine, joined by links of a given rate and delay.
 TAIL = """## Kept by tests
 
 Tests assert these bars, so they have no row above: `import phalanx` takes less than 0.3 s beyond `import torch`, and
-`phalanx verify torus:64x64` takes less than 5 s.
+`phalanx verify torus:64x64` takes less than 7 s of processor time.
 """
 
 
@@ -348,7 +348,7 @@ def deaths() -> list[Result]:
     cuts = [row for row in rows("elastic_faults") if row["kind"] == "cut" and "worlds_at_the_end_of_the_cut" in row]
     checks = [row for row in rows("elastic_faults") if row["kind"] == "check"]
     stalls = sum(row["kind"] == "stall" for row in rows("elastic_faults"))
-    single = sum(row["worlds_at_the_end_of_the_cut"] == 1 for row in cuts)
+    single = sum(row["worlds_at_the_end_of_the_cut"] <= 1 for row in cuts)  # none where a minority paused
     exact = sum(row["weights_equal_after_every_step"] and row["samples_exact"] for row in checks)
     beats = find("elastic_faults", kind="beats", ranks_per_host=2)
     per_rank = (beats["bytes_per_second_sent"] + beats["received"]) / 2 / 1000

@@ -9,13 +9,14 @@ import textwrap
 
 import pytest
 import torch
-from tests.long import only_long
+from tests.long import often, only_long
 
 import phalanx
 from phalanx.bench.allreduce import PERIOD, count_wrong, inputs
-from phalanx.bench.config import AllReduceBench, TrainBench, from_record
+from phalanx.bench.config import TRAINED, AllReduceBench, TrainBench, from_record
 from phalanx.bench.cores import CORES, are_crowded
 from phalanx.bench.table import print_table
+from phalanx.bench.train import APART
 from phalanx.cli.main import main
 from phalanx.cli.numbers import parse_size
 
@@ -118,6 +119,35 @@ def test_train(tmp_path, capfd):
     out = capfd.readouterr().out
     (heading,) = [line for line in out.splitlines() if "step(ms)" in line]
     assert heading.split()[1:] == ["contender", "step(ms)", "spread(ms)", "over", "none(ms)", "x", "DDP", "#differ"]
+
+
+@pytest.mark.usefixtures("warm_python")
+def test_train_with_replicas_that_differ(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    chosen = {
+        "phalanx PowerSGD",
+        "phalanx diloco streamed",
+        *often("phalanx local-sgd", "phalanx gossip", "phalanx gossip exact"),
+    }
+    only = [name for name in TRAINED if name in chosen]  # rows come in the order of the table
+    assert set(only) == chosen
+    options = [
+        "--model",
+        "resnet_cifar20",
+        "--pixels",
+        "8",
+        "--batch",
+        "1",
+        "--repeat",
+        "1",
+        *(f"--only={name}" for name in only),
+    ]
+    assert main(["bench", "train", "--ranks", "2", *options, "--json", str(path), "--deadline", DEADLINE]) == 0
+    _first, *rows, _last = records_of(path)
+    assert [row["contender"] for row in rows] == ["none", "DDP", *only]
+    assert set(APART) <= set(TRAINED)
+    wrong = {row["contender"]: row["wrong"] for row in rows}
+    assert wrong == {name: None if name in ("none", *APART) else 0 for name in wrong}
 
 
 @pytest.mark.usefixtures("warm_python")

@@ -157,3 +157,61 @@ def test_a_transformer_has_no_epochs_of_resnet(capsys):
     own = transformer("mine", Shape(layers=2, width=64, hidden=256, vocabulary=100, tokens=16), samples=1000)
     assert own.elements == 100 * 64 + 2 * (4 * 64 * 64 + 2 * 64 * 256 + 2 * 64) + 64
     assert MODELS["resnet50"].flops == 0
+
+
+# ---- what saves bytes --------------------------------------------------------------------------------------------------------
+
+SLOW = [
+    "plan",
+    "--cluster",
+    "lab",
+    "--backend",
+    "shm+gloo",
+    "--batch",
+    "16",
+    "--rate",
+    "7@2",
+    "--group",
+    "25",
+    "--wire",
+    "float32",
+]
+
+
+def test_techniques_are_priced_and_one_is_recommended(tmp_path, capsys):
+    path = tmp_path / "plan.json"
+    assert main([*SLOW, "--techniques", "--every", "20", "--low-rank", "2", "--low-rank", "4", "--json", str(path)]) == 0
+    out = capsys.readouterr().out
+    rows = json.loads(path.read_text())["techniques"]
+    assert {"float32", "Int8", "PowerSGD rank 2", "PowerSGD rank 4", "LocalSGD H=20", "gossip exact"} <= {r["name"] for r in rows}
+    (best,) = [row for row in rows if row["recommended"]]
+    assert f"take      {best['option']}" in out
+    assert best["keeps_accuracy"]
+    assert "rests on" in out
+    assert "not measured" in out
+    assert "techniques" not in [line.split()[0] for line in out.splitlines() if line.startswith("note")]
+
+
+def test_accuracy_that_may_be_lost_changes_the_advice(tmp_path):
+    def keeps(points):
+        path = tmp_path / "plan.json"
+        assert main([*SLOW, "--techniques", "--may-lose", points, "--json", str(path)]) == 0
+        return {row["name"]: row["keeps_accuracy"] for row in json.loads(path.read_text())["techniques"]}
+
+    assert keeps("2")["gossip"] is True
+    assert keeps("0.1")["gossip"] is False
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (["--techniques", "--double-buffering"], "double buffering"),
+        (["--techniques", "--ranks", "2"], "one host"),
+        (["--techniques", "--within", "1h"], "--techniques"),
+        (["--techniques", "--every", "0"], "--every"),
+    ],
+    ids=lambda x: str(x),
+)
+def test_wrong_questions_about_techniques(line, words, capsys):
+    assert main([*SLOW, *line]) == 2
+    assert words in capsys.readouterr().err

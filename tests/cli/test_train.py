@@ -63,7 +63,7 @@ FILES = {
         ("--set epochs", "--set epochs: PATH=VALUE"),
         ("--set epoch=3", "there is no such setting (epochs?); there are name, epochs"),
         ("--set optimizer.momentun=0.8", "(optimizer.momentum?)"),
-        ("--set rate=0.1", "rate has settings of its own: rate.peak"),
+        ("--set rate=0.1", "rate has its own settings: rate.peak"),
         ("--set model=mlp --set model.name=resnet50", "model.name is set twice, also as model: leave one of them out"),
         ("--set epochs=many", "epochs=many: a whole number"),
         ("--set epochs=1.5", "a whole number"),

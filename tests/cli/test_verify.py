@@ -140,5 +140,5 @@ def test_a_torus_of_4096_ranks_takes_seconds_with_the_start_of_the_process():
     assert "lowered 252 steps, 1,032,192 ops" in done.stdout
     assert without_seconds(done.stdout) == without_seconds(dict(CONSOLE)[ELSEWHERE])  # as the documentation has it
     # processor time: one thread, so the clock shows the same, but the neighbours of a busy machine do not count much.
-    # 5.0 to 6.3 s on an AMD EPYC
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 8
+    # 3.2 to 5.9 s on an AMD EPYC, whose speed changes from minute to minute
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 7

@@ -55,7 +55,7 @@ def test_a_cluster_grows_and_shrinks_by_hosts():
         (to_json(PRESETS["lab"]).replace('"hosts": 4', '"hosts": 0'), "at least 1"),
         (to_json(PRESETS["lab"]).replace('"ports"', '"prots"'), "'prots' is unknown"),
         (to_json(PRESETS["lab"]).replace('"host"', '"nobody"'), "'pair', 'rank' or 'host'"),
-        (to_json(PRESETS["lab"]).replace('"gigabytes_per_s": 44.0', '"gigabytes_per_s": NaN'), "NaN is no number"),
+        (to_json(PRESETS["lab"]).replace('"gigabytes_per_s": 44.0', '"gigabytes_per_s": NaN'), "NaN is not a JSON number"),
         (to_json(PRESETS["lab"]).replace('"gigabytes_per_s": 44.0', '"gigabytes_per_s": 0'), "bandwidth > 0"),
         (to_json(PRESETS["lab"]).replace('"hosts": 4', '"hosts": 2147483648'), "at most 65536 ranks"),
         (to_json(PRESETS["lab"]).replace('"hosts": 4', '"hosts": ' + "[" * 100_000), "nested too deeply"),

@@ -1,10 +1,11 @@
 """`project`: what one rank does of a schedule. Put together, the parts of all ranks are the schedule again."""
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
 
-from phalanx.comm.run import Part, Receipt, Sending, project
+from phalanx.comm.parts import Part, Receipt, Sending, joined, project
 from phalanx.schedule import (
     Collective,
     Move,
@@ -83,3 +84,15 @@ def test_steps_that_do_not_concern_a_rank_are_left_out():
     steps = (Step((Move(0, 1, range(1)),)), Step((Scale(range(1, 3), range(1), Fraction(1, 2)),)), Step((Move(2, 0, range(1)),)))
     schedule = Schedule("s", 4, 1, steps, goal="mixing")
     assert [len(project(schedule, rank)) for rank in range(4)] == [2, 2, 2, 0]
+
+
+def test_what_a_rank_does_alone_is_done_right_before_it_needs_others():
+    plain = project(quantised(3, 2), 1)
+    made = joined(plain)
+    assert [part.alone for part in plain] == [False, True, False, True, False, True, False]
+    assert not any(part.alone for part in made)
+    assert [own for part in made for own in (*part.before, replace(part, before=()))] == list(plain)  # nothing else changes
+    assert [len(part.before) for part in made] == [0, 1, 1, 1]
+    last = joined(project(quantised(3), 1))
+    assert last[-1].alone  # what comes last stays
+    assert joined(project(ring(4), 0)) == project(ring(4), 0)

@@ -40,14 +40,33 @@ def test_padding_is_folded():
 
 
 @dataclass
+class Exchanges:
+    """What all ranks have trained, and which of it has reached the others."""
+
+    number: int = 0
+    contributors: tuple[int, ...] = ()
+    waiting: dict[int, list[int]] = field(default_factory=dict)  # samples of each member since the last exchange
+    used: Counter = field(default_factory=Counter)
+
+    def commit(self, contributors: list[int]) -> None:
+        self.number, self.contributors = self.number + 1, tuple(contributors)
+        for member in contributors:
+            self.used.update(self.waiting.get(member, []))
+        self.waiting = {}
+
+
+@dataclass
 class Seat:
     """What a loader sees of an elastic communicator: one rank's view of a world that the test changes."""
 
     member: int
     world: list[int]
+    job: Exchanges
     elastic: bool = True
     exchanges: int = 0
     contributors: tuple[int, ...] = ()
+    in_flight: int = 0
+    is_new: bool = False
     loader: object = None
     joins: list[int] = field(default_factory=list)  # newcomers that are let in between two steps
     sent: dict | None = None
@@ -64,26 +83,32 @@ class Seat:
     def membership(self) -> Membership:
         return Membership(1, tuple(self.world))
 
+    def land(self, *, at_end: bool) -> None:
+        """All ranks come here, one after the other: the first one makes the exchange."""
+        if self.exchanges == self.job.number:
+            self.job.commit(self.world)
+        self.exchanges, self.contributors = self.job.number, self.job.contributors
+
     def between_steps(self, caller: Loader) -> None:
         self.sent = caller.state_dict() if self.joins else None  # what a newcomer gets, at this very moment
         self.world, self.joins = self.world + self.joins, []
 
 
-def run(n: int, batch: int, ranks: int, epochs: int, seed: int, policy: str) -> Counter:
-    """Train with random deaths and newcomers; how often each sample was in a step that counted."""
+def run(n: int, batch: int, ranks: int, epochs: int, seed: int, policy: str, every: int = 1) -> Counter:
+    """Train with random deaths and newcomers; how often each sample was in a step that counted. `every`: steps per exchange."""
     generator = random.Random(seed)
-    used: Counter = Counter()
+    job = Exchanges()
     data = (torch.arange(n), torch.arange(n))
 
     def sit(member: int, world: list[int]) -> tuple[Seat, Loader]:
-        seat = Seat(member, list(world))
+        seat = Seat(member, list(world), job)
         loader = Loader(data, seat, batch=batch, last="keep", workers=0, on_change=policy)
         seat.loader = loader
         return seat, loader
 
     seats = {member: sit(member, range(ranks)) for member in range(ranks)}
     walks = {member: iter(loader) for member, (_, loader) in seats.items()}
-    number, exchanges = ranks, 0
+    number, steps = ranks, 0
     while True:
         took = {}
         for member, (_, loader) in seats.items():
@@ -98,14 +123,16 @@ def run(n: int, batch: int, ranks: int, epochs: int, seed: int, policy: str) -> 
         here = sorted(seats)
         lost = [m for m in here if generator.random() < 0.15][: len(here) - 1]
         counted = [m for m in here if m not in lost or generator.random() < 0.3]  # some die after their gradients have left
-        exchanges += 1
-        for member in counted:
-            used.update(took[member][1].tolist())
+        steps += 1
+        for member in here:
+            job.waiting.setdefault(member, []).extend(took[member][1].tolist())
+        if steps % every == 0:
+            job.commit(counted)
         for member in lost:
             del seats[member], walks[member]
         new = generator.random() < 0.2
         for seat, _ in seats.values():
-            seat.exchanges, seat.contributors = exchanges, tuple(counted)
+            seat.exchanges, seat.contributors = job.number, job.contributors
             seat.world = [m for m in seat.world if m in seats]
             seat.joins = [number] if new else []
         if new:
@@ -118,14 +145,15 @@ def run(n: int, batch: int, ranks: int, epochs: int, seed: int, policy: str) -> 
                     if loader is not source:
                         loader._follow(loader._under_way)
                 seats[number] = sit(number, some.world)
-                seats[number][0].exchanges = exchanges
+                seats[number][0].exchanges, seats[number][0].is_new = job.number, True
                 seats[number][1].load_state_dict(some.sent)
+                seats[number][0].is_new = False
                 walks[number] = iter(seats[number][1])
             else:
                 for seat, _ in seats.values():
                     seat.joins = []
             number += 1
-    return used
+    return job.used
 
 
 @pytest.mark.parametrize("policy", ["keep_batch", "keep_share"])
@@ -133,3 +161,11 @@ def run(n: int, batch: int, ranks: int, epochs: int, seed: int, policy: str) -> 
 def test_every_sample_is_used_exactly_once_per_epoch(n, batch, ranks, policy):
     for seed in range(12):
         assert run(n, batch, ranks, 3, seed, policy) == dict.fromkeys(range(n), 3), seed
+
+
+@pytest.mark.parametrize(("n", "batch", "ranks"), [(40, 8, 4), (41, 12, 4), (23, 6, 3), (10, 2, 2)])
+def test_samples_of_local_steps_are_used_exactly_once_per_epoch(n, batch, ranks):
+    """What a dead rank did since the last exchange, in several steps, has reached nobody."""
+    for seed in range(12):
+        every = 2 + seed % 4
+        assert run(n, batch, ranks, 3, seed, "keep_batch", every) == dict.fromkeys(range(n), 3), (seed, every)

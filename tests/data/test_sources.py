@@ -396,7 +396,7 @@ def test_synthetic_data_are_the_same_everywhere_and_travel_light():
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("3x", "no shape"), ("3x-1x2", "no shape"), ("abc", "no shape"), ("0x3", "elements of a sample: 0"),
+        ("3x", "not a shape"), ("3x-1x2", "not a shape"), ("abc", "not a shape"), ("0x3", "elements of a sample: 0"),
         ("999999x999999", "elements of a sample"), ("3,n=0", "n: 0"), ("3,classes=0", "classes: 0"),
         ("3,size=3", "'size=3' is none of"), ("3,n=x", "'n=x' is none of"), ("3,n=999999999999999999", "n: 9999"),
     ],

@@ -184,7 +184,7 @@ def test_a_killed_process_is_replaced_and_skips():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"shuffle": True}, ValueError, "order of its own"),
+        ({"shuffle": True}, ValueError, "its own order"),
         ({"last": "pad"}, ValueError, "does not begin again"),
         ({"on_bad": "skip"}, ValueError, "does not continue"),
         ({"workers": 2}, ValueError, "sharded=True"),

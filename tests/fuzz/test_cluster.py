@@ -3,16 +3,18 @@
 import json
 import math
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.cluster.test_chakra_file import FORMS, as_json, as_protobuf
 from tests.cluster.test_synth import IB, SMI, UNEQUAL
 from tests.fuzz.harness import Parser, blocks, fuzz
 from tests.fuzz.mutate import JSON, TEXT
 from tests.long import times
 
-from phalanx.cluster import MODELS, PRESETS, PROFILES, Cluster, Compute, Model, trace_file, workload_file
+from phalanx.cluster import MODELS, PRESETS, PROFILES, Cluster, Compute, Model, chakra_file, trace_file, workload_file
 from phalanx.cluster import calibrate as calibration
 from phalanx.cluster import machine as cluster_model
 from phalanx.cluster import profile_file as backend_profile
@@ -62,6 +64,12 @@ def read_model(data):
     assert math.isfinite(compute.seconds(32))
 
 
+def read_chakra(data):
+    model, compute = chakra_file.from_chakra(data, 32)
+    assert math.isfinite(compute.seconds(32))
+    assert all(tensor.elements > 0 for tensor in model.tensors)
+
+
 def read_trace(data):
     model, compute = trace_file.from_trace(data.decode("utf-8", "replace"), 32)
     assert all(math.isfinite(value) and value >= 0 for value in (compute.per_sample, compute.forward, compute.optimizer))
@@ -99,6 +107,9 @@ def read_plan(data):
     assert math.isfinite(plan.batch)
 
 
+LSTOPO = sorted((Path(__file__).parents[1] / "cluster" / "lstopo").iterdir())
+
+
 def read_network(data):
     fabric = read_fabric(data.decode("utf-8", "replace"))
     if fabric.ranks <= 6 and len(fabric.links) < 60:
@@ -108,6 +119,7 @@ def read_network(data):
 
 PARSERS = [
     Parser("fabric", read_network, (FabricError,), (UNEQUAL.encode(), SMI.encode(), IB.encode()), TEXT),
+    Parser("lstopo", read_network, (FabricError,), tuple(file.read_bytes() for file in LSTOPO), TEXT),
     Parser(
         "cluster",
         read_cluster,
@@ -122,6 +134,8 @@ PARSERS = [
         (workload_file.to_json(SMALL, DEVICE).encode(), workload_file.to_json(MODELS["vgg16"], Compute(1e-2)).encode()),
         JSON,
     ),
+    Parser("Chakra JSON", read_chakra, (ValueError,), (as_json(),), TEXT),
+    Parser("Chakra protobuf", read_chakra, (ValueError,), (as_protobuf(), FORMS["gzip"]), TEXT),
     Parser("trace", read_trace, (ValueError,), (json.dumps(TRACE).encode(),), JSON),
     Parser(
         "profile",

@@ -13,6 +13,7 @@ from phalanx.schedule import (
     ScheduleError,
     from_json,
     from_msccl,
+    from_mscclpp,
     from_text,
     gossip,
     halving_doubling,
@@ -23,6 +24,7 @@ from phalanx.schedule import (
     show,
     to_json,
     to_msccl,
+    to_mscclpp,
     to_text,
     torus,
     trace,
@@ -70,6 +72,13 @@ MSCCL = Parser(
     tuple(to_msccl(s).encode() for s in (ring(3), tree(3), halving_doubling(4), ring(1))),
     TEXT,
 )
+MSCCLPP = Parser(
+    "MSCCL++'s JSON",
+    lambda data: use(from_mscclpp(data.decode("utf-8", "replace"))),
+    (ScheduleError,),
+    tuple(to_mscclpp(s).encode() for s in (ring(2), tree(3), halving_doubling(4), ring(1))),
+    JSON,
+)
 PLANNED = Parser(
     "planned schedules",
     lambda data: parse_planned(data.decode("utf-8", "replace")),
@@ -92,6 +101,11 @@ def test_json(cases):
 @pytest.mark.parametrize("cases", blocks())
 def test_msccl(cases):
     assert set(fuzz(MSCCL, cases)) == {"accepted", "refused"}
+
+
+@pytest.mark.parametrize("cases", blocks())
+def test_mscclpp(cases):
+    assert set(fuzz(MSCCLPP, cases)) == {"accepted", "refused"}
 
 
 @pytest.mark.parametrize("cases", blocks())

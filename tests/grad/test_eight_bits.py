@@ -259,7 +259,8 @@ def test_what_does_not_go_with_it_is_refused_in_a_sentence():
     with phalanx.create_communicator() as comm:
         for options, words in (
             ({"sync": phalanx.Gossip()}, "Gossip takes torch.float16"),
-            ({"sync": phalanx.DiLoCo(every=2)}, "DiLoCo takes torch.float16"),
+            ({"sync": phalanx.DiLoCo(every=2, partners="random")}, "one partner"),
+            ({"sync": phalanx.DiLoCo(every=2, wire=torch.bfloat16)}, "set one of them"),
             ({"sync": phalanx.AllReduce(fused=True)}, "nothing travels"),
         ):
             with pytest.raises(ValueError, match=words):

@@ -49,7 +49,7 @@ def test_two_ranks_cannot_tell_who_is_right(policy):
         return str(caught.value), opt.differences[0].ranks, opt.differences[0].healed
 
     for text, ranks, healed in phalanx.run_local(2, train, timeout=20):
-        assert "With two ranks nobody can tell which is right" in text
+        assert "With two ranks you cannot tell which is right" in text
         assert "in 0.weight" in text
         assert (ranks, healed) == ((0, 1), False)
 

@@ -3,12 +3,12 @@
 import copy
 import functools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from tests.long import often
-from tests.optim.oracle import SMALL, flat, sgd
-from tests.optim.oracle import plain_step as one_step
+from tests.optim.oracle import SMALL, flat, loss_of, sgd
 
 import phalanx
 from phalanx import DiLoCo, Gossip, LocalSGD, ReplicaError, create_multi_node_optimizer
@@ -27,7 +27,9 @@ def adamw(model):
 
 
 def plain_step(model, opt, comm, t):
-    one_step(model, opt, comm, t % 8)  # there are data for eight
+    opt.zero_grad()
+    loss_of(model, comm, t % 8, next(model.parameters()).dtype).backward()  # there are data for eight
+    opt.step()
 
 
 class Place:
@@ -238,6 +240,108 @@ def test_wires_round_what_travels_and_nothing_else():
     assert all(torch.equal(own[-1], history[0][-1]) for own in history)
     with pytest.raises(ValueError, match="set one of them"):
         trained(1, 1, DiLoCo(every=2, wire=torch.bfloat16), wire=torch.float16)
+
+
+EIGHT = phalanx.Int8(block=16)
+NARROW = copy.deepcopy(SMALL).float()  # only float32 is encoded
+CODED = {
+    "whole": DiLoCo(every=2, wire=EIGHT),
+    "parts, overlapped": DiLoCo(
+        every=3, fragments=3, overlap=1, wire=phalanx.Int8(block=32, rounding="stochastic", level="rank")
+    ),
+}
+
+
+@pytest.mark.parametrize("sync", CODED.values(), ids=CODED)
+@pytest.mark.parametrize("shape", [(3, 3), (4, 2), *often((2, 2), (5, 5), (8, 4))], ids=str)
+def test_eight_bits_keep_ranks_equal_and_near_what_full_precision_does(sync, shape):
+    n, hosts = shape
+    coded = trained(n, 12, sync, hosts=hosts, model=NARROW, at_end=lambda model, opt: (opt.average_(), flat(model))[1])
+    plain = trained(
+        n, 12, replace(sync, wire=None), hosts=hosts, model=NARROW, at_end=lambda model, opt: (opt.average_(), flat(model))[1]
+    )
+    assert all(torch.equal(end, coded[0][1]) for _, end in coded)
+    moved = float((plain[0][1] - flat(NARROW)).norm())
+    assert 0 < float((coded[0][1] - plain[0][1]).norm()) < 0.05 * moved
+
+
+def test_after_an_outer_step_of_eight_bits_all_replicas_have_the_same_bits():
+    history = trained(4, 6, DiLoCo(every=2, wire=EIGHT), hosts=4, model=NARROW)
+    for t in (1, 3, 5):
+        assert all(torch.equal(own[t], history[0][t]) for own in history)
+    assert not torch.equal(history[0][2], history[1][2])
+
+
+def test_error_feedback_brings_small_steps_through_that_rounding_would_lose():
+    """One number of a block moves a thousand times as fast as the other, which is below half a code."""
+
+    def run(comm, feedback):
+        p = torch.nn.Parameter(torch.zeros(16))
+        wire = phalanx.Int8(block=16, error_feedback=feedback)
+        opt = create_multi_node_optimizer(torch.optim.SGD([p], lr=1.0), comm, sync=DiLoCo(1, {"lr": 1.0}, wire=wire))
+        for _ in range(50):
+            p.grad = torch.cat([torch.tensor([1000.0]), torch.ones(15)])
+            opt.step()
+        return p.detach()
+
+    kept, lost = (phalanx.run_local(2, functools.partial(run, feedback=feedback), hosts=2)[0] for feedback in (True, False))
+    assert float(kept[1]) == pytest.approx(-50, abs=9)  # one code is 1000 / 127
+    assert float(lost[1]) == 0.0
+
+
+@pytest.mark.parametrize("sync", CODED.values(), ids=CODED)
+def test_a_checkpoint_of_eight_bit_outer_steps_continues_bit_for_bit(sync):
+    def run(comm, stop, forget):
+        model = copy.deepcopy(NARROW)
+        opt = create_multi_node_optimizer(sgd(model), comm, sync=sync)
+        for t in range(10):
+            if t == stop:
+                saved = copy.deepcopy(opt.state_dict())
+                if forget:
+                    saved["local"]["rounds"]["wires"] = {}
+                opt = create_multi_node_optimizer(sgd(model), comm, sync=sync)
+                opt.load_state_dict(saved)
+            plain_step(model, opt, comm, t)
+        return flat(model)
+
+    whole, resumed, forgetful = (
+        phalanx.run_local(3, functools.partial(run, stop=stop, forget=forget), hosts=3, timeout=30)
+        for stop, forget in ((None, False), (5, False), (5, True))
+    )
+    assert all(torch.equal(a, b) for a, b in zip(whole, resumed, strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(whole, forgetful, strict=True))  # what was rounded away matters
+
+
+def test_errors_of_eight_bits_follow_their_parameters_to_other_parts():
+    def run(comm):
+        first, second = torch.nn.Parameter(torch.zeros(16)), torch.nn.Parameter(torch.zeros(64))
+        sync = DiLoCo(1, {"lr": 1.0}, wire=phalanx.Int8(block=16))
+        opt = create_multi_node_optimizer(torch.optim.SGD([first], lr=1.0), comm, sync=sync)
+        for _ in range(3):
+            first.grad = torch.cat([torch.tensor([1000.0]), torch.ones(15)])
+            opt.step()
+        before = opt.state_dict()["local"]["rounds"]["wires"]["0"]["error"]
+        opt.add_param_group({"params": [second]})
+        first.grad, second.grad = torch.zeros(16), torch.zeros(64)
+        opt.step()
+        return float(before.abs().sum()), first.detach()
+
+    for error, after in phalanx.run_local(2, run, hosts=2):
+        assert error > 0
+        assert float(after[1]) < 0  # the error of the first three steps arrived with the fourth
+
+
+def test_pseudo_gradients_that_are_not_finite_are_reported():
+    def run(comm):
+        p = torch.nn.Parameter(torch.zeros(40))
+        opt = create_multi_node_optimizer(torch.optim.SGD([p], lr=1.0), comm, sync=DiLoCo(1, wire=EIGHT))
+        p.grad = torch.full((40,), math.inf if comm.rank else 1.0)
+        opt.step()
+        return p.detach()
+
+    with pytest.warns(UserWarning, match="infinite or NaN"):
+        found = phalanx.run_local(2, run, hosts=2)
+    assert all(not bool(torch.isfinite(p).any()) for p in found)
 
 
 def test_ranks_of_a_host_act_as_one():

@@ -175,7 +175,7 @@ SCHEDULE = flood(3)
         (Schedule("s", 2, 1, (Step((Collective("all_reduce", ([0], 1), range(1)),)),)), "is not a whole number"),
         (Schedule("s", 2, 1, (Step((Collective("all_reduce", (0, 1), (0,)),)),)), "are not a range"),
         (Schedule("s", 2, 1, (Step((Scale([0, 1], range(1), Fraction(1)),)),)), "ranks .* are not a range"),
-        (Schedule("s", 2, 1, (Step((None,)),)), "None is no Move, Collective, Scale or Recode"),
+        (Schedule("s", 2, 1, (Step((None,)),)), "None is not a Move, Collective, Scale or Recode"),
         (Schedule("s", 2.5, 1, ()), "world 2.5 is not a whole number"),
         (Schedule("s", 2, "1", ()), "chunks '1' is not a whole number"),
         (Schedule("s", 2, 1, (), root=None), "root None is not a whole number"),

@@ -94,13 +94,13 @@ def test_a_mutant_is_read_and_refused_by_the_proof():
         (XML["ring"].replace('type="s"', 'type="put"', 1), "type 'put' is none of"),
         (XML["ring"].replace('cnt="1"', 'cnt="one"', 1), "cnt='one' is not a whole number"),
         (XML["ring"].replace('cnt="1"', 'cnt="99999999999999999999"', 1), "is not a whole number"),
-        (XML["ring"].replace('<gpu id="1"', '<gpu id="0"'), "gpu 0 is there twice"),
+        (XML["ring"].replace('<gpu id="1"', '<gpu id="0"'), "gpu 0 appears twice"),
         (XML["ring"].replace('ngpus="4"', 'ngpus="5"'), "wanted 0 to ngpus - 1"),
         (XML["ring"].replace('nchunksperloop="4"', 'nchunksperloop="2"'), "is not one of 2"),
-        (XML["ring"].replace('send="1"', 'send="2"', 1), "waits for ever|never receives|receives"),
+        (XML["ring"].replace('send="1"', 'send="2"', 1), "deadlocks|never receives|receives"),
         (XML["ring"].replace('<step s="1"', '<step s="7"', 1), "step 7 where 1 was expected"),
         (XML["all pairs"].replace('dstbuf="s"', 'dstbuf="x"', 1), "dstbuf 'x' is none of i, o, s"),
-        (XML["all pairs"].replace('srcbuf="s" srcoff="0"', 'srcbuf="s" srcoff="99"', 1), "which nobody has written"),
+        (XML["all pairs"].replace('srcbuf="s" srcoff="0"', 'srcbuf="s" srcoff="99"', 1), "which has not been written"),
     ],
 )  # fmt: skip
 def test_nonsense_is_refused_with_the_place(xml, message):

@@ -25,6 +25,7 @@ from phalanx.schedule import (
     tree,
     verify,
 )
+from phalanx.schedule.verify import verify_lowered
 
 HALF = Fraction(1, 2)
 
@@ -252,3 +253,15 @@ def test_the_explanation_of_a_large_failure_needs_neither_time_nor_memory():
         " (step 12: Move(2093 -> 45, 0, reduce))"
     )
     assert time.process_time() - start < 2
+
+
+def test_the_moves_of_a_schedule_are_proved_step_by_step_as_they_are_at_once():
+    for s in (torus(9, 8), hierarchical(9, 8), torus(2, 3)):
+        lowered = lower(s)
+        assert verify_lowered(s) == (len(lowered.steps), sum(len(step.ops) for step in lowered.steps))
+        wrong = replace(s, steps=s.steps[:-1])
+        with pytest.raises(ScheduleError) as at_once:
+            verify(lower(wrong))
+        with pytest.raises(ScheduleError) as step_by_step:
+            verify_lowered(wrong)
+        assert str(step_by_step.value) == str(at_once.value)

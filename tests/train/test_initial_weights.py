@@ -78,7 +78,7 @@ def test_what_is_wrong_is_named(origin, tmp_path, capsys):
     for name, words in (("nowhere", "no such file or directory"), ("empty", "there is no checkpoint")):
         with pytest.raises(ConfigError, match=words):
             check_init(str(tmp_path / name))
-    for name, words in (("text.pt", "no file of torch.save"), ("text.safetensors", "text"), ("other.pt", "no state dict")):
+    for name, words in (("text.pt", "not a torch.save file"), ("text.safetensors", "text"), ("other.pt", "no state dict")):
         check_init(str(tmp_path / name))
         with pytest.raises(CheckpointError, match=words):
             read_weights(tmp_path / name)

@@ -6,7 +6,7 @@ import pytest
 from tests.train.runs import TINY, rows
 from tests.train.runs import run as train_on_threads
 
-from phalanx import DiLoCo, LocalSGD
+from phalanx import DiLoCo, Int8, LocalSGD
 from phalanx.cli.train import resolve
 from phalanx.train.local_steps import LocalConfig
 from phalanx.train.update import CommConfig
@@ -24,13 +24,27 @@ def test_settings_become_the_value_that_the_optimizer_takes():
         LocalConfig(every=2, fragments=3)
     with pytest.raises(ValueError, match="sync=diloco does not allow fused"):
         CommConfig(sync="diloco", fused=True)
-    with pytest.raises(ValueError, match="does not allow sync=local-sgd"):
-        CommConfig(sync="local-sgd", elastic=True)
+    with pytest.raises(ValueError, match=r"does not allow local\.overlap"):
+        CommConfig(sync="local-sgd", elastic=True, local=LocalConfig(overlap=2))
 
 
-@pytest.mark.parametrize("sync", ["local-sgd", "diloco"])
-def test_a_run_evaluates_the_mean_of_its_replicas(sync, tmp_path):
-    train_on_threads(replace(TINY, epochs=2, comm=CommConfig(sync=sync, local=LOCAL)), 2, tmp_path)
+def test_eight_bits_go_with_local_steps_and_nothing_else_does():
+    comm = resolve("digits", ["comm.sync=diloco", "comm.wire=int8", "comm.int8.block=64"]).comm
+    assert comm.make_wire() == Int8(block=64)
+    for options, words in (
+        ({"sync": "gossip", "wire": "int8"}, "sync=gossip takes float16"),
+        ({"sync": "diloco", "wire": "powersgd"}, "sync=allreduce alone"),
+        ({"sync": "diloco", "wire": "int8", "local": LocalConfig(partners="random")}, "partners=all"),
+        ({"elastic": True, "wire": "int8"}, "without elastic"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            CommConfig(**options)
+
+
+@pytest.mark.parametrize(("sync", "wire"), [("local-sgd", None), ("diloco", "int8")])
+def test_a_run_evaluates_the_mean_of_its_replicas(sync, wire, tmp_path):
+    comm = CommConfig(sync=sync, local=LOCAL, wire=wire, int8=Int8(level="rank"))
+    train_on_threads(replace(TINY, epochs=2, comm=comm), 2, tmp_path)
     found = rows(tmp_path, "evaluation")
     assert [row["epoch"] for row in found] == [1, 2]
     assert all(row["spread"] > 0 for row in found)

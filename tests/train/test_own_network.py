@@ -36,7 +36,7 @@ def test_a_factory_gets_what_it_asks_for():
         ({"model.args.widht": "5"}, r"args.widht=5: own_things:Net has no such parameter \(width\?\); it takes num_classes, "),
         ({"model": "own_things:needy"}, r"model=own_things:needy needs depth: --set model.args.depth=VALUE"),
         ({"model": "own_things:Nett"}, r"model=own_things:Nett: own_things has no Nett \(Net\?\)"),
-        ({"model": "own_thing:Net"}, "model=own_thing:Net: there is no module own_thing; modules are looked for in"),
+        ({"model": "own_thing:Net"}, "model=own_thing:Net: there is no module own_thing; modules are found in"),
         ({"model": "own_things.nets:Net"}, "own_things"),
         ({"model": "own_things:NUMBER"}, "it is a int, not a function or class"),
         ({"model": "own_things:not_a_model"}, "gives a int, not a torch.nn.Module"),

@@ -31,10 +31,13 @@ pytestmark = pytest.mark.usefixtures("warm_python")
 class Job:
     """A job of `phalanx run` and what its ranks have written."""
 
-    def __init__(self, directory: Path, ranks: int, *options: str, replace: int = 0, program: Path = PROGRAM) -> None:
+    def __init__(
+        self, directory: Path, ranks: int, *options: str, replace: int = 0, program: Path = PROGRAM,
+        phalanx: tuple[str, ...] = ("-m", "phalanx"), spares: int = 0,
+    ) -> None:  # fmt: skip
         self.directory, self.follow, self.dead = directory, Follow(directory), set[int]()
         self.log = directory / "log"
-        command = [sys.executable, "-m", "phalanx", "run", "--ranks", str(ranks), "--replace", str(replace)]
+        command = [sys.executable, *phalanx, "run", "--ranks", str(ranks), "--replace", str(replace), "--spares", str(spares)]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [*command, str(program), str(directory), *options],
@@ -152,6 +155,13 @@ def test_survivors_of_kills_at_random_moments_lose_nothing(start, seed, options)
     check_exact(job, epochs)
 
 
+def has_ended(pid: int) -> bool:
+    try:
+        return "Z" in Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):  # the latter if it vanishes while it is read
+        return True
+
+
 def end_after(job: Job, members: set[int], steps: int = 5) -> None:
     """Let these members make some steps together, then end the job."""
 
@@ -211,7 +221,7 @@ def test_a_rank_that_stands_still_is_left_behind_and_ends_when_it_wakes(start, t
     job.until(lambda: "stood still" in job.words)
     job.signal(1, signal.SIGCONT)
     job.until(lambda: "member 1 was left behind" in job.words)
-    job.until(lambda: not Path(f"/proc/{stopped}").exists() or "Z" in Path(f"/proc/{stopped}/stat").read_text())
+    job.until(lambda: has_ended(stopped))
     job.dead.add(1)
     end_after(job, {0, 2})
     check_exact(job, epochs_of(job))

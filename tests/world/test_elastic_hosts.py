@@ -41,6 +41,7 @@ class Hosts(Job):
         replace: int = 0,
         by_hand: bool = False,
         script: tuple[str, ...] = (),
+        quorum: str = "majority",
     ) -> None:
         """`by_hand`: the command line says where they meet; otherwise the variables of a launcher do. `script`: what they run."""
         self.directory, self.dead = directory, set[int]()
@@ -49,7 +50,7 @@ class Hosts(Job):
         training = (str(PROGRAM), str(directory), "epochs=100000", "pause=0.01", f"stop_file={directory / 'stop'}", *options)
         self.script = script or training
         port = free_port()
-        self._command = ["run", "--wait", str(wait), "--ranks", str(ranks), "--replace", str(replace)]
+        self._command = ["run", "--wait", str(wait), "--ranks", str(ranks), "--replace", str(replace), "--quorum", quorum]
         self.env = os.environ | {"OMP_NUM_THREADS": "1", "PHALANX_SECRET": secrets.token_hex(16)}
         if by_hand:
             self._command += ["--hosts", str(hosts), "--meet", f"127.0.0.1:{port}"]
@@ -167,6 +168,44 @@ def test_a_host_dies_and_another_one_takes_its_place(hosts):
     job.steps_by(set(job.pids), time.time())
     assert job.finish() == [0, 0], job.words
     check_exact(job, epochs_of(job))
+
+
+def test_a_minority_with_the_meeting_point_waits_for_more(hosts):
+    """Two of three hosts fall silent at once. The third pauses, and trains again when one more has come."""
+    job = hosts(3, 1)
+    job.until(lambda: len(job.pids) == 3)
+    job.wait_for_step(3, 3)
+    for agent in job.agents[1:]:
+        job.lose(agent)
+    job.until(lambda: "training pauses until 1 more have come" in job.words)
+    job.until(lambda: "1 rank after" in job.words or "; 1 rank" in job.words)
+    time.sleep(0.5)  # it may finish the step that was under way
+    last = max(row["step"] for row in job.follow.look() if row["kind"] == "step")
+    time.sleep(1.0)
+    assert max(row["step"] for row in job.follow.look() if row["kind"] == "step") == last, job.words
+    job.start(1)  # the same command
+    job.until(lambda: len(job.pids) == 2)
+    job.steps_by(set(job.pids), time.time())
+    assert "training continues, with 2 ranks" in job.words
+    assert job.finish() == [0, 0], job.words
+    check_exact(job, epochs_of(job))
+
+
+@pytest.mark.parametrize(("quorum", "code"), [("majority", 74), ("none", 0)])
+def test_what_happens_when_the_majority_does_not_come_back(hosts, quorum, code):
+    job = hosts(3, 1, wait=1.0, quorum=quorum)
+    job.until(lambda: len(job.pids) == 3)
+    job.wait_for_step(3, 3)
+    for agent in job.agents[1:]:
+        job.lose(agent)
+    if code:
+        assert job.process.wait(DEADLINE) == code, job.words
+        assert "too few ranks have come back within 1 s" in job.words
+        assert "--quorum none" in job.words
+    else:
+        job.steps_by(set(job.pids), time.time())
+        assert job.finish() == [code], job.words
+        assert "pauses" not in job.words
 
 
 def test_without_the_meeting_point_all_stop(hosts):

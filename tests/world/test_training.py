@@ -195,6 +195,36 @@ def test_dropped_optimizers_leave_nothing(pools, fused):
         assert sizes[-1] > 600 * 600 * 4  # something is shared at all
 
 
+# ---- overlap ------------------------------------------------------------------------------------------------------------------
+
+
+def bytes_sent_during_backward(comm, cores_of_rank_0):
+    """Per step, with 24 MB of gradients and `overlap=None`, if rank 0 may use this many cores and the others all they want."""
+    allowed = os.sched_getaffinity
+    os.sched_getaffinity = lambda pid: set(range(cores_of_rank_0 if comm.rank == 0 else 64))
+    try:
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(*(torch.nn.Linear(1000, 1000) for _ in range(6)))
+        options = {"sync": AllReduce(record=True), "bucket_bytes": 4 << 20}
+        opt = create_multi_node_optimizer(torch.optim.SGD(net.parameters(), lr=1e-3), comm, **options)
+        for _ in range(4):
+            opt.zero_grad()
+            net(torch.full((1, 1000), 1.0 + comm.rank)).sum().backward()
+            opt.step()
+        return [step.early_bytes for step in opt.report()]
+    finally:
+        os.sched_getaffinity = allowed
+
+
+@pytest.mark.skipif(bool(core.UNAVAILABLE), reason=core.UNAVAILABLE)
+@pytest.mark.parametrize("cores", [4, 3])
+def test_groups_stay_until_the_end_of_backward_where_no_core_is_idle(pair, cores):
+    """Two ranks with a thread each need four cores: two that compute and two that sum. All ranks follow the one with fewest."""
+    for sent in pair.run(bytes_sent_during_backward, cores):
+        assert sent[0] == 0, "the first backward is only watched"
+        assert all(sent[1:]) == (cores == 4), sent
+
+
 # ---- torch.compile ----------------------------------------------------------------------------------------------------------
 
 

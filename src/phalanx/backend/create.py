@@ -1,4 +1,4 @@
-"""How a group is made: shared memory first, then gloo for the rest, and NCCL where there are GPUs."""
+"""Make a process group: shared memory first, then gloo for the rest, and NCCL where there are GPUs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from phalanx.comm.transports.torch.transport import gloo_listens_on, host_of
 
 
 def create(group: Any, options: Any) -> PhalanxProcessGroup:
-    """A group as torch describes it. All its ranks call this."""
+    """Make the group that torch describes. All its ranks call this."""
     keep_freed_memory()  # `zero_grad` frees gradients, and the next backward makes them again
     rank, size, store = group.group_rank, group.group_size, dist.PrefixStore("phalanx", group.store)
     for_nccl = options if dist.is_nccl_available() and isinstance(options, dist.ProcessGroupNCCL.Options) else None
@@ -31,7 +31,7 @@ def create(group: Any, options: Any) -> PhalanxProcessGroup:
         each._set_default_backend(gloo_kind)
         each._register_backend(torch.device("cpu"), gloo_kind, gloo)
     if dist.is_nccl_available() and torch.cuda.is_available():
-        # torch leaves out the other engines of "cpu:phalanx,cuda:nccl" for a group written in Python, so it is made here
+        # for a group written in Python, torch does not create the other backends of "cpu:phalanx,cuda:nccl": we do
         nccl = make_nccl(group, for_nccl)
         for each in (plain, made):
             each._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl)
@@ -39,7 +39,7 @@ def create(group: Any, options: Any) -> PhalanxProcessGroup:
 
 
 def make_gloo(group: Any, prefix: str) -> Any:
-    """A gloo group of the same ranks."""
+    """Make a gloo group of the same ranks."""
     host = host_of(group.store)
     interface = None if host is None else interface_towards("127.0.0.1" if is_loopback(host) else host, 9)
     with gloo_listens_on(interface):
@@ -51,7 +51,7 @@ def make_gloo(group: Any, prefix: str) -> Any:
 
 
 def make_nccl(group: Any, options: Any) -> Any:
-    """An NCCL group of the same ranks. It connects when a tensor on a GPU comes."""
+    """Make an NCCL group of the same ranks. It connects when the first GPU tensor arrives."""
     options = options or dist.ProcessGroupNCCL.Options()
     options._timeout = group.timeout
     _describe(options, group)
@@ -61,5 +61,5 @@ def make_nccl(group: Any, options: Any) -> Any:
 
 
 def _describe(options: Any, group: Any) -> None:
-    """What torch's own engines know of a group."""
+    """Copy the group's name and ranks to the options, as torch does for its own backends."""
     options.global_ranks_in_group, options.group_name = group.global_ranks_in_group, group.group_id

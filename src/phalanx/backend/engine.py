@@ -1,7 +1,7 @@
-"""What a group accelerates: one call of the native core where all ranks share a host, a schedule where they do not.
+"""The accelerated collectives of a group: one call of the native core on a single host, a schedule across hosts.
 
-Only the lane's turn calls these functions, so they run one after the other. Every rank must take the same way, so the way depends
-on what all ranks know: dtype, size, operation and the hosts.
+The lane runs these functions one at a time. All ranks must choose the same path, so the choice depends only on what all of them
+know: dtype, size, operation and hosts.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from phalanx.native.errors import Disagreement, RankLate, Refused, SharedMemoryE
 from phalanx.native.team import HostTeam, Reduction
 from phalanx.schedule import Schedule
 
-# Measured on 2 cores: an all-reduce of 64 KiB takes 20 us, and 330 us if another thread is woken for it; one of 1 MiB 170 and 640
-SHORT = 4 << 20  # bytes up to which the thread that calls does it, if it can
-MOMENT = 200e-6  # seconds that a call which should return at once may wait for the other ranks
+# Measured on 2 cores: an all-reduce takes 20 us at 64 KiB, but 330 us if it has to wake another thread; 170 and 640 us at 1 MiB
+SHORT = 4 << 20  # bytes; up to here the calling thread runs the all-reduce itself if it can
+MOMENT = 200e-6  # seconds that an asynchronous call may wait for the other ranks
 
 
 class About(NamedTuple):
-    """What an all-reduce is about: dtype, count and operation, the digest of its name, and its name."""
+    """One kind of all-reduce: dtype, count and operation, the digest of its name, and the name."""
 
     key: object
     digest: int
@@ -54,24 +54,24 @@ class Engine:
         self._about = About(None, 0, "")  # the last all-reduce
 
     def connect_hosts(self, gloo: Any, algorithm: Schedule | None, *, shared: bool) -> None:
-        """Run all-reduces as schedules from now on. `shared`: every host has shared memory."""
+        """From now on, run all-reduces as schedules. `shared`: every host has shared memory."""
         self._between = Between(self.members, self.team, gloo, algorithm, self._timeout, shared=shared)
 
     @property
     def algorithm(self) -> Schedule | None:
-        """The schedule of all-reduces of more than a few KiB; None where they are one call of the core."""
+        """The schedule of all-reduces of more than a few KiB, or None if they are one call of the core."""
         return None if self._between is None else self._between.large
 
     def can_reduce(self, x: torch.Tensor, op: str | None) -> bool:
-        """Whether an all-reduce of `x` runs here."""
+        """Whether this engine can all-reduce `x`."""
         if self._between is None and self.team is None:
-            return False  # one host without shared memory: gloo's own is faster than a schedule of gloo's messages
+            return False  # without shared memory, gloo's own all-reduce beats a schedule of gloo messages
         if op is None or not x.is_cpu or x.layout is not torch.strided or x.dtype not in TYPES:
             return False
         return op != "mean" or x.is_floating_point()
 
     def about(self, x: torch.Tensor, op: str) -> About:
-        """An all-reduce. The last one if this is like it: to look it up takes longer than to compare. Any thread may call it."""
+        """Describe an all-reduce. Reuses the last value if it matches, because comparing is faster than a lookup. Thread-safe."""
         key, about = (x.dtype, x.numel(), op), self._about
         if key != about.key:
             about = self._about = About(key, *_named("all_reduce", *key))
@@ -80,7 +80,7 @@ class Engine:
     # ---- collectives -------------------------------------------------------------------------------------------------------
 
     def all_reduce(self, x: torch.Tensor, op: Reduction, about: About | None = None) -> None:
-        """In place. `about` is this one, if you have it."""
+        """All-reduce `x` in place. Pass `about` if you already have it."""
         self.number += 1
         if self._between is None and x.is_contiguous():
             self._in_one_call(x, op, about or self.about(x, op), self.number)
@@ -102,12 +102,12 @@ class Engine:
     def begins(self, x: torch.Tensor) -> bool:
         """Whether the thread that calls an all-reduce of `x` should `begin` it instead of handing it over.
 
-        Not a long one: the rank that comes last would wait for threads that share their cores.
+        Not a long one: the rank that arrives last would have to wait for threads that share its cores.
         """
         return self._between is None and self.team_of_all is not None and x.nbytes <= SHORT and x.is_contiguous()
 
     def begin(self, x: torch.Tensor, op: Reduction, about: About) -> Callable[[], None] | None:
-        """Do an all-reduce if all ranks come within a moment. Otherwise returns what is left to do, before anything else."""
+        """Run an all-reduce if all ranks arrive within a moment. Otherwise return the rest of it, which must run next."""
         team = self.team_of_all
         assert team is not None
         self.number += 1
@@ -117,7 +117,7 @@ class Engine:
         return lambda: self._in_one_call(x, op, about, number)
 
     def reduce_scatter(self, out: torch.Tensor, whole: torch.Tensor, op: Reduction) -> None:
-        """Rank r's part of the sum of `whole`, into `out`; `whole` is as before when it returns."""
+        """Write rank r's part of the reduced `whole` to `out`. `whole` is unchanged on return."""
         team = self._begin("reduce_scatter", whole, op)
         flat = whole.detach().contiguous().view(-1)
         mine, out = team.part(flat, team.rank), out.detach()
@@ -129,7 +129,7 @@ class Engine:
             mine.copy_(kept)
 
     def all_gather(self, out: torch.Tensor, mine: torch.Tensor) -> None:
-        """Part r of `out`, which is contiguous, from rank r's `mine`."""
+        """Fill part r of the contiguous `out` from rank r's `mine`."""
         team = self._begin("all_gather", mine)
         flat = bytes_of(out.detach())
         part = team.part(flat, team.rank)
@@ -138,7 +138,7 @@ class Engine:
         team.all_gather(flat)
 
     def broadcast(self, x: torch.Tensor, root: int) -> None:
-        """From rank `root`."""
+        """Fill `x` from rank `root`."""
         team = self._begin("broadcast", x, f"root {root}")
         x = x.detach()
         dense = x if x.is_contiguous() else x.contiguous()
@@ -162,12 +162,12 @@ class Engine:
     # ---- failure -----------------------------------------------------------------------------------------------------------
 
     def explain(self, name: str, error: BaseException) -> tuple[BaseException, bool]:
-        """What users should read, and whether the group is broken by it."""
+        """Return the error to show to users, and whether it breaks the group."""
         if isinstance(error, SharedMemoryError):
             host = self.members.on_this_host
             missing = [host[r] for r in (*error.dead, *error.late)]
             words = str(error)
-            if isinstance(error, RankLate):  # programs look for gloo's words
+            if isinstance(error, RankLate):  # programs match gloo's wording
                 words = f"{name}: Timed out waiting for {name_ranks(missing)}, which did not come within {self._timeout:g} s"
             return CommunicationError(words, operation=name, missing=missing), not isinstance(error, Disagreement | Refused)
         if isinstance(error, TransportError):
@@ -177,7 +177,7 @@ class Engine:
         return error, False
 
     def abort(self) -> None:
-        """From any thread: end what this rank waits for."""
+        """End this rank's current wait. Thread-safe."""
         if self.team is not None:
             self.team.abort()
 
@@ -189,7 +189,7 @@ class Engine:
 
 
 class Between:
-    """All-reduces of ranks on several hosts: the schedule that fits the hosts and the message."""
+    """All-reduces across hosts: picks the schedule that fits the hosts and the message size."""
 
     def __init__(
         self, members: Members, team: HostTeam | None, gloo: Any, algorithm: Schedule | None, timeout: float, *, shared: bool
@@ -197,7 +197,7 @@ class Between:
         self._members = members
         choice = choose(members.hosts, shared=shared)
         self.large = algorithm or choice.schedule
-        self._smaller = choice.smaller if algorithm is None else choice.smaller[:1]  # yours runs all but very small messages
+        self._smaller = choice.smaller if algorithm is None else choice.smaller[:1]  # yours runs all but tiny messages
         transport: Transport = GlooTransport(gloo, timeout)
         if team is not None:
             transport = SharedTransport(transport, team, members.on_this_host)
@@ -219,7 +219,7 @@ class Between:
 
 
 def connect(store: Any, rank: int, size: int, timeout: float, algorithm: Schedule | None, name: str, make_gloo: Any) -> Engine:
-    """Meet the other ranks of a group. `make_gloo` makes the gloo group for schedules, if they are needed."""
+    """Connect the ranks of a group. `make_gloo` creates the gloo group for schedules, if they are needed."""
     table = Table(store)
     keys = gather(table, "host", rank, size, host_key(), timeout, "init_process_group")
     members = Members(name, tuple(range(size)), rank, tuple(keys))
@@ -232,7 +232,7 @@ def connect(store: Any, rank: int, size: int, timeout: float, algorithm: Schedul
             missing = [members.on_this_host[r] for r in (*error.dead, *error.late)]
             words = f"init_process_group: {name_ranks(missing)} did not join the shared memory of this host: {error}"
             raise CommunicationError(words, operation="init_process_group", missing=missing) from error
-    # all ranks must decide alike, or they would run different schedules
+    # all ranks must decide the same, or they would run different schedules
     answers = gather(table, "shared", rank, size, str(team is not None or width == 1), timeout, "init_process_group")
     shared = max(len(ranks) for ranks in members.hosts.ranks) > 1 and "False" not in answers
     if team is not None and not shared:

@@ -1,7 +1,7 @@
-"""The forms in which torch calls a process group.
+"""The argument forms in which torch calls a process group.
 
-The functions of torch.distributed, DDP and functional collectives pass tensors and an object with options. Methods here have that
-form alone. Whatever else torch's own process groups understand, such as `group.allreduce(x, op)`, goes to the plain group.
+torch.distributed, DDP and functional collectives pass tensors and an options object, which is the only form that the methods here
+accept. Other forms that torch's own groups understand, such as `group.allreduce(x, op)`, go to the plain group.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _OPS = {
 
 
 def op_of(opts: Any) -> Any:
-    """The core's name of a reduction; None for those that gloo does."""
+    """The core's name for a reduction, or None if gloo has to do it."""
     reduction = opts.reduceOp
-    # a comparison takes 0.2 us, the number 0.6; to hash torch's enum takes as long as the rest of a small call
+    # a comparison takes 0.2 us, reading the number 0.6; hashing torch's enum takes as long as the rest of a small call
     return "sum" if reduction == _SUM else _OPS.get(reduction.op.value)
 
 
 def usual_form(options: type, *names: str) -> Callable[[Any], Any]:
-    """Call the method if the last argument is an object of `options`. Otherwise, and if it returns None, call the plain group.
+    """Call the method if the last argument is an instance of `options`. Otherwise, or if it returns None, call the plain group.
 
-    `names` are those of the method in the versions of torch, the newest first.
+    `names` are the method's names across torch versions, newest first.
     """
     name = next(each for each in names if hasattr(dist.ProcessGroup, each))
 
@@ -58,14 +58,14 @@ def usual_form(options: type, *names: str) -> Callable[[Any], Any]:
 
 
 def _averages_on_host(args: tuple[Any, ...]) -> bool:
-    """Whether this is an average of numbers in host memory. gloo only has sums. Lightning averages integers, as NCCL does."""
+    """Whether this averages tensors in host memory. gloo only sums, but Lightning averages integers, as NCCL does."""
     if not hasattr(args[-1], "reduceOp") or op_of(args[-1]) != "mean":
         return False
     return all(x.is_cpu and x.dtype is not torch.bool and x.layout is torch.strided for x in _tensors(args[0]))
 
 
 def _average(group: Any, name: str, args: tuple[Any, ...]) -> Any:
-    """The sum by the plain group, divided; of integers towards zero, as NCCL does it."""
+    """Sum with the plain group, then divide. Integers round towards zero, as with NCCL."""
     *tensors, opts = args
     sums = type(opts)()
     sums.reduceOp, sums.timeout = dist.ReduceOp.SUM, opts.timeout

@@ -1,9 +1,9 @@
-"""One order of operations per group: a thread that runs them, which the caller replaces wherever it would only wait.
+"""Run the operations of a group in one order, in a thread of the lane or in a caller that would only wait.
 
-To wake another thread takes longer than to sum a few KiB over the ranks of a host. So the thread that needs a result runs what
-comes before it, and then the operation itself, unless the lane's thread has begun already.
+Waking another thread takes longer than summing a few KiB over the ranks of a host. So the thread that needs a result runs
+everything queued before it, and then the operation itself, unless the lane's thread has already started.
 
-An operation can also be held (`holding.py`): the lane's thread leaves it alone until somebody wants it, or PATIENCE has passed.
+An operation can also be held (`holding.py`): the lane's thread skips it until its result is needed or PATIENCE has passed.
 """
 
 from __future__ import annotations
@@ -20,44 +20,44 @@ from phalanx.backend.work import Done, Task, nothing
 from phalanx.comm import forks
 from phalanx.comm.failure import CommunicationError
 
-PATIENCE = 2.0  # seconds that the lane's thread leaves a held operation alone
+PATIENCE = 2.0  # seconds before the lane's thread runs a held operation anyway
 
 
 class Call(enum.Enum):
-    """What the lane's thread should do."""
+    """A request to the lane's thread."""
 
-    RUN = enum.auto()  # what is there
-    LOOK = enum.auto()  # whether something is held, and be patient with it
-    END = enum.auto()  # after what is there
+    RUN = enum.auto()  # what is queued
+    LOOK = enum.auto()  # for held operations, and wait for PATIENCE
+    END = enum.auto()  # after running what is queued
 
 
 class Lane:
-    """The operations of one group. `explain` makes of an error what users should read, and whether the group is broken."""
+    """The operations of one group. `explain` turns an error into the one to show, and says whether the group is broken."""
 
     def __init__(self, name: str, explain: Callable[[str, BaseException], tuple[BaseException, bool]]) -> None:
         self.name, self._explain = name, explain
         self._owner = forks.Owner()
-        self._turn = threading.Lock()  # held by the thread that communicates, and by no other that takes a task
-        self._changing = threading.Lock()  # of what follows
-        self._tasks: deque[Task] = deque()  # in order, without the one that is under way
-        self._taken = 0  # tasks that a thread has taken to run them
-        self._watches = False  # whether the lane's thread looks at held operations by itself
+        self._turn = threading.Lock()  # held while taking and running a task
+        self._changing = threading.Lock()  # guards the fields below
+        self._tasks: deque[Task] = deque()  # in order, without the running one
+        self._taken = 0  # number of tasks that have been taken to run
+        self._watches = False  # whether the lane's thread checks held operations on its own
         self._calls: queue.SimpleQueue[Call] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closed = False
-        self.waited_in_vain = False  # a held operation was not wanted within PATIENCE
-        self.error: BaseException | None = None  # nothing works after it
+        self.waited_in_vain = False  # a held operation was not needed within PATIENCE
+        self.error: BaseException | None = None  # once set, every operation fails
 
     # ---- in the thread that calls ------------------------------------------------------------------------------------------
 
     def run_here(self, name: str, work: Callable[[], None]) -> None:
-        """Do `work` in this thread, after all that comes before it. Raises if it failed."""
+        """Do `work` in this thread, after everything queued before it. Raises if it failed."""
         self._check(name)
         while True:
             if self._tasks:
                 self.run_until()
             with self._turn:
-                if self._tasks:  # meanwhile
+                if self._tasks:  # queued in the meantime
                     continue
                 if self.error is not None:
                     raise self._cannot_start(name)
@@ -73,7 +73,7 @@ class Lane:
     def begin_here(
         self, name: str, begin: Callable[[], Callable[[], None] | None], tensors: Sequence[torch.Tensor]
     ) -> Task | Done | None:
-        """Call `begin` in this thread, and in the lane's thread what it returns to be done. None if something is before it."""
+        """Call `begin` here, and queue what it returns, if anything. Returns None if other operations come first."""
         self._check(name)
         if self._tasks or not self._turn.acquire(blocking=False):
             return None
@@ -81,7 +81,7 @@ class Lane:
             if self._tasks or self.error is not None:
                 return None
             rest = begin()
-            # before another thread gets the turn: what is begun must be finished first
+            # queue before releasing the turn: what has begun must finish first
             return Done(tensors) if rest is None else self.queue(Task(name, rest, tensors, self))
         except Exception as error:  # noqa: BLE001  raised by `wait`, as that of a queued one
             failed = Task(name, nothing, tensors, self)
@@ -91,22 +91,22 @@ class Lane:
             self._turn.release()
 
     def queue(self, task: Task) -> Task:
-        """Run it in the lane's thread, after all that came before it, or in the thread that waits for it first."""
+        """Run `task` after everything before it, in the lane's thread or in the first thread that waits for it."""
         self._add(task)
-        if threading.current_thread() is self._thread:  # a callback of another task, which may wait for this one
+        if threading.current_thread() is self._thread:  # a task's callback may wait for this one
             self.run_until()
         else:
             self._calls.put(Call.RUN)
         return task
 
     def hold(self, task: Task) -> Task:
-        """As `queue`, but the lane's thread does not begin with it before PATIENCE has passed."""
+        """Like `queue`, but the lane's thread starts it only after PATIENCE."""
         if not self._add(task):
             self._calls.put(Call.LOOK)
         return task
 
     def _add(self, task: Task) -> bool:
-        """Whether the thread watches."""
+        """Append the task. Returns whether the lane's thread is watching."""
         self._check(task.name)
         with self._changing:
             self._tasks.append(task)
@@ -116,7 +116,7 @@ class Lane:
             return self._watches
 
     def release(self) -> None:
-        """Let the lane's thread run what is held."""
+        """Let the lane's thread run the held operations."""
         self._calls.put(Call.RUN)
 
     @property
@@ -132,16 +132,16 @@ class Lane:
     # ---- in any thread -----------------------------------------------------------------------------------------------------
 
     def run_until(self, last: Task | None = None) -> None:
-        """Run in this thread what waits, up to `last`, or all of it. Another thread may still run `last` when this returns."""
+        """Run queued tasks here, up to `last` or all. Another thread may still be running `last` when this returns."""
         while self._tasks and not (last is not None and last.is_completed()):
-            with self._turn:  # before the task is taken, so that all run in their order, in whatever thread
+            with self._turn:  # taken before the task is, so that tasks run in order in any thread
                 if not self._tasks:
                     return
                 task = self._tasks.popleft()
                 self._taken += 1
                 error = task.run(self._fail) if self.error is None else self._cannot_start(task.name)
             task.end(error)
-            if isinstance(error, KeyboardInterrupt):  # of this thread
+            if isinstance(error, KeyboardInterrupt):  # raised in this thread
                 raise error
             if task is last:
                 return
@@ -166,7 +166,7 @@ class Lane:
                 self.run_until()
 
     def _next_call(self) -> Call:
-        """Wait for one, but only for so long if tasks are held."""
+        """Wait for a call, with a timeout if tasks are held."""
         with self._changing:
             taken, self._watches = self._taken, bool(self._tasks)
         try:

@@ -1,6 +1,6 @@
-"""How the ranks of a group meet through torch's store, and who is missing after a failure.
+"""How the ranks of a group meet through torch's store, and how they find out which are missing after a failure.
 
-All ranks that can write to the store do so; a rank whose word does not come is missing.
+All ranks that can write to the store do so. A rank that writes nothing is missing.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 from phalanx.comm.failure import CommunicationError
 from phalanx.comm.verdict import name_ranks
 
-GRACE = 4.0  # seconds within which ranks that are alive report a failure of the same operation
+GRACE = 4.0  # seconds for live ranks to report that the same operation failed
 
 
 class Table:
-    """A store of torch, with the one method that a FileStore lacks. `store` has a prefix of its own."""
+    """A torch store, plus the one method that FileStore lacks. `store` has its own prefix."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
@@ -35,13 +35,13 @@ class Table:
         return [self._store.get(key) for key in keys]
 
     def delete_key(self, key: str) -> bool:
-        with contextlib.suppress(RuntimeError):  # some stores cannot
+        with contextlib.suppress(RuntimeError):  # some stores cannot delete
             return bool(self._store.delete_key(key))
         return False
 
 
 def gather(store: Table, key: str, rank: int, size: int, mine: str, timeout: float, operation: str) -> list[str]:
-    """The words of all ranks under `key`. Raises a CommunicationError that names those that did not come within `timeout`."""
+    """Collect what all ranks wrote under `key`. Raises a CommunicationError that names ranks missing after `timeout`."""
     keys = [f"{key}/{r}" for r in range(size)]
     store.set(keys[rank], mine)
     try:
@@ -55,7 +55,7 @@ def gather(store: Table, key: str, rank: int, size: int, mine: str, timeout: flo
 
 
 def roll_call(store: Table, rank: int, size: int, number: int, timeout: float) -> list[int]:
-    """After a failure of operation `number`: the ranks that do not report one within a few seconds."""
+    """After operation `number` failed, return the ranks that do not report it within a few seconds."""
     until = time.monotonic() + min(GRACE, timeout / 3)
     with contextlib.suppress(RuntimeError):  # the store may be gone
         store.set(f"failed/{rank}", str(number))

@@ -1,4 +1,4 @@
-"""The algorithm of a group: from `pg_options`, or PHALANX_ALGORITHM, or chosen for the hosts."""
+"""The algorithm of a group: from `pg_options`, from PHALANX_ALGORITHM, or chosen for the hosts."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ ALGORITHM = "PHALANX_ALGORITHM"
 
 
 def algorithm_of(options: Any, size: int, *, whole_world: bool, environ: Mapping[str, str] = os.environ) -> Schedule | None:
-    """The schedule that you named for a group of `size` ranks, or None.
+    """The schedule that you chose for a group of `size` ranks, or None.
 
-    A schedule is for one number of ranks. PHALANX_ALGORITHM must fit the default group, and serves other groups of its size.
+    A schedule is for one number of ranks. PHALANX_ALGORITHM must fit the default group, and applies to others of its size.
     """
     if options is not None and not isinstance(options, Options):
         raise TypeError(f"pg_options must be phalanx.backend.Options(algorithm=...), got {type(options).__name__}")

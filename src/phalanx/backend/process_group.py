@@ -1,10 +1,10 @@
-"""The process group that torch makes for "phalanx": which collectives run here, and which fall through to gloo.
+"""The process group that torch makes for "phalanx": which collectives run here and which go to gloo.
 
-torch calls the methods of a `ProcessGroup`, from Python and from C++. Those that this class does not have go to the gloo group
-that is registered inside it, and those on GPUs to NCCL, where there is any. `plain` is a process group with the same gloo group
-and without this class: a method here calls it for tensors that the native core does not take.
+torch calls the methods of a `ProcessGroup` from Python and C++. Methods that this class lacks go to the gloo group registered
+inside it, and GPU tensors go to NCCL if there is one. `plain` is a process group with the same gloo group but without this class;
+methods here call it for tensors that the native core cannot handle.
 
-torch calls some methods by new names since 2.13, and by the old ones before: both are here.
+torch 2.13 renamed some methods. Both names are here.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from phalanx.backend.work import Done, Task, for_torch
 from phalanx.schedule import Schedule
 
 Tensors = Sequence[torch.Tensor]
-CLOSING = 1.0  # seconds that operations which you never waited for get to finish when the group is destroyed
+CLOSING = 1.0  # seconds that unawaited operations have to finish when the group is destroyed
 
 
 class PhalanxProcessGroup(dist.ProcessGroup):
-    """Made by torch, which calls create.py."""
+    """A process group whose all-reduces run on shared memory and schedules. torch creates it through create.py."""
 
     def __init__(self, store: Any, rank: int, size: int, plain: Any, engine: Engine, lane: Lane) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # the only form that lets C++ call the methods below
@@ -44,26 +44,26 @@ class PhalanxProcessGroup(dist.ProcessGroup):
         self._ranks, self._shares = size, engine.team_of_all is not None
         self._holding = Holding(lane, len(engine.members.on_this_host), alone=engine.members.inter_size == 1)
         self._close = weakref.finalize(self, _close, engine, lane)
-        self._close.atexit = False  # threads cannot be joined then, and the kernel cleans up
+        self._close.atexit = False  # threads cannot be joined at exit, and the kernel cleans up
 
     def getBackendName(self) -> str:  # noqa: N802  torch's name
-        """What `name()` returns."""
+        """Return the backend's name, as `name()` does."""
         return "phalanx"
 
     @property
     def algorithm(self) -> Schedule | None:
-        """The schedule of all-reduces of more than a few KiB; None where they are one call of the native core."""
+        """The schedule of all-reduces of more than a few KiB, or None if they are one call of the native core."""
         return self._engine.algorithm
 
     def get_group_store(self) -> Any:
-        """The keys of this group."""
+        """The store of this group."""
         return self._store
 
     # ---- reductions --------------------------------------------------------------------------------------------------------
 
     @usual_form(AllreduceOptions, "allreduce")
     def allreduce(self, tensors: Tensors, opts: Any) -> Any:
-        """Of one tensor. Sparse ones and rare operations go to gloo."""
+        """All-reduce one tensor. Sparse tensors and rare operations go to gloo."""
         x, op, engine = tensors[0], op_of(opts), self._engine
         if op is None or len(tensors) != 1 or not engine.can_reduce(x, op):
             return None
@@ -79,7 +79,7 @@ class PhalanxProcessGroup(dist.ProcessGroup):
 
     @usual_form(AllreduceCoalescedOptions, "allreduce_coalesced")
     def allreduce_coalesced(self, tensors: Tensors, opts: Any) -> Any:
-        """Of several tensors, with one operation."""
+        """All-reduce several tensors as one operation."""
         op, engine = op_of(opts), self._engine
         if op is None or not tensors or not all(engine.can_reduce(x, op) for x in tensors):
             return None
@@ -92,7 +92,7 @@ class PhalanxProcessGroup(dist.ProcessGroup):
 
     @usual_form(ReduceScatterOptions, "reduce_scatter_single", "_reduce_scatter_base")
     def reduce_scatter_single(self, output: torch.Tensor, whole: torch.Tensor, opts: Any) -> Any:
-        """Of one tensor."""
+        """Reduce-scatter one tensor."""
         op, engine = op_of(opts), self._engine
         if op is None or not self._fits(whole, output) or not engine.can_reduce(whole, op):
             return None
@@ -100,7 +100,7 @@ class PhalanxProcessGroup(dist.ProcessGroup):
 
     @usual_form(ReduceScatterOptions, "reduce_scatter")
     def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> Any:
-        """Of a list of tensors."""
+        """Reduce-scatter a list of tensors."""
         op, engine = op_of(opts), self._engine
         if op is None or not self._is_list(inputs, outputs) or not engine.can_reduce(outputs[0], op):
             return None
@@ -113,7 +113,7 @@ class PhalanxProcessGroup(dist.ProcessGroup):
 
     @usual_form(ReduceScatterOptions, "reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced")
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Any:
-        """Of several tensors, each cut into parts."""
+        """Reduce-scatter several tensors, each cut into parts."""
         op, engine = op_of(opts), self._engine
         fit = len(outputs) == len(inputs) and all(self._fits(whole, out) for whole, out in zip(inputs, outputs))
         if op is None or not fit or not all(engine.can_reduce(x, op) for x in inputs):
@@ -129,7 +129,7 @@ class PhalanxProcessGroup(dist.ProcessGroup):
 
     @usual_form(BroadcastOptions, "broadcast")
     def broadcast(self, tensors: Tensors, opts: Any) -> Any:
-        """Of one tensor of any dtype."""
+        """Broadcast one tensor of any dtype."""
         x, root, engine = tensors[0], opts.rootRank, self._engine
         if len(tensors) != 1 or not self._takes(x) or not 0 <= root < self._ranks or opts.rootTensor != 0:
             return None
@@ -137,7 +137,7 @@ class PhalanxProcessGroup(dist.ProcessGroup):
 
     @usual_form(AllgatherOptions, "all_gather_single", "_allgather_base")
     def all_gather_single(self, output: torch.Tensor, mine: torch.Tensor, opts: Any) -> Any:
-        """Into one tensor."""
+        """Gather into one tensor."""
         engine = self._engine
         if not self._fits(output, mine):
             return None
@@ -145,7 +145,7 @@ class PhalanxProcessGroup(dist.ProcessGroup):
 
     @usual_form(AllgatherOptions, "allgather")
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> Any:
-        """Into a list of tensors of one shape; gloo takes other lists, or explains why not."""
+        """Gather into a list of tensors of one shape. gloo handles other lists, or explains why it cannot."""
         engine = self._engine
         if not self._is_list(outputs, inputs):
             return None
@@ -161,7 +161,7 @@ class PhalanxProcessGroup(dist.ProcessGroup):
 
     @usual_form(AllgatherOptions, "all_gather_single_coalesced", "allgather_into_tensor_coalesced")
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Any:
-        """Of several tensors, each into one."""
+        """Gather several tensors, each into one."""
         engine = self._engine
         if len(outputs) != len(inputs) or not all(self._fits(out, mine) for out, mine in zip(outputs, inputs)):
             return None
@@ -174,12 +174,12 @@ class PhalanxProcessGroup(dist.ProcessGroup):
 
     @usual_form(BarrierOptions, "barrier")
     def barrier(self, opts: Any) -> Any:
-        """Of ranks on one host; between hosts it is gloo's."""
+        """Wait for all ranks of the host. gloo does it across hosts."""
         if not self._shares or not _on_host(getattr(opts, "device", None)):
             return None
         return self.start("barrier", self._engine.barrier, [], opts)
 
-    # what torch calls these before 2.13
+    # the names before torch 2.13
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     _reduce_scatter_base = reduce_scatter_single
@@ -188,30 +188,30 @@ class PhalanxProcessGroup(dist.ProcessGroup):
     # ---- the end -----------------------------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """What destroy_process_group calls. Idempotent."""
+        """Close the group; destroy_process_group calls this. Idempotent."""
         self._close()
 
     def abort(self) -> None:
-        """End what is under way, on this rank and on those that wait for it."""
+        """Abort the running operation, on this rank and on ranks that wait for it."""
         self._engine.abort()
         self._close()
 
     # ---- which way ---------------------------------------------------------------------------------------------------------
 
     def start(self, name: str, work: Callable[[], None], tensors: Tensors, opts: Any) -> Any:
-        """Do `work` in the order of this group's calls; `tensors` are its result."""
-        # before 2.8 torch does not say whether the caller waits
+        """Do `work` in the order of this group's calls. `tensors` hold its result."""
+        # before 2.8 torch does not tell whether the caller waits
         if not getattr(opts, "asyncOp", True):
             self._lane.run_here(name, work)
             return for_torch(Done(tensors))
         return for_torch(self._lane.queue(Task(name, work, tensors, self._lane)))
 
     def _takes(self, x: torch.Tensor) -> bool:
-        """Whether shared memory of all ranks can copy `x`."""
+        """Whether the shared memory of all ranks can copy `x`."""
         return self._shares and x.is_cpu and x.layout is torch.strided
 
     def _fits(self, whole: torch.Tensor, part: torch.Tensor) -> bool:
-        """Whether `whole` is one part per rank, where this class can fill or cut it."""
+        """Whether `whole` has one part per rank and lies where this class can fill or cut it."""
         same = whole.dtype == part.dtype and whole.numel() == part.numel() * self._ranks
         return same and self._takes(whole) and self._takes(part) and whole.is_contiguous()
 

@@ -1,7 +1,7 @@
-"""The name "phalanx" in torch.distributed.
+"""Register the backend name "phalanx" with torch.distributed.
 
-torch calls `register` by itself when you import it: `pyproject.toml` names it in torch's group of entry points, `torch.backends`.
-So it must be quick, and it must not fail. All that a group needs is imported when you make one.
+torch calls `register` on import, through the `torch.backends` entry point in `pyproject.toml`. So it must be quick and
+must not fail. Everything that a group needs is imported when you create one.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ NAME = "phalanx"
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What `init_process_group("phalanx", pg_options=...)` and `new_group` take.
+    """Options for `init_process_group("phalanx", pg_options=...)` and `new_group`.
 
     Attributes:
-        algorithm: The schedule of all-reduces, such as `phalanx.torus(2, 4)`. The default is the best for the hosts found.
+        algorithm: The schedule of all-reduces, such as `phalanx.torus(2, 4)`. The default is chosen for the hosts found.
     """
 
     algorithm: Schedule | None = None
 
 
 def register() -> None:
-    """Make the backend known to torch.distributed. Idempotent; torch calls it by itself where Phalanx is installed."""
+    """Register the backend with torch.distributed. Idempotent. torch calls it on import if Phalanx is installed."""
     if dist.is_available() and not hasattr(dist.Backend, NAME.upper()):
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
 
 
 def _create(group: Any, options: Any) -> Any:
-    """What torch calls on every rank of a new group."""
+    """Create the group. torch calls this on every rank."""
     from phalanx.backend.create import create
 
     return create(group, options)

@@ -1,4 +1,4 @@
-"""What an asynchronous call returns: a `Work` that DDP's reducer, functional collectives and you can wait for."""
+"""The handle that an asynchronous call returns: a `Work` that DDP's reducer, functional collectives and you can wait for."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from phalanx._torch_private import work_of
 if TYPE_CHECKING:
     from phalanx.backend.lane import Lane
 
-# torch 2.6 drops the Python half of a Work that C++ holds, and then waits for ever (pytorch/pytorch#146376, in 2.7)
+# torch 2.6 drops the Python half of a Work that C++ holds, and then hangs (pytorch/pytorch#146376, fixed in 2.7)
 DROPS_PYTHON = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 7)
 
 
 class Task(dist.Work):
-    """One collective of a lane: what is to be done, and how it ended. `name` is for errors, `tensors` are the result."""
+    """One collective of a lane: the work and its outcome. `name` is for errors, `tensors` are the result."""
 
     def __init__(self, name: str, work: Callable[[], None], tensors: Sequence[torch.Tensor], lane: Lane) -> None:
         super().__init__()
@@ -29,15 +29,15 @@ class Task(dist.Work):
         self._done = False
         self._changing = threading.Lock()
         self._finished: threading.Event | None = None  # made by the first thread that has to wait
-        self._begun: Any = None  # a future that completes with this, and the one that callers get
+        self._begun: Any = None  # a future that completes with this task, and the one derived from it for callers
         self._future: Any = None
-        # inference mode belongs to a thread: without the caller's mode another thread could not write to the caller's tensors
+        # inference mode is per thread: without the caller's mode, another thread could not write to the caller's tensors
         self._inference = torch.is_inference_mode_enabled() or any(x.is_inference() for x in tensors)
 
     # ---- for the lane ------------------------------------------------------------------------------------------------------
 
     def run(self, explain: Callable[[str, BaseException], BaseException]) -> BaseException | None:
-        """Do it in this thread. Returns why it failed, as users should read it."""
+        """Do the work in this thread. Returns the error to show to users if it failed."""
         try:
             with torch.inference_mode(self._inference):
                 self._work()
@@ -46,10 +46,10 @@ class Task(dist.Work):
         return None
 
     def end(self, error: BaseException | None) -> None:
-        """It is over, or will never happen."""
+        """Mark the task as finished, or as one that will never run."""
         with self._changing:
             self._error, self._done = error, True
-            self._work = nothing  # holds tensors that are not in the result
+            self._work = nothing  # frees tensors that are not part of the result
             finished, begun = self._finished, self._begun
         if finished is not None:
             finished.set()
@@ -59,7 +59,7 @@ class Task(dist.Work):
     # ---- for torch ---------------------------------------------------------------------------------------------------------
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
-        """Wait until it is over; raise if it failed. torch passes a timeout of 0 where you passed none."""
+        """Wait until the task is finished; raise if it failed. If you pass no timeout, torch passes 0."""
         if not self._done and timeout:
             self._lane.release()
         elif not self._done:
@@ -68,7 +68,7 @@ class Task(dist.Work):
             with self._changing:
                 if self._finished is None:
                     self._finished = threading.Event()
-                if self.is_completed():  # meanwhile
+                if self.is_completed():  # finished in the meantime
                     self._finished.set()
             seconds = timeout.total_seconds() if timeout else None
             if not self._finished.wait(seconds):
@@ -78,7 +78,7 @@ class Task(dist.Work):
         return True
 
     def get_future(self) -> Any:
-        """Its tensors as a future."""
+        """A future that yields the tensors."""
         with self._changing:
             done, made = self._done, self._begun is None
             if made:
@@ -95,66 +95,66 @@ class Task(dist.Work):
         return self._tensors
 
     def is_completed(self) -> bool:
-        """Whether it is over. Returns at once."""
+        """Whether the task is finished. Does not block."""
         return self._done
 
     def is_success(self) -> bool:
-        """Whether it is over and worked."""
+        """Whether the task finished without an error."""
         return self._done and self._error is None
 
     def exception(self) -> BaseException | None:
-        """Why it failed."""
+        """The error, if it failed."""
         return self._error
 
     def result(self) -> list[torch.Tensor]:
-        """Its tensors, after `wait`."""
+        """The tensors, after `wait`."""
         return self._tensors
 
     def synchronize(self) -> None:
-        """As `wait`: on the CPU there is no stream to order."""
+        """Same as `wait`: there is no stream to order on the CPU."""
         self.wait()
 
 
 class Done(dist.Work):
-    """A collective that was over when the call returned."""
+    """A collective that was complete when the call returned."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         super().__init__()
         self._tensors = list(tensors)
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
-        """Nothing to wait for."""
+        """Return at once."""
         return True
 
     def get_future(self) -> Any:
-        """Its tensors as a future."""
+        """A future that yields the tensors."""
         future: Any = torch.futures.Future()
         future.set_result(self._tensors)
         return future
 
     def is_completed(self) -> bool:
-        """Yes."""
+        """Always true."""
         return True
 
     def is_success(self) -> bool:
-        """Yes."""
+        """Always true."""
         return True
 
     def exception(self) -> None:
-        """None: the call would have raised it."""
+        """Always None: the call itself would have raised."""
 
     def result(self) -> list[torch.Tensor]:
-        """Its tensors."""
+        """The tensors."""
         return self._tensors
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        """Return at once."""
 
 
 def for_torch(work: Task | Done) -> Any:
-    """The same work as this version of torch can keep it."""
+    """Wrap the work in a form that this version of torch keeps alive."""
     return work_of(work.get_future()) if DROPS_PYTHON else work
 
 
 def nothing() -> None:
-    """Work that is done."""
+    """Do nothing: the work of a finished task."""

@@ -1,8 +1,8 @@
 """`phalanx bench allreduce` inside a rank: contenders in turns on the same data, exact results, one row per contender and size.
 
 Inputs repeat every PERIOD elements, so the exact sum is known for any count and world. Values and sums are whole numbers below
-2**24, which float32 holds exactly. Timed calls sum zeros, because other numbers would grow without bound. All of it is in host
-memory, also where there are GPUs; `phalanx selftest` measures those.
+2**24, which float32 holds exactly. Timed calls sum zeros, because other numbers would grow without bound. All data is in host
+memory, even with GPUs; `phalanx selftest` measures those.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Contender = tuple[str, torch.Tensor, Callable[[torch.Tensor], object]]
 
 
 def measure(bench: AllReduceBench, launcher: str) -> Iterator[Record]:
-    """The records of the benchmark; all ranks yield the same."""
+    """Yield the records of the benchmark, the same on all ranks."""
     torch.set_num_threads(1)
     with phalanx.create_communicator() as comm:
         bench.check(comm.size)
@@ -44,7 +44,7 @@ def measure(bench: AllReduceBench, launcher: str) -> Iterator[Record]:
 
 
 def enter(comm: Communicator, chosen: list[Schedule], count: int) -> Iterator[Contender]:
-    """Name, memory and call of each contender."""
+    """Yield name, memory and call of each contender."""
     ordinary = torch.zeros(count)
     yield "phalanx buffer", comm.buffer(count), comm.all_reduce
     yield "phalanx tensor", ordinary, comm.all_reduce
@@ -64,7 +64,7 @@ def _mpi(size: int) -> tuple[str, Callable[[torch.Tensor], object]] | None:
         from mpi4py import MPI
     except (ImportError, RuntimeError):  # RuntimeError: mpi4py found no library
         return None
-    if size != MPI.COMM_WORLD.size:  # mpi4py was built for another MPI than the one that started us, so every rank is alone
+    if size != MPI.COMM_WORLD.size:  # mpi4py was built for an MPI other than the one that started us, so every rank is alone
         return None
     return MPI.get_vendor()[0], lambda x: MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, x.numpy())
 
@@ -111,7 +111,7 @@ def measure_size(comm: Communicator, contenders: list[Contender], size: int, rou
 
 
 def seconds_of(comm: Communicator, x: torch.Tensor, call: Callable[[torch.Tensor], object], calls: int) -> float:
-    """Seconds of one call on this rank; all ranks begin together."""
+    """Seconds of one call on this rank. All ranks start together."""
     comm.barrier()
     watch = Stopwatch(x.device)
     for _ in range(calls):
@@ -120,7 +120,7 @@ def seconds_of(comm: Communicator, x: torch.Tensor, call: Callable[[torch.Tensor
 
 
 def count_wrong(comm: Communicator, x: torch.Tensor, call: Callable[[torch.Tensor], object]) -> int:
-    """Elements that an all-reduce of predictable numbers gets wrong on this rank."""
+    """Count the elements that an all-reduce of known numbers gets wrong on this rank."""
     x.copy_(_repeated(inputs(comm.rank), x.numel()))
     comm.barrier()
     call(x)

@@ -1,4 +1,4 @@
-"""The benchmarks as values. They travel to the ranks as JSON and appear in the first record of the results."""
+"""The benchmarks as values. They are sent to the ranks as JSON and appear in the first record of the results."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from phalanx.schedule.names import InputError, find_all_reduce
 OPTIMIZERS = ("sgd", "adamw")
 MODELS = ("resnet50", "resnet18", "resnet_cifar20", "gpt")
 TRAINED = (
-    "none", "DDP", "DDP fp16", "DDP bf16", "DDP PowerSGD", "phalanx", "phalanx inline", "phalanx fused", "phalanx bfloat16",
-    "phalanx int8", "phalanx PowerSGD", "Horovod", "decent-dp",
+    "none", "DDP", "DDP fp16", "DDP bf16", "DDP PowerSGD", "phalanx", "phalanx inline", "phalanx fused", "phalanx float16",
+    "phalanx bfloat16", "phalanx int8", "phalanx PowerSGD", "phalanx local-sgd", "phalanx diloco", "phalanx diloco streamed",
+    "phalanx gossip", "phalanx gossip exact", "Horovod", "decent-dp",
 )  # fmt: skip
 GOSSIPING = (
     "none", "DDP", "all-reduce", "gossip", "gossip exact", "gossip coherent", "gossip gradients", "gossip bfloat16",
@@ -30,7 +31,7 @@ class AllReduceBench:
     largest: int
     repeat: int
     algorithms: tuple[str, ...] = ()
-    pin: bool = False  # every rank on a core of its own
+    pin: bool = False  # every rank on its own core
 
     def __post_init__(self) -> None:
         if not 4 <= self.smallest <= self.largest:
@@ -63,9 +64,9 @@ class TrainBench:
     pixels: int
     batch: int
     repeat: int
-    everybody: bool = False  # also name the contenders that are not installed
+    everybody: bool = False  # also list contenders that are not installed
     pin: bool = False
-    only: tuple[str, ...] = ()  # contenders beside "none" and "DDP", with which all are compared; empty for all
+    only: tuple[str, ...] = ()  # contenders besides "none" and "DDP", the baselines; empty for all
     optimizer: str = "sgd"  # of all contenders: "sgd" with momentum, or "adamw"
 
     def __post_init__(self) -> None:
@@ -74,7 +75,7 @@ class TrainBench:
                 raise InputError(f"--only {name!r}: the contenders are {', '.join(TRAINED)}")
 
     def check(self, ranks: int) -> None:
-        """Any number of ranks will do."""
+        """Accept any number of ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ class GossipBench:
     steps: int
     repeat: int
     pin: bool = False
-    only: tuple[str, ...] = ()  # contenders beside "none", with which all are compared; empty for all
+    only: tuple[str, ...] = ()  # contenders besides "none", the baseline; empty for all
 
     def __post_init__(self) -> None:
         for name in self.only:
@@ -98,14 +99,14 @@ class GossipBench:
         return not self.only or name in self.only
 
     def check(self, ranks: int) -> None:
-        """Any number of ranks will do."""
+        """Accept any number of ranks."""
 
 
 Bench = AllReduceBench | TrainBench | GossipBench
 
 
 def from_record(record: dict[str, Any]) -> Bench:
-    """What `dataclasses.asdict` and JSON made of a bench, with its verb."""
+    """Rebuild a bench from its record: `dataclasses.asdict` plus its verb."""
     fields = {key: value for key, value in record.items() if key != "verb"}
     if record["verb"] == TrainBench.verb:
         return TrainBench(**fields | {"only": tuple(record["only"])})

@@ -1,4 +1,4 @@
-"""Which core a rank runs on. Two ranks on one core wait for each other, even while another core is idle."""
+"""Pin ranks to cores, and detect ranks that share one: they wait for each other even if another core is idle."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def pin(rank: int) -> None:
 
 
 def core_now() -> int | None:
-    """The core of the calling thread; None if /proc does not say."""
+    """The core of the calling thread; None if /proc does not tell."""
     try:
         return int(Path("/proc/thread-self/stat").read_text().rpartition(")")[2].split()[36])
     except OSError:

@@ -28,18 +28,18 @@ from phalanx.grad.local import DiLoCo, LocalSGD
 from phalanx.optim.gossip_step import GossipOptimizer
 from phalanx.optim.local_step import LocalOptimizer
 
-WARM = 4  # steps: connections and buffers, and DDP rebuilds its buckets in the second
-TRYING = 12  # WARM for all-reduce, where Phalanx tries overlap on and off in its first 9 steps
+WARM = 4  # steps to set up connections and buffers; DDP rebuilds its buckets in the second
+TRYING = 12  # like WARM, for all-reduce: Phalanx tries overlap on and off in its first 9 steps
 LAYERS = 8
-FORWARD = 1 / 3  # of the computation; backward computes two products for each of forward's
-BUCKETS = 4  # of contenders that average gradients: an early bucket can leave early
-QUEUED = 5e-3  # seconds a host may be late to notice that a layer is done: it has queued the next layers, so nothing stops
-PATIENT = 60.0  # seconds: compare whole exchanges, and give none up
+FORWARD = 1 / 3  # of the computation: backward computes two products for each of forward's
+BUCKETS = 4  # of contenders that average gradients, so that early buckets can be sent early
+QUEUED = 5e-3  # seconds that a host may be late to see a layer finish: it has queued the next layers, so nothing stalls
+PATIENT = 60.0  # seconds: let every exchange complete
 RATE = 1e-3
 
 
 class Device:
-    """An accelerator beside its host: a layer begins when the one before it is done, not when the host has noticed that."""
+    """An emulated accelerator: a layer begins when the previous one is done, not when the host has noticed."""
 
     def __init__(self) -> None:
         self._free = 0.0  # when its queue is empty
@@ -64,14 +64,14 @@ class Emulated(nn.Module):
         self.forward_seconds, self.backward_seconds = FORWARD * seconds / LAYERS, (1 - FORWARD) * seconds / LAYERS
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        device = Device()  # a new one per step: the step before must be over
+        device = Device()  # a new one per step: the previous step must be over
         for weight, gradient in zip(self.weights, self.gradients):
             x = _Wait.apply(x, weight, gradient, device, self.forward_seconds, self.backward_seconds)
         return x
 
 
 class _Wait(torch.autograd.Function):
-    """A layer: waits in forward, and in backward until the gradient of its weight is there."""
+    """A layer that waits in forward, and in backward until the gradient of its weight is due."""
 
     @staticmethod
     def forward(
@@ -93,9 +93,9 @@ class GossipContender:
 
     name: str
     model: nn.Module
-    opt: Any  # None where backward updates
+    opt: Any  # None if backward updates
     warm: int = WARM
-    exchanges: list[float] = field(default_factory=list)  # seconds that each was under way
+    exchanges: list[float] = field(default_factory=list)  # seconds that each took
 
     def step(self) -> None:
         if self.opt is not None:
@@ -108,7 +108,7 @@ class GossipContender:
 
 
 def measure(bench: GossipBench, launcher: str) -> Iterator[Record]:
-    """The records of the benchmark; all ranks yield the same."""
+    """Yield the records of the benchmark, the same on all ranks."""
     torch.set_num_threads(1)
     with phalanx.create_communicator() as comm:
         company = Company()
@@ -123,7 +123,7 @@ def measure(bench: GossipBench, launcher: str) -> Iterator[Record]:
                 "step_ms": median * 1e3,
                 "over_none_ms": (median - alone) * 1e3 if contender.name != "none" else None,
                 "efficiency": bench.compute / 1e3 / median,
-                **_what_was_exchanged(contender, comm),
+                **_describe_exchange(contender, comm),
                 "times_ms": [round(seconds * 1e3, 3) for seconds in own],
             }
         present = {contender.name for contender in contenders}
@@ -146,7 +146,7 @@ def _race(comm: Communicator, contenders: list[GossipContender], bench: GossipBe
 
 
 def _block(comm: Communicator, contender: GossipContender, steps: int) -> float:
-    """Seconds per step over `steps` steps in a row: an exchange that leaves in one step may cost time in the next."""
+    """Seconds per step over `steps` steps in a row: an exchange that starts in one step may cost time in the next."""
     comm.barrier()
     watch = Stopwatch(next(contender.model.parameters()).device)
     for _ in range(steps):
@@ -154,8 +154,8 @@ def _block(comm: Communicator, contender: GossipContender, steps: int) -> float:
     return watch.seconds() / steps
 
 
-def _what_was_exchanged(contender: GossipContender, comm: Communicator) -> Record:
-    """For gossip: bytes of a message, its median time under way, and how far the replicas are apart."""
+def _describe_exchange(contender: GossipContender, comm: Communicator) -> Record:
+    """For gossip: bytes and median duration of a message, and the distance between replicas."""
     if not isinstance(contender.opt, GossipOptimizer | LocalOptimizer):
         return {"bytes": None, "exchange_ms": None, "spread": None}
     record = contender.opt.last_record
@@ -171,7 +171,7 @@ def _what_was_exchanged(contender: GossipContender, comm: Communicator) -> Recor
 
 
 def enter(bench: GossipBench, comm: Communicator) -> Iterator[GossipContender]:
-    """The contenders, each with its own replica. "none" is always there: the others are compared with it."""
+    """Yield the contenders, each with its own replica. "none" is always included as the baseline."""
 
     def replica() -> Emulated:
         return Emulated(bench.size, bench.compute / 1e3, seed=comm.rank)
@@ -202,7 +202,7 @@ def enter(bench: GossipBench, comm: Communicator) -> Iterator[GossipContender]:
         "gossip coherent": ours(sync=Gossip(overlap=False, patience=PATIENT)),
         "gossip gradients": ours(sync=Gossip(exchange="gradients", patience=PATIENT)),
         "gossip bfloat16": ours(sync=Gossip(patience=PATIENT), wire=torch.bfloat16),
-        # one outer step per block, so that its price is in every measurement
+        # one outer step per block, so that every measurement includes its cost
         "local-sgd": ours(sync=LocalSGD(every=bench.steps)),
         "diloco": ours(sync=DiLoCo(every=bench.steps, overlap=True)),
     }
@@ -218,7 +218,7 @@ def _sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def _decent_dp(model: nn.Module) -> GossipContender:
-    """The nearest to GossipGraD: one partner per step, 2**k further in step k. Weights travel, momentum does not."""
+    """The nearest to GossipGraD: one partner per step, at distance 2**k in step k. It sends weights, not momentum."""
     from decent_dp.ddp import DecentralizedDataParallel  # type: ignore[import-not-found,unused-ignore]
     from loguru import logger  # type: ignore[import-not-found,unused-ignore]
 

@@ -1,4 +1,4 @@
-"""The collectives of torch.distributed as contenders: what you would call without Phalanx."""
+"""The collectives of torch.distributed as contenders, as you would call them without Phalanx."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ def library_all_reduce(x: torch.Tensor) -> None:
 
 
 def library_hooks(rank: int) -> dict[str, Any]:
-    """DDP's own compression, by name: what `register_comm_hook` takes. Low-rank gradients have `rank` columns."""
+    """DDP's own compression hooks for `register_comm_hook`, by name. Low-rank gradients have `rank` columns."""
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
     from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
-    # the hook refuses to begin earlier; the epsilon keeps gradients of zeros from becoming NaN
+    # the hook cannot start earlier; the epsilon keeps zero gradients from becoming NaN
     low = PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2, orthogonalization_epsilon=1e-8)
     return {"fp16": (None, fp16_compress_hook), "bf16": (None, bf16_compress_hook), "PowerSGD": (low, powerSGD_hook)}

@@ -1,4 +1,4 @@
-"""Local ranks for a benchmark: started here when no launcher did, read through a pipe, and ended with it."""
+"""Local ranks for a benchmark: started here if no launcher did, read through a pipe, and stopped at the end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from phalanx.bench.config import Bench
 from phalanx.bench.record import Record
 from phalanx.comm.start import Ranks
 
-GRACE = 3.0  # seconds that the other ranks get after one has failed: their output may name the cause
+GRACE = 3.0  # seconds for the other ranks after one has failed: their output may name the cause
 TAIL = 20  # lines shown of a failed rank's output
 
 
@@ -28,9 +28,9 @@ class RankError(RuntimeError):
 
 
 def run_ranks(bench: Bench, n: int, deadline: float, take: Callable[[Record], None]) -> None:
-    """Run `bench` on `n` ranks of this host and pass each record to `take` as it arrives.
+    """Run `bench` on `n` ranks of this host and pass each record to `take` when it arrives.
 
-    Records arrive through a pipe of their own. The output of rank 0 goes to the screen; you see that of another rank if it fails.
+    Records arrive through a separate pipe. Rank 0's output goes to the screen; another rank's is shown if it fails.
     """
     reading, writing = os.pipe()
     env = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
@@ -61,7 +61,7 @@ def run_ranks(bench: Bench, n: int, deadline: float, take: Callable[[Record], No
 def _collect(ranks: Ranks, rows: int, deadline: float, take: Callable[[Record], None]) -> int | None:
     """Pass records on until all ranks have ended or `deadline` seconds have passed; return the rank that failed first.
 
-    After a failure the other ranks have GRACE seconds left.
+    After a failure, the other ranks have GRACE seconds left.
     """
     end = time.monotonic() + deadline
     rest, open_ = b"", True

@@ -1,4 +1,4 @@
-"""The first and the last record of a benchmark: what was measured, on which machine, and what else ran there meanwhile."""
+"""The first and the last record of a benchmark: what was measured, on which machine, and what else was running there."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def processor() -> str:
 
 
 class Company:
-    """How busy other processes keep this host during the benchmark. Other work makes the figures worth less."""
+    """Measures how busy other processes keep this host during the benchmark, which makes the figures less reliable."""
 
     def __init__(self) -> None:
         self.begun, self.busy, self.own = time.monotonic(), _busy_seconds(), _own_seconds()
@@ -85,9 +85,9 @@ class Company:
 
 
 def _busy_seconds() -> float | None:
-    """Seconds that all processors have worked since boot; None if the system does not say."""
+    """Busy seconds of all processors since boot; None if the system does not tell."""
     try:
-        fields = [int(x) for x in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]  # guests count as user already
+        fields = [int(x) for x in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]  # user includes guests
     except OSError:
         return None
     return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")

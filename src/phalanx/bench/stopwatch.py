@@ -1,4 +1,4 @@
-"""Seconds of work; on a GPU, of all that it queued and not only of queueing it."""
+"""Measure seconds of work; on a GPU, of the queued work itself, not only of queueing it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 class Stopwatch:
-    """Runs from now on, for work on `device`. What was queued there before is over first."""
+    """Times work on `device` from now on, after waiting for what was queued before."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -16,7 +16,7 @@ class Stopwatch:
         self._begun = time.perf_counter()
 
     def seconds(self) -> float:
-        """Since it began, when the device has done all its work."""
+        """Seconds since the start, after waiting for the device to finish."""
         self._finish()
         return time.perf_counter() - self._begun
 

@@ -1,4 +1,4 @@
-"""Records of a benchmark as a table, in the columns of nccl-tests, and as JSON lines. Both take one record at a time."""
+"""Write records of a benchmark as a table with the columns of nccl-tests, or as JSON lines, one record at a time."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ COLUMNS = {
 
 
 def print_table() -> Callable[[Record], None]:
-    """A function that prints the next record to standard output."""
+    """Return a function that prints the next record to standard output."""
     columns: tuple[Column, ...] = ()
 
     def lines(record: Record) -> list[str]:
@@ -88,7 +88,7 @@ def print_table() -> Callable[[Record], None]:
 
 
 def header_lines(record: Record) -> list[str]:
-    """The first record for people."""
+    """Format the first record."""
     config = record["config"]
     settings = {key: value for key, value in config.items() if key not in ("verb", "ranks") and value}
     what = ", ".join(f"{key} {' '.join(value) if isinstance(value, list | tuple) else value}" for key, value in settings.items())
@@ -103,7 +103,7 @@ def header_lines(record: Record) -> list[str]:
 
 
 def write_lines(file: TextIO) -> Callable[[Record], None]:
-    """A function that writes the next record as one line of JSON; what was written survives a crash."""
+    """Return a function that writes the next record as a line of JSON. Written lines survive a crash."""
 
     def write(record: Record) -> None:
         file.write(json.dumps(record) + "\n")

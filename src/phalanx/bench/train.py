@@ -1,8 +1,8 @@
 """`phalanx bench train` inside a rank: one replica per contender, steps in turns, one row per contender.
 
 A step is zero_grad, forward, backward and update of SGD with momentum. Every rank has other images, so ranks agree on their
-parameters only if they communicated; the benchmark counts those that differ at the end. Where there are GPUs, each rank trains on
-its own, and a step is over when the GPU has done it.
+parameters only if they communicated; the benchmark counts those that differ at the end. With GPUs, each rank trains on its own,
+and a step is over when the GPU has finished it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,13 @@ from phalanx.comm.communicator import Communicator
 from phalanx.comm.envelope import bytes_of
 from phalanx.train.trainer import device_of_this_rank
 
-RATE = 1e-6  # training must make no progress, so that late steps cost what early ones do
+RATE = 1e-6  # training must make no progress, so that late steps cost as much as early ones
 LOW_RANK = 4  # of PowerSGD
+EVERY = 10  # steps of LocalSGD and DiLoCo: one block is measured, with its exchange
 WARM = 3  # steps before the timed ones: DDP rebuilds its buckets in the second
 TRYING = 12  # WARM for Phalanx, which tries overlap on and off in its first 9 steps
+# contenders whose replicas differ, for --only: each needs memory and, in blocks of EVERY steps, time
+APART = ("phalanx local-sgd", "phalanx diloco", "phalanx diloco streamed", "phalanx gossip", "phalanx gossip exact")
 VOCABULARY = 96  # of gpt, as in the recipe gpt-tiny
 MODELS: dict[str, Callable[[TrainBench], nn.Module]] = {
     "resnet50": lambda bench: phalanx.models.resnet50(),
@@ -43,17 +46,21 @@ MODELS: dict[str, Callable[[TrainBench], nn.Module]] = {
 
 @dataclass(frozen=True, slots=True)
 class TrainingContender:
-    """A name and one step of training; `averages` if the gradients are equal on all ranks after it."""
+    """A name and one step of training; `averages` if the parameters are equal on all ranks after it.
+
+    Of `block` steps in a row the mean counts, where some of them communicate and others do not.
+    """
 
     name: str
     params: list[nn.Parameter]
     step: Callable[[], None]
     averages: bool = True
     warm: int = WARM
+    block: int = 1
 
 
 def measure(bench: TrainBench, launcher: str) -> Iterator[Record]:
-    """The records of the benchmark; all ranks yield the same."""
+    """Yield the records of the benchmark, the same on all ranks."""
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)  # vanishing gradients would slow some contenders more than others
     with phalanx.create_communicator() as comm:
@@ -85,15 +92,16 @@ def measure(bench: TrainBench, launcher: str) -> Iterator[Record]:
 
 
 def seconds_of(comm: Communicator, contender: TrainingContender) -> float:
-    """Seconds of one step on this rank; all ranks begin together."""
+    """Seconds of one step on this rank. All ranks start together."""
     comm.barrier()
     watch = Stopwatch(contender.params[0].device)
-    contender.step()
-    return watch.seconds()
+    for _ in range(contender.block):
+        contender.step()
+    return watch.seconds() / contender.block
 
 
 def _spread(values: list[float]) -> float:
-    """The distance of the quartiles."""
+    """The distance between the quartiles."""
     if len(values) < 2:
         return 0.0
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")
@@ -101,7 +109,7 @@ def _spread(values: list[float]) -> float:
 
 
 def count_differing(comm: Communicator, contender: TrainingContender) -> int:
-    """Ranks whose parameters are not, bit by bit, those of rank 0."""
+    """Count the ranks whose parameters differ in any bit from those of rank 0."""
     print_ = 0
     for p in contender.params:
         print_ = zlib.crc32(bytes_of(p.detach().contiguous()).cpu().numpy().data, print_)
@@ -124,13 +132,15 @@ def enter(bench: TrainBench, comm: Communicator) -> Iterator[TrainingContender]:
     def optimizer(model: nn.Module) -> torch.optim.Optimizer:
         return _optimizer(bench.optimizer, model.parameters())
 
-    def contender(name: str, model: nn.Module, opt: Any, *, averages: bool = True, warm: int = WARM) -> TrainingContender:
+    def contender(
+        name: str, model: nn.Module, opt: Any, *, averages: bool = True, warm: int = WARM, block: int = 1
+    ) -> TrainingContender:
         def step() -> None:
             opt.zero_grad()
             F.cross_entropy(model(x).flatten(0, -2), y.flatten()).backward()
             opt.step()
 
-        return TrainingContender(name, [p for p in model.parameters() if p.requires_grad], step, averages, warm)
+        return TrainingContender(name, [p for p in model.parameters() if p.requires_grad], step, averages, warm, block)
 
     def ddp(**options: Any) -> nn.Module:
         return DistributedDataParallel(replica(), static_graph=True, gradient_as_bucket_view=True, **options)
@@ -142,12 +152,22 @@ def enter(bench: TrainBench, comm: Communicator) -> Iterator[TrainingContender]:
 
         return make
 
+    def apart(block: int, sync: Any) -> Callable[[str], TrainingContender]:
+        """Replicas that differ between exchanges."""
+
+        def make(name: str) -> TrainingContender:
+            model = replica()
+            opt: Any = phalanx.create_multi_node_optimizer(optimizer(model), comm, sync=sync)
+            return contender(name, model, opt, averages=False, warm=max(WARM, block), block=block)
+
+        return make
+
     def plain(name: str) -> TrainingContender:
         model = replica()
         return contender(name, model, optimizer(model), averages=False)
 
     def hooked(name: str) -> TrainingContender:
-        # torch's PowerSGD calls all-reduces from callbacks: those of several buckets meet in any order, and gloo ends the process
+        # torch's PowerSGD calls all-reduces from callbacks: with several buckets their order varies, and gloo aborts the process
         model = ddp(bucket_cap_mb=1 << 14) if name == "DDP PowerSGD" else ddp()
         model.register_comm_hook(*library_hooks(LOW_RANK)[name.removeprefix("DDP ")])  # type: ignore[operator]
         return contender(name, model, optimizer(model))
@@ -165,17 +185,24 @@ def enter(bench: TrainBench, comm: Communicator) -> Iterator[TrainingContender]:
         "phalanx": ours(),
         "phalanx inline": ours(sync=phalanx.AllReduce(overlap=False)),
         "phalanx fused": ours(sync=phalanx.AllReduce(fused=True)),
+        "phalanx float16": ours(wire=torch.float16),
         "phalanx bfloat16": ours(wire=torch.bfloat16),
         "phalanx int8": ours(wire=phalanx.Int8()),
         "phalanx PowerSGD": ours(wire=phalanx.PowerSGD(rank=LOW_RANK)),
+        "phalanx local-sgd": apart(EVERY, phalanx.LocalSGD(every=EVERY)),
+        "phalanx diloco": apart(EVERY, phalanx.DiLoCo(every=EVERY)),
+        "phalanx diloco streamed": apart(EVERY, phalanx.DiLoCo(every=EVERY, fragments=2, overlap=True)),
+        "phalanx gossip": apart(1, phalanx.Gossip()),
+        "phalanx gossip exact": apart(1, phalanx.Gossip(topology="exact")),
     }
-    if device.type == "cpu":  # torch's hook refuses anything but NCCL
+    if device.type == "cpu":  # torch's hook only supports NCCL
         del field["DDP bf16"]
-    if comm.inter_size == 1:  # inside a host nothing is encoded
+    if comm.inter_size == 1:  # nothing is encoded within a host
         del field["phalanx int8"]
     if not comm.shares_memory or device.type != "cpu":  # one pass over memory is for ranks that share it
         del field["phalanx fused"]
-    chosen = {"none", "DDP", *(bench.only or (*field, *OTHERS))}
+    usual = (name for name in field if name not in APART)
+    chosen = {"none", "DDP", *(bench.only or (*usual, *OTHERS))}
     for name, make in field.items():
         if name in chosen:
             yield make(name)
@@ -194,7 +221,7 @@ def random_batch(bench: TrainBench, own: torch.Generator) -> tuple[torch.Tensor,
 
 
 def _optimizer(name: str, params: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
-    """With torch's own fused step, the fastest it has, for all contenders."""
+    """The optimizer of all contenders, with torch's fused step, its fastest."""
     if name == "adamw":
         return torch.optim.AdamW(params, lr=RATE, fused=True)
     return torch.optim.SGD(params, lr=RATE, momentum=0.9, fused=True)
@@ -206,7 +233,7 @@ def _horovod(
     import horovod.torch as hvd  # type: ignore[import-not-found,unused-ignore]
 
     hvd.init()
-    if hvd.size() == comm.size:  # under a launcher that Horovod does not know, every rank is alone
+    if hvd.size() == comm.size:  # under a launcher unknown to Horovod, every rank is alone
         inner = _optimizer(optimizer, model.parameters())
         yield contender("Horovod", model, hvd.DistributedOptimizer(inner, named_parameters=model.named_parameters()))
 
@@ -215,10 +242,10 @@ class _InBackward:
     """In place of an optimizer, for a model whose backward updates."""
 
     def zero_grad(self) -> None:
-        """Backward does."""
+        """Do nothing: backward does it."""
 
     def step(self) -> None:
-        """Backward did."""
+        """Do nothing: backward did it."""
 
 
 def _decent_dp(

@@ -38,7 +38,7 @@ EXAMPLES = """examples:
 
 
 def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Make `bench` known to the command line."""
+    """Add `bench` to the command line."""
     style: Any = {"epilog": EXAMPLES, "formatter_class": argparse.RawDescriptionHelpFormatter}
     parser = verbs.add_parser(
         "bench",

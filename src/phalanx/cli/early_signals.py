@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C before a verb listens to them: the process ends at once, and no traceback of a half-done import appears."""
+"""Handle SIGTERM and Ctrl-C before a verb does: exit at once, without the traceback of an unfinished import."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from phalanx.comm.start import ASKS
 
 @contextlib.contextmanager
 def ending_at_once(words: str | None) -> Iterator[None]:
-    """Inside, a request to end prints `words` and ends this process; None prints nothing, on a rank whose agent speaks for it.
+    """Inside, a signal prints `words` and ends this process. None prints nothing, for a rank whose agent prints it.
 
-    Also lets signals through that the agent held back while Python started. A thread receives no signals.
+    Also unblocks signals that the agent blocked while Python started. Does nothing outside the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

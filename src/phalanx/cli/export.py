@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from phalanx.train.checkpoint.read import Reading
 
 ENTRY = "model"
-MORE = ("optimizer", "position")  # what else a directory of torch.distributed.checkpoint gets, where the checkpoint has it
+MORE = ("optimizer", "position")  # further entries for torch.distributed.checkpoint, if the checkpoint has them
 
 EXAMPLES = """examples:
   phalanx export run model.pt                        the newest intact checkpoint of a run, for torch.load
@@ -33,7 +33,7 @@ then, without Phalanx:
 
 
 def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Make `export` known to the command line."""
+    """Add `export` to the command line."""
     parser = verbs.add_parser(
         "export",
         help="write the model of a checkpoint for other programs",
@@ -50,10 +50,10 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read the newest intact checkpoint, and write its model whole or not at all."""
+    """Read the newest intact checkpoint, and write its model atomically."""
     if (args.file is None) == (args.dcp is None):
         raise UsageError("name a FILE to write, or a directory with --dcp DIR")
-    if args.file is not None and args.file.exists() and not args.file.is_file():  # root would replace /dev/null
+    if args.file is not None and args.file.exists() and not args.file.is_file():  # as root, it would replace /dev/null
         raise UsageError(f"{args.file} exists and is not a regular file: name another one")
     from phalanx.train.checkpoint.errors import CheckpointError, DamagedError
     from phalanx.train.checkpoint.places import find_checkpoints
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def write(args: argparse.Namespace, place: CheckpointPlace, reading: Reading) -> int:
-    """Write what was asked for, and print where."""
+    """Write the requested file or directory, and print its path."""
     from phalanx.train.checkpoint.errors import CheckpointError
 
     manifest = reading.manifest
@@ -97,8 +97,8 @@ def write(args: argparse.Namespace, place: CheckpointPlace, reading: Reading) ->
 
 
 def write_file(path: Path, model: dict[str, Any]) -> None:
-    """Write a state dict by the suffix of the file; its name appears when all of it is written."""
-    import torch  # here: other verbs do without it
+    """Write a state dict in the format of the file's suffix. The file gets its name when it is complete."""
+    import torch  # here, because other verbs do not need it
 
     from phalanx.train.checkpoint.files import write_tensors
 
@@ -107,8 +107,8 @@ def write_file(path: Path, model: dict[str, Any]) -> None:
         if path.suffix == ".safetensors":
             odd = [name for name, own in model.items() if not isinstance(own, torch.Tensor)]
             if odd:
-                raise UsageError(f"{path}: safetensors holds tensors alone, but {odd[0]} is none: write a .pt file")
-            # tensors that share memory, such as tied weights, are stored once each: the format has no other way
+                raise UsageError(f"{path}: safetensors holds only tensors, but {odd[0]} is not one: write a .pt file")
+            # tensors that share memory, such as tied weights, are stored once each: the format cannot share them
             write_tensors(fresh, {name: own.contiguous().clone() for name, own in model.items()}, {"format": "pt"})
         else:
             torch.save(model, fresh)
@@ -118,7 +118,7 @@ def write_file(path: Path, model: dict[str, Any]) -> None:
 
 
 def write_directory(path: Path, reading: Reading) -> None:
-    """Write model, optimizer and position; an optimizer's parameters have names there, as torch's get_state_dict has them."""
+    """Write model, optimizer and position. Optimizer state refers to parameters by name, as in torch's get_state_dict."""
     from phalanx.train.checkpoint.dcp import optimizer_by_name
     from phalanx.train.checkpoint.dcp_write import write_dcp
 

@@ -19,7 +19,7 @@ VERBS = (train, run, report, show_lr, plan, bench, selftest, show, verify, synth
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Prints what is wrong in one line, and where to read more, instead of a page of usage."""
+    """Prints errors in one line that points to the help, instead of a page of usage."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (usage: {self.prog} --help)")
@@ -60,9 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: list[str]) -> int:
     try:
-        if any("\0" in word for word in argv):  # no shell passes one, and Python's calls have a different error each
+        if any("\0" in word for word in argv):  # no shell passes one, and each of Python's calls has a different error for it
             raise UsageError("an argument holds a NUL character, which no file or setting has")
-        if not argv:  # nothing was asked for, which is wrong usage; the help says what you can ask for
+        if not argv:  # no verb is wrong usage; the help lists the verbs
             build_parser().print_help(sys.stderr)
             return 2
         try:
@@ -70,10 +70,10 @@ def _run(argv: list[str]) -> int:
         except SystemExit as leaving:  # argparse has printed the help or the version
             return leaving.code if isinstance(leaving.code, int) else 2
         return int(args.run(args))
-    except (InputError, ScheduleError) as error:  # a schedule that is wrong is wrong input
+    except (InputError, ScheduleError) as error:  # a wrong schedule is wrong input
         tell(error)
         return 2
-    except OSError as error:  # no verb has a better message for these: a full disk, a file that is gone
+    except OSError as error:  # verbs do not handle these themselves: a full disk, a file that is gone
         tell(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else error)
         return 1
     except MemoryError:

@@ -1,4 +1,4 @@
-"""Readers of numbers for argparse: plain digits within limits, and an error that says what is wanted."""
+"""Parsers of numbers for argparse: plain digits within limits, with errors that say what is expected."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def whole(least: int, most: int = MOST) -> Callable[[str], int]:
-    """A reader of whole numbers within limits; 1e6 is one."""
+    """A parser of whole numbers within limits, including 1e6."""
     wanted = f"a whole number, at least {least}" if most == MOST else f"a whole number from {least} to {most}"
     read = number(wanted, lambda x: least <= x <= most and x % 1 == 0)
     return lambda text: int(read(text))
 
 
 def number(what: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
-    """A reader of numbers for which `fits` holds. Python's own float() also takes 1_000 and the digits of every script."""
+    """A parser of numbers for which `fits` holds. Stricter than float(), which also takes 1_000 and non-ASCII digits."""
 
     def read(text: str) -> float:
         try:
@@ -48,7 +48,7 @@ def parse_size(text: str) -> int:
 
 
 def size(text: str) -> int:
-    """A reader of bytes for argparse."""
+    """A parser of sizes in bytes for argparse."""
     try:
         return parse_size(text)
     except ValueError as error:

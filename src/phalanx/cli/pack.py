@@ -23,7 +23,7 @@ then, in Python: phalanx.data.open("shards:shards/{split}-*.tar", "train")
 
 
 def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Make `pack` known to the command line."""
+    """Add `pack` to the command line."""
     parser = verbs.add_parser(
         "pack",
         help="make tar shards from a folder of images",
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _opened(spec: str, split: str) -> Any:
-    """The folder of images; its warnings become lines on standard error."""
+    """Open the folder of images. Its warnings become lines on standard error."""
     from phalanx.data.source import SourceError
     from phalanx.data.source import open as open_source
 
@@ -107,11 +107,11 @@ def _failed(message: str) -> int:
 
 
 class PackProgress:
-    """A counter on standard error: redrawn in place on a terminal, a line now and then elsewhere."""
+    """A counter on standard error: redrawn in place on a terminal, an occasional line elsewhere."""
 
     def __init__(self, total: int) -> None:
         self.total, self.terminal = total, sys.stderr.isatty()
-        self.screen = getattr(sys.stderr, "own", sys.stderr) if self.terminal else sys.stderr  # `own` takes a carriage return
+        self.screen = getattr(sys.stderr, "own", sys.stderr) if self.terminal else sys.stderr  # `own` accepts a carriage return
         self.next = time.monotonic() + (0 if self.terminal else 10)
 
     def __call__(self, samples: int, shards: int) -> None:

@@ -1,4 +1,4 @@
-"""`phalanx plan`: how long a training run takes on a cluster, the best way to communicate there, and why."""
+"""`phalanx plan`: predict a training run on a cluster, and find and explain the best way to communicate there."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy as np
 from phalanx.cli.plan_device import device_of, read_model
 from phalanx.cli.plan_goals import answer
 from phalanx.cli.plan_options import WIRES, add_parser
+from phalanx.cli.plan_techniques import technique_lines
 from phalanx.cli.usage import UsageError
 from phalanx.cluster import PRESETS, PROFILES, BackendProfile, Cluster, Model, by_size, compile_schedule
 from phalanx.cluster import calibrate as calibration
@@ -26,15 +27,17 @@ from phalanx.cluster.effects import changed
 from phalanx.cluster.hosts_differ import typical_slowness
 from phalanx.cluster.picture import efficiency_svg, timeline_svg, trace
 from phalanx.cluster.plan import make_plan
+from phalanx.cluster.pricing import domain_of, price_techniques
 from phalanx.cluster.question import GROUP_SIZES, Plan, Question
 from phalanx.cluster.screen import rank_candidates
-from phalanx.cluster.table import WIDTH, as_data, describe, table
+from phalanx.cluster.table import WIDTH, as_data, describe, fold, table
+from phalanx.cluster.techniques import as_records, recommend
 from phalanx.cluster.training import Prices, Training, whole_training
 from phalanx.schedule.names import find_all_reduce, is_file, read_text
 
 
 def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Make `plan` known to the command line."""
+    """Add `plan` to the command line."""
     add_parser(verbs).set_defaults(run=run)
 
 
@@ -49,6 +52,8 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(f"--{name} is missing; `phalanx plan --help` has examples")
     if args.within is not None and args.budget is not None:
         raise UsageError("--within and --budget are two questions; ask one of them")
+    if asks and args.techniques:
+        raise UsageError("--techniques compares steps on one number of hosts; --within and --budget look for that number")
     if asks and args.ranks is not None:
         raise UsageError("--ranks is what --within and --budget look for; leave it out")
     try:
@@ -56,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
             return _run(args)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    except ArithmeticError as error:  # a number on the command line or in a file is absurd
+    except ArithmeticError as error:  # an input is absurdly large or small
         raise UsageError(f"these numbers are too large or too small to plan with ({error})") from None
     except OSError as error:
         raise UsageError(f"{error.filename}: {error.strerror}") from None
@@ -94,8 +99,11 @@ def _run(args: argparse.Namespace) -> int:
     training = _training(args, plan, prices, failures)
     others = [(f"{name} x{factor:g}", rank_candidates(changed(question, name, factor))[0]) for name, factor in args.what_if]
     print(table(plan, training, others, width), end="")
+    data = as_data(plan, training, others)
+    if args.techniques:
+        data["techniques"] = _techniques(args, question, width)
     if args.json:
-        args.json.write_text(json.dumps(as_data(plan, training, others), indent=2) + "\n", encoding="utf-8")
+        args.json.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
     if args.schedules:
         args.schedules.write_text(by_size.to_file(cluster, profile), encoding="utf-8")
     if args.save_profile:
@@ -104,8 +112,17 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _techniques(args: argparse.Namespace, question: Question, width: int) -> list[dict[str, object]]:
+    """Print what saves bytes, and return it as data."""
+    rows = price_techniques(question, every=args.every, ranks=tuple(dict.fromkeys(args.low_rank or (4,))))
+    domain = domain_of(question.model)
+    advice = recommend(rows, domain, args.may_lose)
+    print(fold(technique_lines(rows, advice, domain, args.may_lose), max(width, 84)), end="")
+    return as_records(rows, advice, domain, args.may_lose)
+
+
 def _quick(families: tuple[str, ...]) -> tuple[str, ...]:
-    """Of these families, those that are quick to price: a search asks many times."""
+    """The families that are quick to price, because a search prices many times."""
     return tuple(family for family in families if family not in ("tree", "halving-doubling")) or families
 
 
@@ -127,7 +144,7 @@ def _algorithms(args: argparse.Namespace, cluster: Cluster) -> tuple[tuple[str, 
 
 
 def _too_large(args: argparse.Namespace, model: Model) -> list[str]:
-    """A note where one device cannot hold what plain data parallelism keeps on each."""
+    """A note if one device cannot hold what plain data parallelism keeps on each."""
     device, needed = device_of(args), STATE * model.elements
     if device is None or needed <= device.memory:
         return []
@@ -138,7 +155,7 @@ def _too_large(args: argparse.Namespace, model: Model) -> list[str]:
 
 
 def _training(args: argparse.Namespace, plan: Plan, prices: Prices, failures: Failures | None) -> Training | None:
-    """The whole run; None where nobody has published how many epochs it takes."""
+    """The whole run, or None if no number of epochs is published for it."""
     model, cluster = plan.question.model, plan.question.cluster
     if args.trace_batch and args.epochs is not None:
         raise UsageError("--epochs has no effect: a trace does not tell how many samples an epoch has")

@@ -1,4 +1,4 @@
-"""What `phalanx plan` plans for: the model, and how fast one device is, from names, files and --rate."""
+"""The model and the device speed for `phalanx plan`, from names, files and --rate."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import replace
 from math import inf
 
 from phalanx.cli.usage import UsageError
-from phalanx.cluster import MODELS, Compute, Model, from_one, from_two, trace_file, workload_file
+from phalanx.cluster import MODELS, Compute, Model, chakra_file, from_one, from_two, trace_file, workload_file
 from phalanx.cluster.devices import DEVICES, UTILISATION, Device
 from phalanx.cluster.transformers import TRANSFORMERS
 from phalanx.cluster.workload import KERNEL_FLOOR
-from phalanx.schedule.names import is_file, read_text
+from phalanx.schedule.names import is_file, read_bytes, read_text
 
 KNOWN = MODELS | TRANSFORMERS
 
@@ -22,11 +22,14 @@ def read_model(args: argparse.Namespace) -> tuple[Model, Compute]:
         return KNOWN[args.model], _compute(args, KNOWN[args.model])
     if not is_file(args.model):
         raise UsageError(f"--model {args.model} is neither a file nor one of {', '.join(KNOWN)}")
-    text = read_text(args.model)
-    if trace_file.is_trace(text):
+    data = read_bytes(args.model)
+    chakra = chakra_file.is_chakra(data)
+    text = "" if chakra else read_text(args.model)
+    if chakra or trace_file.is_trace(text):
         if not args.trace_batch:
             raise UsageError("--trace-batch is missing: how many samples has the step of the trace?")
-        model, measured = trace_file.from_trace(text, args.trace_batch)
+        batch = args.trace_batch
+        model, measured = chakra_file.from_chakra(data, batch) if chakra else trace_file.from_trace(text, batch)
     else:
         model, measured = workload_file.from_json(text)
     if not args.rate:
@@ -42,7 +45,7 @@ def device_of(args: argparse.Namespace) -> Device | None:
 
 
 def _compute(args: argparse.Namespace, model: Model) -> Compute:
-    """The device: from one rate and the model's number of kernels, from two rates, or from what is published."""
+    """The device: from one rate and the model's number of kernels, from two rates, or from published figures."""
     optimizer = args.optimizer / 1e3
     pairs = [_pair(text) for text in args.rate or ()]
     if len(pairs) > 2:

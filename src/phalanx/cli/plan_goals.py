@@ -1,4 +1,4 @@
-"""`phalanx plan --within 1h` and `--budget N`: how many hosts, and which batch?"""
+"""`phalanx plan --within 1h` and `--budget N`: find the number of hosts and the batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNITS = {"s": 1 / 3600, "m": 1 / 60, "min": 1 / 60, "h": 1.0, "d": 24.0}
 
 
 def hours(text: str) -> float:
-    """A reader of durations for argparse: 90s, 30min, 1h, 2d."""
+    """A parser of durations for argparse: 90s, 30min, 1h, 2d."""
     found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)(s|m|min|h|d)", text, re.ASCII)
     if not found or float(found[1]) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a duration such as 90s, 30min, 1h or 2d")
@@ -27,7 +27,7 @@ def hours(text: str) -> float:
 
 
 def limits_of(args: argparse.Namespace, question: Question) -> tuple[Limits, str]:
-    """The largest batch of a device and of a step, and what that rests on."""
+    """The largest batch of a device and of a step, and the source of both."""
     device, resnet = device_of(args), question.model.name == "resnet50"
     if args.device_batch:
         most, source = args.device_batch, "as asked"

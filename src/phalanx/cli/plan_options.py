@@ -19,6 +19,7 @@ EXAMPLES = """examples:
   phalanx plan --cluster abci --model resnet50 --batch 81920 --rate 1403@208
   phalanx plan --cluster dgx-a100 --ranks 1024 --batch 35840 --rate 3293@408 --curve scaling.svg --svg step.svg
   phalanx plan --cluster cloud-10g --ranks 32 --batch 2048 --rate 300@64 --wire both --gossip
+  phalanx plan --cluster cloud-10g --ranks 32 --batch 2048 --techniques     8 bits, low rank, local steps, gossip: which pays?
   phalanx plan --cluster dgx-a100 --within 1h --price 2
   phalanx plan --cluster abci --batch 81920 --what-if network=0.5 --what-if device=2
   phalanx plan --cluster dgx-a100 --ranks 64 --model gpt2-xl --batch 512 --epochs 1
@@ -27,7 +28,7 @@ EXAMPLES = """examples:
 
 
 def what_if(text: str) -> tuple[str, float]:
-    """A reader of `network=0.5` for argparse."""
+    """A parser of `network=0.5` for argparse."""
     name, _, factor = text.partition("=")
     if name not in INPUTS:
         raise argparse.ArgumentTypeError(f"{name!r} is no input of a plan; there is {', '.join(INPUTS)}, as in network=0.5")
@@ -35,7 +36,7 @@ def what_if(text: str) -> tuple[str, float]:
 
 
 def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    """`phalanx plan` and its options."""
+    """Add `phalanx plan` with its options."""
     parser = verbs.add_parser(
         "plan",
         help="predict a training run on a cluster",
@@ -51,10 +52,13 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> ar
         "--model",
         metavar="NAME|FILE",
         default="resnet50",
-        help=f"{', '.join(KNOWN)}, or a file of phalanx.train.profile_model or torch.profiler",
+        help=f"{', '.join(KNOWN)}, or a file of phalanx.train.profile_model, torch.profiler or Chakra",
     )
     what.add_argument(
-        "--trace-batch", type=at_least_one, metavar="N", help="samples of the step, if --model is a trace of torch.profiler"
+        "--trace-batch",
+        type=at_least_one,
+        metavar="N",
+        help="samples of the step, if --model is a trace of a profiler",
     )
     what.add_argument("--batch", type=at_least_one, help="samples per step over all ranks")
     what.add_argument(
@@ -85,7 +89,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> ar
         "--algorithm",
         action="append",
         metavar="NAME|FILE",
-        help=f"only these (default: all but gossip): {', '.join(FAMILIES)}, or a file with a schedule of your own",
+        help=f"only these (default: all but gossip): {', '.join(FAMILIES)}, or a file with your own schedule",
     )
     how.add_argument("--gossip", action="store_true", help="also consider gossip, which trains differently from an all-reduce")
     how.add_argument(
@@ -95,9 +99,26 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> ar
     how.add_argument(
         "--double-buffering", action="store_true", help="apply gradients one step late, so that the exchange has a whole step"
     )
+    slow = parser.add_argument_group("slow networks")
+    slow.add_argument(
+        "--techniques",
+        action="store_true",
+        help="price what saves bytes between hosts (16 bits, Int8, PowerSGD, LocalSGD, DiLoCo, gossip), and recommend one",
+    )
+    slow.add_argument("--every", type=at_least_one, default=50, metavar="H", help="steps of LocalSGD and DiLoCo (default 50)")
+    slow.add_argument("--low-rank", type=at_least_one, action="append", metavar="R", help="rank of PowerSGD; may be repeated")
+    slow.add_argument(
+        "--may-lose",
+        type=not_negative,
+        default=0.5,
+        metavar="POINTS",
+        help="percentage points of accuracy that a recommended technique may have lost where it was measured (default 0.5)",
+    )
     chance = parser.add_argument_group("chance")
     chance.add_argument("--host-spread", type=not_negative, default=HOST_SPREAD, help="relative standard deviation between hosts")
-    chance.add_argument("--jitter", type=not_negative, default=0.0, help="relative spread of a rank's steps; adds p50 and p99")
+    chance.add_argument(
+        "--jitter", type=part, default=0.0, help="relative spread of a rank's steps, from 0 to 1; adds p50 and p99"
+    )
     chance.add_argument("--stragglers", type=part, default=0.0, help="share of the ranks that are 1.5 times slower in a step")
     chance.add_argument("--mtbf", type=positive, metavar="HOURS", help="mean time between failures of one host")
     chance.add_argument(

@@ -1,4 +1,4 @@
-"""Recipes by name or by file. A file finds modules beside itself, as a script does."""
+"""Load recipes by name or from a file. A file can import modules beside it, as a script can."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def recipe_names() -> list[str]:
 
 
 def load(recipe: str) -> RunConfig:
-    """The `config` of a recipe by its name or its file. Import paths in a file lead to modules beside it, too."""
+    """Load the `config` of a recipe by name or file. Import paths in a file also find modules beside it."""
     from phalanx.train.config import RunConfig
     from phalanx.train.import_path import make_importable
 
@@ -42,9 +42,9 @@ def load(recipe: str) -> RunConfig:
 
 
 def name_of(path: Path) -> str:
-    """The name of a recipe's module: that of its file, so that `my_net:make_model` in my_net.py is the file itself.
+    """The module name of a recipe: that of its file, so that `my_net:make_model` in my_net.py means the file itself.
 
-    Another one if some other module has this name.
+    Returns another name if a module already has this one.
     """
     known = sys.modules.get(path.stem)
     taken = path.stem in sys.stdlib_module_names or path.stem == "phalanx"

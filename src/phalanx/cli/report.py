@@ -15,7 +15,7 @@ EXAMPLES = """examples:
 
 
 def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Make `report` known to the command line."""
+    """Add `report` to the command line."""
     parser = verbs.add_parser(
         "report",
         help="write the report of a run, or compare several runs",

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.cli.numbers import at_least_one, not_negative, whole
+from phalanx.cli.spare import spare_command
 from phalanx.cli.usage import UsageError, check_environment
 
 EXAMPLES = """examples:
   phalanx run --ranks 4 train.py --epochs 3              4 ranks; the job continues when some of them die
   phalanx run --ranks 4 --replace 10 train.py            starts at most 10 new ranks for those that die
+  phalanx run --ranks 4 --replace 10 --spares 1 train.py starts the first of them before a rank dies, so that it joins sooner
   phalanx run --ranks 4 -m package.train                 a module instead of a file
 
   phalanx run --hosts 3 --meet node0:29400 --ranks 4 train.py       the same on 3 hosts, with the same PHALANX_SECRET: 12 ranks
@@ -40,6 +42,14 @@ def add_to(verbs: Any) -> None:
         help="start at most K new ones on this host for those that die (default: 0)",
     )
     parser.add_argument(
+        "--spares",
+        metavar="S",
+        type=whole(0),
+        default=0,
+        help="keep S processes on this host that have imported torch, so that replacements join sooner; each takes 300 MB of "
+        "memory (default: 0)",
+    )
+    parser.add_argument(
         "--hosts", metavar="H", type=at_least_one, help="hosts that run this command (default: 1, or as the launcher says)"
     )
     parser.add_argument(
@@ -52,6 +62,13 @@ def add_to(verbs: Any) -> None:
         default=300.0,
         help="how long to wait for hosts that are missing, and for a meeting point that is lost (default: 300)",
     )
+    parser.add_argument(
+        "--quorum",
+        choices=["majority", "none"],
+        default="majority",
+        help="if hosts fall silent and fewer than half of the ranks are left: wait for more (majority, the default), or continue "
+        "(none); the agent that holds the meeting point decides",
+    )
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
     parser.add_argument("script", metavar="SCRIPT", help="a Python file")
     parser.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER, help="arguments of the script")
@@ -63,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     check_environment()
     if not args.module and not Path(args.script).is_file():
         raise UsageError(f"{args.script}: there is no such file")
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # c10d warns at every connection of a host without a name
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # c10d warns at every connection from a host without a name
     from phalanx.comm.elastic.door import find_door
     from phalanx.comm.elastic.supervisor import Supervisor
     from phalanx.comm.launch import LaunchError
@@ -77,8 +94,13 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(
             "--ranks 0: on one host there would be no rank; an agent without ranks only holds the meeting point of others"
         )
-    command = ["-m", args.script] if args.module else [args.script]
+    if args.spares and not args.replace:
+        raise UsageError(f"--spares {args.spares}: spare processes replace ranks that die, and --replace K says how often")
+    arguments = [*(["-m"] if args.module else []), args.script, *args.arguments]
+    waiting = spare_command(arguments)
     try:
-        return Supervisor(args.ranks, [*command, *args.arguments], args.replace, door, args.wait).run()
+        return Supervisor(
+            args.ranks, arguments, args.replace, door, args.wait, quorum=args.quorum, spares=args.spares, spare_command=waiting
+        ).run()
     except WrongJobError as error:
         raise UsageError(str(error)) from None

@@ -21,8 +21,8 @@ if TYPE_CHECKING:  # torch takes seconds to import, and `phalanx --help` does no
 
 RANKS = 2
 MAX_RANKS = 256  # processes started on one machine: a typo should not bring it down
-LAST_WORDS = 2.0  # seconds that the other ranks leave to the one that prints: torchrun ends all ranks when one has failed
-FOR_CHECKS = 0.9  # of the time; the rest is for processes that start and end
+PRINT_WAIT = 2.0  # seconds that the other ranks wait for the one that prints: torchrun ends all ranks when one fails
+FOR_CHECKS = 0.9  # of the time; the rest is for starting and stopping processes
 minutes = number("a number of minutes from 0.02 to 1440", lambda x: 0.02 <= x <= 1440)
 
 EXAMPLES = """examples:
@@ -78,11 +78,11 @@ def run(args: argparse.Namespace) -> int:
         return test_here(args, launch, begun)
     json = ["--json", str(args.json)] if args.json else []
     code = start_ranks(ranks, ["-m", "phalanx", "selftest", "--minutes", str(args.minutes), *json])
-    return code if code in (0, 1, 2, *(128 + signal for signal in HANDLED)) else 1  # a rank that died made the selftest fail
+    return code if code in (0, 1, 2, *(128 + signal for signal in HANDLED)) else 1  # a dead rank means that the selftest failed
 
 
 def check_writable(path: Path) -> None:
-    """Raise UsageError if the file cannot be written: better now than after a minute."""
+    """Raise UsageError if the file cannot be written, now rather than after a minute."""
     try:
         if path.is_dir():
             raise UsageError(f"--json {path}: it is a directory; name a file")
@@ -94,7 +94,7 @@ def check_writable(path: Path) -> None:
 
 
 def test_here(args: argparse.Namespace, launch: Launch, begun: float) -> int:
-    """Be one rank of the selftest, or the only one; 1 if a check failed."""
+    """Run the selftest as one rank, or as the only one. Returns 1 if a check failed."""
     from phalanx.comm.create import create_communicator
     from phalanx.comm.verdict import CommunicationError
     from phalanx.selftest.all_checks import Selftest
@@ -122,7 +122,7 @@ def test_here(args: argparse.Namespace, launch: Launch, begun: float) -> int:
 
 
 class Report:
-    """Prints outcomes as they come, on one rank, and writes the file at the end."""
+    """Prints outcomes as they arrive, on one rank, and writes the file at the end."""
 
     def __init__(self, selftest: Selftest, path: Path | None) -> None:
         self._selftest, self._path = selftest, path
@@ -130,7 +130,7 @@ class Report:
         self.lost = False  # the file could not be written
 
     def take(self, outcome: Outcome) -> None:
-        """Print what there is."""
+        """Print an outcome."""
         if self._speaks:
             self._show()
 
@@ -144,7 +144,7 @@ class Report:
             if selftest.own is not None:
                 tell(f"rank {selftest.comm.rank}: {selftest.own.reason}")
             if selftest.broken is not None:
-                time.sleep(LAST_WORDS)
+                time.sleep(PRINT_WAIT)
             return
         self._show()
         print(last_line(selftest.outcomes, time.monotonic() - selftest.begun), flush=True)

@@ -1,4 +1,4 @@
-"""`phalanx show`: a schedule as a picture, as text, as JSON, or as a trace."""
+"""`phalanx show`: print a schedule as a picture, text, JSON or a trace."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from phalanx.cli.usage import UsageError
-from phalanx.schedule import lower, lowered_ops, show, to_html, to_json, to_msccl, to_text, trace
+from phalanx.schedule import lower, lowered_ops, show, to_html, to_json, to_msccl, to_mscclpp, to_text, trace
 from phalanx.schedule.limits import MAX_LOWERED
 from phalanx.schedule.names import FORMS, find_schedule
 from phalanx.schedule.printable import one_line
@@ -24,7 +24,7 @@ EXAMPLES = """examples:
 
 
 def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Make `show` known to the command line."""
+    """Add `show` to the command line."""
     parser = verbs.add_parser(
         "show",
         help="draw a schedule",
@@ -32,15 +32,18 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("schedule", metavar="SCHEDULE", help=f"{FORMS}; or a file: text, JSON or the XML of MSCCL")
+    parser.add_argument(
+        "schedule", metavar="SCHEDULE", help=f"{FORMS}; or a file: text, JSON, the XML of MSCCL or the JSON of MSCCL++"
+    )
     parser.add_argument("--lower", action="store_true", help="show every collective as single messages")
-    parser.add_argument("--all", action="store_true", help="show all ranks and steps, however many")
+    parser.add_argument("--all", action="store_true", help="show all ranks and steps")
     parser.add_argument("--trace", metavar="FILE", type=Path, help="also write a Chrome trace")
     parser.add_argument("--html", metavar="FILE", type=Path, help="also write a page that plays the schedule")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--text", action="store_true", help="print one line per op, which `phalanx verify` reads")
     form.add_argument("--json", action="store_true", help="print JSON")
     form.add_argument("--msccl", action="store_true", help="print the XML of MSCCL, for an all-reduce")
+    form.add_argument("--mscclpp", action="store_true", help="print an execution plan of MSCCL++, for an all-reduce")
     parser.set_defaults(run=run)
 
 
@@ -51,7 +54,8 @@ def run(args: argparse.Namespace) -> int:
         if (count := lowered_ops(s)) > MAX_LOWERED:
             raise UsageError(f"{args.schedule}: {count:,} messages, but --lower makes at most {MAX_LOWERED:,}: use fewer ranks")
         s = lower(s)
-    form = next((write for chosen, write in ((args.text, to_text), (args.json, to_json), (args.msccl, to_msccl)) if chosen), None)
+    forms = ((args.text, to_text), (args.json, to_json), (args.msccl, to_msccl), (args.mscclpp, to_mscclpp))
+    form = next((write for chosen, write in forms if chosen), None)
     if form:
         sys.stdout.write(form(s))
     else:

@@ -1,4 +1,4 @@
-"""`phalanx show-lr`: learning rate, batch and momentum of a recipe over its steps, as text, SVG or JSON."""
+"""`phalanx show-lr`: show learning rate, batch and momentum of a recipe over its steps, as text, SVG or JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from phalanx.cli.recipes import recipe_names
 from phalanx.cli.train import resolve
 from phalanx.cli.usage import UsageError
 
-if TYPE_CHECKING:  # torch takes seconds to import, and `phalanx --help` has no use for it
+if TYPE_CHECKING:  # torch takes seconds to import, and `phalanx --help` does not need it
     from phalanx.train.config import RunConfig
     from phalanx.train.course import Moment
 
@@ -24,14 +24,14 @@ EXAMPLES = """examples:
   phalanx show-lr cifar10 --set rate.decay=cosine --svg rate.svg
   phalanx show-lr imagenet-sony-flash --samples 1281167 --json
 """
-HEIGHT = 10  # lines of the plot of characters
+HEIGHT = 10  # lines of the text plot
 POINTS = 400  # of SVG and JSON
 ROWS = 10  # of the table, besides the steps at which something changes
 BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
 def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Make `show-lr` known to the command line."""
+    """Add `show-lr` to the command line."""
     parser = verbs.add_parser(
         "show-lr",
         help="plot the learning rate of a recipe",
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def count_samples(config: RunConfig) -> int | None:
-    """Samples to train with; None if the data are not here."""
+    """The number of training samples; None if the data are not here."""
     from phalanx.data.source import SourceError
 
     try:
@@ -92,9 +92,9 @@ def count_samples(config: RunConfig) -> int | None:
 
 
 def moments(config: RunConfig, samples: int | None, points: int) -> list[Moment]:
-    """About `points` steps, evenly spread, and those where something changes: ends of stages and of the warm-up.
+    """About `points` evenly spaced steps, plus those at the ends of stages and of the warm-up.
 
-    Without a number of samples, steps have no number, and the values are those of the epochs' beginnings and ends.
+    Without `samples`, steps have no number, and the values are those at the start and end of each epoch.
     """
     course, epochs = config.course, config.epochs
     borders = [sum(stage.epochs for stage in course.plan.stages[:i]) for i in range(len(course.plan.stages) + 1)]
@@ -123,7 +123,7 @@ def moments(config: RunConfig, samples: int | None, points: int) -> list[Moment]
 
 
 def headline(config: RunConfig, samples: int | None) -> str:
-    """The run in a line."""
+    """Describe the run in a line."""
     batches = " then ".join(f"{stage.epochs} epochs of batch {stage.batch:,}" for stage in config.plan.stages)
     if samples is None:
         return f"{config.name}: {batches}; the data are not here: use --samples N to count steps"
@@ -132,7 +132,7 @@ def headline(config: RunConfig, samples: int | None) -> str:
 
 
 def draw(points: list[Moment], width: int) -> str:
-    """The rate over the epochs, drawn with characters, `width` of them at most."""
+    """Plot the rate over the epochs as text, at most `width` characters wide."""
     peak, end = max(point.rate for point in points), points[-1].progress
     name = max(len(f"{peak:.4g}"), len(f"{peak / 2:.4g}"))
     columns = max(20, min(width - name - 3, 100))

@@ -1,4 +1,4 @@
-"""`phalanx synth`: find an all-reduce for a network that is described as a graph."""
+"""`phalanx synth`: find an all-reduce for a network given as a graph."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from pathlib import Path
 
 from phalanx.cli.numbers import positive, whole
 from phalanx.cli.usage import UsageError
-from phalanx.cluster.fabric import Fabric, FabricError, read_fabric
+from phalanx.cluster.fabric import Fabric, read_fabric
+from phalanx.cluster.fabric_links import FabricError
 from phalanx.cluster.synth import busiest_link, synthesise
 from phalanx.schedule import Schedule, halving_doubling, hierarchical, ring, swing, to_text, torus, tree, verify
 from phalanx.schedule.names import read_text
 from phalanx.schedule.printable import one_line
 
 MAX_RANKS = 512  # of the search
-COMPARED = 256  # ranks; a comparison with more takes longer than the search
+COMPARED = 256  # ranks; with more, the comparison takes longer than the search
 EXAMPLES = """examples:
   phalanx synth --cluster lab.fabric --out lab.txt     then: phalanx verify lab.txt, phalanx show lab.txt --html lab.html
   nvidia-smi topo -m > host.txt; phalanx synth --cluster host.txt
@@ -32,7 +33,7 @@ a fabric, in GB/s each way:
 
 
 def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Make `synth` known to the command line."""
+    """Add `synth` to the command line."""
     parser = verbs.add_parser(
         "synth",
         help="find an all-reduce for a network",
@@ -42,7 +43,10 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--cluster", metavar="FILE", required=True, help="a fabric, or the output of `nvidia-smi topo -m` or `ibnetdiscover`"
+        "--cluster",
+        metavar="FILE",
+        required=True,
+        help="a fabric, or the output of `nvidia-smi topo -m`, `lstopo` or `ibnetdiscover`",
     )
     parser.add_argument("--out", metavar="FILE", type=Path, help="write the schedule there, as text")
     parser.add_argument("--megabytes", metavar="N", type=positive, default=100.0, help="size of the buffer (default: 100)")

@@ -1,4 +1,4 @@
-"""Everything that the command line prints goes through here, whatever it contains and wherever it goes.
+"""Safe output for the command line: everything that it prints goes through here.
 
 Names in schedule, cluster and shard files may contain control sequences, and standard output may be full, closed or ASCII. While
 a verb runs, `guarded` replaces both streams by an `Output`. It escapes control sequences and characters that the encoding lacks.
@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 from phalanx.schedule.printable import one_line, printable
 
-LONGEST = 2000  # characters of a line on standard error; after 2000 digits of your own you know the rest
+LONGEST = 2000  # characters of a line on standard error; longer ones only repeat the user's input
 
 
 class OutputError(Exception):
@@ -24,11 +24,11 @@ class OutputError(Exception):
     def __init__(self, error: BaseException) -> None:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         super().__init__(f"cannot write to standard output: {reason}")
-        self.reader_left = isinstance(error, BrokenPipeError)  # `head`, for example, has seen enough
+        self.reader_left = isinstance(error, BrokenPipeError)  # such as `head`, once it has enough
 
 
 class Output:
-    """A stream for text of any origin. `own` is the stream below, for our own control sequences (a progress line)."""
+    """A stream for untrusted text. `own` is the underlying stream, for our own control sequences (a progress line)."""
 
     def __init__(self, stream: TextIO | None, *, raises: bool) -> None:
         self.own: TextIO | None = stream
@@ -61,7 +61,7 @@ class Output:
     def _failing(self) -> Iterator[None]:
         try:
             yield
-        except (OSError, ValueError) as error:  # ValueError: it was closed meanwhile
+        except (OSError, ValueError) as error:  # ValueError: it was closed in the meantime
             if self._raises:
                 raise OutputError(error) from None
 
@@ -81,7 +81,7 @@ def guarded() -> Iterator[None]:
 
 
 def _occupy_descriptors() -> None:
-    """Open /dev/null as 0, 1 or 2 if one was closed: else the next file gets that number, and what libraries print there."""
+    """Open /dev/null as 0, 1 or 2 if one was closed. Otherwise the next file would get that number and library output."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)
@@ -107,7 +107,7 @@ def give_up_output() -> None:
 
 
 def _flush_errors() -> None:
-    """Give standard error up if it takes nothing: Python's last flush would fail, and replace the exit code by 120."""
+    """Give up standard error if it cannot be written: Python's last flush would fail and set the exit code to 120."""
     try:
         if sys.stderr is not None:
             sys.stderr.flush()

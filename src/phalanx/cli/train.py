@@ -34,7 +34,7 @@ EXAMPLES = """examples:
   phalanx train                                          digits, on as many ranks as cores
   phalanx train cifar10 --set data.source=cifar10:DIR --set epochs=5
   phalanx train gpt-tiny                                 a small GPT on text that comes with Phalanx
-  phalanx train my_recipe.py                             a recipe of your own
+  phalanx train my_recipe.py                             your own recipe
   phalanx train --set model=my_nets:make_model --set model.args.width=64 --set optimizer=adamw --set rate.peak=0.001
   phalanx train --ranks 4 --set comm.elastic=true --replace 10      ranks that die are replaced, and the others continue
   phalanx train --settings                               every name that --set takes, and what it means
@@ -98,12 +98,12 @@ def run(args: argparse.Namespace) -> int:
         launch = discover()
     except LaunchError as error:
         raise UsageError(str(error)) from None
-    with ending_at_once(TOO_EARLY if launch.how == "alone" else None):  # a word from each rank would bury the launcher's
+    with ending_at_once(TOO_EARLY if launch.how == "alone" else None):  # a line from each rank would bury the launcher's
         return prepare_and_train(args, launch)
 
 
 def prepare_and_train(args: argparse.Namespace, launch: Launch) -> int:
-    """Check everything that can be checked before ranks start, then start them, or be one."""
+    """Check everything possible before ranks start, then start them, or run as one of them."""
     from phalanx.train.checkpoint import DirectoryInUseError
     from phalanx.train.config import ConfigError
     from phalanx.train.planned import read_plan
@@ -148,16 +148,16 @@ def prepare_and_train(args: argparse.Namespace, launch: Launch) -> int:
         from phalanx.comm.elastic.supervisor import Supervisor
 
         code = Supervisor(ranks, ["-m", "phalanx", *command], args.replace or 0, announces=False).run()
-        if 0 < code <= 128 or code == 128 + signal.SIGKILL:  # not a request to stop, for which rank 0 says the same
+        if 0 < code <= 128 or code == 128 + signal.SIGKILL:  # not after a request to stop: rank 0 prints the same then
             tell(f"to continue from the last checkpoint: {resuming_command(args, out, ranks)}")
         return code
     again = resuming_command(args, out, ranks)
-    # the report shows this command, so it must work when typed
+    # the report shows this command, so it must work as typed
     return start_ranks(ranks, ["-m", "phalanx", *command], held=True, too_early=f"phalanx: {TOO_EARLY}\nto start again: {again}")
 
 
 def resolve(recipe: str, settings: list[str], planned: dict[str, str] | None = None) -> RunConfig:
-    """The configuration of a recipe, changed by a plan and then by `--set`."""
+    """Build the configuration of a recipe, changed by a plan and then by `--set`."""
     from phalanx.train.config import override
 
     texts = dict(planned or {})
@@ -170,7 +170,7 @@ def resolve(recipe: str, settings: list[str], planned: dict[str, str] | None = N
     config = override(found, texts)
     if (
         "rate.warmup" not in texts and 0 < config.epochs <= config.rate.warmup
-    ):  # a shorter run warms up for the same share of its epochs
+    ):  # a shorter run warms up for the same fraction of its epochs
         config = replace(config, rate=replace(config.rate, warmup=config.rate.warmup * config.epochs / found.epochs))
     if "batch" in texts and config.stages and config.batch != config.stages[-1].batch:
         raise UsageError(
@@ -180,7 +180,7 @@ def resolve(recipe: str, settings: list[str], planned: dict[str, str] | None = N
 
 
 def check_everything(config: RunConfig, ranks: int) -> None:
-    """Raise for what would fail on the ranks: one line here is better than one from each rank."""
+    """Raise for errors that would occur on the ranks: one line here is better than one from each rank."""
     from phalanx.grad.gossip.partners import check_topology
     from phalanx.train.check import check, open_sources
     from phalanx.train.communicator import find_algorithm
@@ -195,7 +195,7 @@ def check_everything(config: RunConfig, ranks: int) -> None:
 
 
 def default_ranks(config: RunConfig, cores: int) -> int:
-    """As many as cores, or the most below that which divide the batches."""
+    """The number of cores, or the largest number below that divides the batches."""
 
     def fits(ranks: int) -> bool:
         try:
@@ -216,7 +216,7 @@ def show(config: RunConfig) -> int:
 
 
 def list_settings() -> int:
-    """Print the reference: every setting, its type, its default, and what it means."""
+    """Print the reference: every setting, its type, its default and its meaning."""
     from phalanx.train.config import describe_settings
 
     for setting in describe_settings():
@@ -226,7 +226,7 @@ def list_settings() -> int:
 
 
 def train_here(args: argparse.Namespace, config: RunConfig, out: Path | None, plan: PlannedRun | None) -> int:
-    """Run one rank, or the only one; return 1 if the run failed with an error that explains itself."""
+    """Run one rank, or the only one. Returns 1 if the run failed with an expected error."""
     import torch
 
     from phalanx.cli.train_gap import tell_gap
@@ -242,7 +242,7 @@ def train_here(args: argparse.Namespace, config: RunConfig, out: Path | None, pl
 
     launch = discover()
     elastic = MEETING in os.environ
-    if launch.how != "alone" and not elastic:  # a rank that is alone has no agent, whatever the environment says
+    if launch.how != "alone" and not elastic:  # a single rank has no agent, whatever the environment says
         end_with_agent()
     if plan and not elastic:
         plan.check(config, launch.world)
@@ -252,7 +252,7 @@ def train_here(args: argparse.Namespace, config: RunConfig, out: Path | None, pl
         find_algorithm(config.comm, launch.world)
     try:
         comm = create_communicator_for(config.comm)
-    except (CommunicationError, LaunchError) as error:  # other ranks did not come, or another process has the port
+    except (CommunicationError, LaunchError) as error:  # other ranks did not arrive, or another process has the port
         tell(error)
         return 1
     signals = StopSignals("stopping before the first step; Ctrl-C again ends at once", speaks=comm.rank == 0 and not comm.is_new)
@@ -263,7 +263,7 @@ def train_here(args: argparse.Namespace, config: RunConfig, out: Path | None, pl
                 out = comm.as_one(lambda: agree_on_directory(wanted, config, comm, resume=args.resume))
             assert out is not None
             again = resuming_command(args, out, args.ranks if comm.elastic else comm.size)
-            # as train() does, because the plan is one of the records
+            # lock here as train() does, because the plan is one of the records
             with nullcontext() if comm.is_new else one_job(out, comm):
                 if plan and comm.rank == 0 and not comm.is_new:
                     write_json(out / FILE, plan.content)
@@ -275,7 +275,7 @@ def train_here(args: argparse.Namespace, config: RunConfig, out: Path | None, pl
     except CommunicationError:
         if not signals.heard:
             raise
-        return 128 + signals.heard  # a rank that did not listen yet has left; the signal was for all of them
+        return 128 + signals.heard  # a rank that did not handle signals yet has exited; the signal was for all of them
     except ConfigError:
         raise
     except DirectoryInUseError as error:

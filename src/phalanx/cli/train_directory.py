@@ -12,7 +12,7 @@ from phalanx.cli.usage import UsageError
 from phalanx.schedule.plain_json import loads
 from phalanx.train.rows import write_json
 
-if TYPE_CHECKING:  # torch takes seconds to import, and `phalanx --help` has no use for it
+if TYPE_CHECKING:  # torch takes seconds to import, and `phalanx --help` does not need it
     from phalanx.comm.communicator import Communicator
     from phalanx.train.config import RunConfig
 
@@ -20,9 +20,9 @@ RUNS = Path("runs")
 
 
 def prepare_directory(out: Path | None, config: RunConfig, *, resume: bool) -> Path:
-    """Make the directory of a run, a new one by default; to resume, find the one that holds an earlier start of the same run.
+    """Create the directory of a run, or find the one of an earlier start of the same run to resume.
 
-    With `resume`, an `out` without a run gets a new one: a job that is requeued has one command line for all its starts.
+    With `resume`, an `out` without a run gets a new one, because a requeued job has the same command line for all starts.
     DirectoryInUseError if another job uses it.
     """
     from phalanx.train.checkpoint.lock import DirectoryLock
@@ -53,7 +53,7 @@ def prepare_directory(out: Path | None, config: RunConfig, *, resume: bool) -> P
 
 
 def agree_on_directory(out: Path | None, config: RunConfig, comm: Communicator, *, resume: bool) -> Path:
-    """Prepare the directory on rank 0 and tell all ranks: a second rank would find it there already."""
+    """Prepare the directory on rank 0 and send it to all ranks: a second rank would find it existing."""
     from phalanx.train.checkpoint import DirectoryInUseError
 
     path, problem, in_use = "", "", ""
@@ -73,7 +73,7 @@ def agree_on_directory(out: Path | None, config: RunConfig, comm: Communicator, 
 
 
 def new_run(name: str) -> Path:
-    """Make the first directory of this name that does not exist yet. Two jobs that start at the same time get one each."""
+    """Create the first directory of this name that does not exist. Two jobs that start at the same time get one each."""
     RUNS.mkdir(parents=True, exist_ok=True)
     for path in numbered(name):
         try:
@@ -85,7 +85,7 @@ def new_run(name: str) -> Path:
 
 
 def newest_run(name: str) -> Path:
-    """The directory of this name that changed last."""
+    """The most recently changed directory of this name."""
     taken = list(itertools.takewhile(Path.exists, numbered(name)))
     if not taken:
         raise UsageError(f"nothing to resume: there is no {RUNS / name}; with --out DIR, --resume starts a run if there is none")
@@ -98,7 +98,7 @@ def numbered(name: str) -> Iterator[Path]:
 
 
 def check_same_run(out: Path, config: RunConfig) -> None:
-    """Raise unless the run in `out` is one of this configuration."""
+    """Raise unless the run in `out` has this configuration."""
     from phalanx.train.checkpoint.differences import compare_plain
     from phalanx.train.config import identity, plain
 

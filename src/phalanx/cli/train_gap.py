@@ -1,4 +1,4 @@
-"""What `phalanx train --plan` prints at the end: the plan beside the run."""
+"""The comparison of plan and run that `phalanx train --plan` prints at the end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from phalanx.train.report.run import read_run
 
 
 def tell_gap(out: Path, plan: PlannedRun) -> None:
-    """Print where the difference between the plan and the run came from."""
+    """Print what caused the difference between the plan and the run."""
     why = explain(read_run(out, out.name), plan.content)
     if why:
         print(f"plan      {why}")

@@ -6,11 +6,11 @@ from phalanx.schedule.names import InputError
 
 
 class UsageError(InputError):
-    """The command line makes no sense; the message says what would."""
+    """Wrong usage. The message says what is valid."""
 
 
 def check_environment() -> None:
-    """Raise UsageError for a PHALANX_ variable that makes no sense: one line here is better than one from each rank."""
+    """Raise UsageError for an invalid PHALANX_ variable: one line here is better than one from each rank."""
     from phalanx.comm.settings import check_settings
 
     try:

@@ -10,19 +10,20 @@ from contextlib import contextmanager
 
 from phalanx.cli.terminal import tell
 from phalanx.cli.usage import UsageError
-from phalanx.schedule import Schedule, ScheduleError, lower, lowered_ops, verify
+from phalanx.schedule import Schedule, ScheduleError, lowered_ops, verify
 from phalanx.schedule.limits import MAX_LOWERED, MAX_WORK, work
 from phalanx.schedule.names import FORMS, find_schedule
 from phalanx.schedule.printable import one_line
+from phalanx.schedule.verify import verify_lowered
 
 EXAMPLES = """examples:
   phalanx verify torus:64x64      4,096 ranks, a million messages
-  phalanx verify mine.txt         a schedule of your own, as written by: phalanx show ring:4 --text
+  phalanx verify mine.txt         your own schedule, as written by: phalanx show ring:4 --text
 """
 
 
 def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Make `verify` known to the command line."""
+    """Add `verify` to the command line."""
     parser = verbs.add_parser(
         "verify",
         help="prove that a schedule does what it claims",
@@ -30,7 +31,9 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("schedule", metavar="SCHEDULE", help=f"{FORMS}; or a file: text, JSON or the XML of MSCCL")
+    parser.add_argument(
+        "schedule", metavar="SCHEDULE", help=f"{FORMS}; or a file: text, JSON, the XML of MSCCL or the JSON of MSCCL++"
+    )
     parser.add_argument("--all", action="store_true", help=f"check more than {MAX_LOWERED:,} messages, however long it takes")
     parser.set_defaults(run=run)
 
@@ -55,13 +58,11 @@ def _proof(args: argparse.Namespace) -> str:
     facts = [f"{s.name}: {_count(s.world, 'rank')}, goal {s.goal}"]
     with _no_cycles():
         bits = _prove(s)
-        facts.append(_size(s))
+        facts.append(_size(len(s.steps), sum(len(step.ops) for step in s.steps)))
         if lowered_ops(s) > MAX_LOWERED and not args.all:
             facts.append(f"lowered {lowered_ops(s):,} ops not checked (--all checks them)")
         elif not s.lowered:
-            lowered = lower(s)
-            verify(lowered)
-            facts.append(f"lowered {_size(lowered)}")
+            facts.append(f"lowered {_size(*verify_lowered(s))}")
     return one_line(f"ok  {'; '.join([*facts, bits])}; {time.perf_counter() - start:.2f} s")
 
 
@@ -78,8 +79,8 @@ def _prove(s: Schedule) -> str:
     return "equal bits on all ranks"
 
 
-def _size(s: Schedule) -> str:
-    return f"{_count(len(s.steps), 'step')}, {_count(sum(len(step.ops) for step in s.steps), 'op')}"
+def _size(steps: int, ops: int) -> str:
+    return f"{_count(steps, 'step')}, {_count(ops, 'op')}"
 
 
 def _count(number: int, noun: str) -> str:
@@ -88,7 +89,7 @@ def _count(number: int, noun: str) -> str:
 
 @contextmanager
 def _no_cycles() -> Iterator[None]:
-    """Without the cycle collector, which would walk through a million moves again and again and find nothing."""
+    """Disable the cycle collector, which would scan a million moves repeatedly and find nothing."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -17,16 +17,15 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from .fabric_links import NVLINK, PCIE, FabricError, Links
+from .lstopo import lstopo_links
+
 MAX_NODES, MAX_LINKS = 4096, 200_000
 MOST = 1e6  # GB/s of a link
 LONGEST, WORD = 2000, 64  # characters of a line, and of a switch's name
 ENDS = r"[A-Za-z0-9_.+\- ]+?"
 LINK = re.compile(rf"({ENDS})\s+(-|->)\s+({ENDS})\s*:\s*([0-9.eE+\-]+)", re.ASCII)
 RANGE = re.compile(r"(\d{1,6})-(\d{1,6})")
-
-
-class FabricError(ValueError):
-    """A network that makes no sense. The message names the line or the node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +125,6 @@ def _name(text: str, number: int) -> str:
     return value
 
 
-NVLINK = 25.0  # GB/s per link and direction, since Volta
-PCIE = {"PIX": 16.0, "PXB": 14.0, "PHB": 12.0, "NODE": 10.0, "SYS": 8.0}  # GB/s; what the bus between two GPUs gives, roughly
-
-
 def from_nvidia_smi(text: str) -> Fabric:
     """The GPUs of one host, from `nvidia-smi topo -m`. NV4 is four NVLinks; if all pairs have the same, an NVSwitch."""
     rows = [re.sub(r"\x1b\[[0-9;]*m", "", line).split() for line in text.split("\n")]
@@ -140,7 +135,7 @@ def from_nvidia_smi(text: str) -> Fabric:
         raise FabricError("this is not what `nvidia-smi topo -m` prints: no table of GPU0, GPU1, ...")
     pairs = {(i, j): table[f"GPU{i}"][j] for i in range(count) for j in range(count) if i != j}
     wires = {pair: int(cell[2:]) * NVLINK for pair, cell in pairs.items() if re.fullmatch(r"NV\d{1,3}", cell)}
-    links: list[tuple[int | str, int | str, float]] = []
+    links: Links = []
     if len(wires) == len(pairs) and len(set(wires.values())) == 1 and count > 2:
         rate = next(iter(wires.values()))
         links = [link for i in range(count) for link in ((i, "nvswitch", rate), ("nvswitch", i, rate))]
@@ -174,7 +169,7 @@ def from_ibnetdiscover(text: str) -> Fabric:
     """Hosts and switches of an InfiniBand network, from `ibnetdiscover`. Every adapter is a rank, in the order of the file."""
     here: str | None = None
     names: dict[str, int | str] = {}
-    links: list[tuple[int | str, int | str, float]] = []
+    links: Links = []
     for line in text.split("\n"):
         head = re.match(r'(Switch|Ca|Rt)\s+\d+\s+"([^"]{1,80})"', line)
         port = re.match(r'\[\d+\](?:\[\w+\])?(?:\(\w+\))?\s+"([^"]{1,80})"\[\d+\].*?(\d{1,2})x([A-Z]+\d*)', line)
@@ -192,8 +187,15 @@ def from_ibnetdiscover(text: str) -> Fabric:
     return make_fabric("ibnetdiscover", [(names[str(a)], names[str(b)], rate) for a, b, rate in links])
 
 
+def from_lstopo(text: str) -> Fabric:
+    """The GPUs of one host, or the NUMA nodes of one without, from `lstopo --of xml` or `lstopo --of console`."""
+    return make_fabric("lstopo", lstopo_links(text))
+
+
 def read_fabric(text: str) -> Fabric:
     """A fabric from any of the forms, told apart by what is in it."""
+    if "<topology" in text[:2000] or text.startswith("Machine"):
+        return from_lstopo(text)
     if "GPU0" in text and "GPU1" in text and re.search(r"\b(NV\d|PIX|PXB|PHB|NODE|SYS)\b", text):
         return from_nvidia_smi(text)
     if re.search(r'^(Switch|Ca)\s+\d+\s+"', text, re.M):

@@ -81,5 +81,6 @@ def _warnings(question: Question, best: Candidate, effects: Iterable[Effect]) ->
         yield (
             f"ranks wait for communication in {best.step.exposed / best.seconds:.0%} of a step. With local steps,"
             f" sync=phalanx.DiLoCo(every={LOCAL_STEPS}), one would take about {1e3 * local:.3g} ms: computing, and a"
-            f" {LOCAL_STEPS}th of an all-reduce that nothing hides. It is not the same training: compare accuracies first"
+            f" {LOCAL_STEPS}th of an all-reduce that nothing hides. It is not the same training: compare accuracies first."
+            " --techniques prices this and other ways to send less"
         )

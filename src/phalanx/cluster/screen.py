@@ -1,13 +1,14 @@
 """Every way to communicate, best first.
 
 Two passes. The first prices each algorithm at a few sizes and combines them as if all ranks waited for each other between groups;
-time is convex and nearly linear in the bytes, so the points between are interpolated. The second simulates the best of each
+time is convex and nearly linear in the bytes, so the points between are interpolated. Where messages queue, a simulation takes
+long, so an algorithm that a bound shows to be hopeless within its family is left out. The second simulates the best of each
 family, and the best of all, rank by rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from .candidates import Algorithm, algorithms
 from .hosts_differ import typical_slowness
+from .least import crowded, least_of
 from .machine import ClusterError
 from .program import Program, compile_schedule, connections
 from .question import Candidate, Question
@@ -25,6 +27,7 @@ from .workload import Model
 Floats = NDArray[np.float64]
 SCREENED_SIZES, SCREENED_RANGE = 6, 4**7
 SIMULATED = 12  # of the best screened candidates, the best of every family besides
+HOPELESS = 1.1  # times as slow as another one of the family, whatever the size; a whole step differs less from what is screened
 TIE = 0.01  # of the step: predictions that differ by less are equal
 
 
@@ -35,20 +38,23 @@ def rank_candidates(question: Question) -> tuple[Candidate, ...]:
     groups = {size: make_groups(question.model, size) for size in question.groups}
     sizes = screened_sizes(question.model)
     best = np.full(sizes.size, np.inf)  # seconds of one all-reduce, by size
-    for algorithm in (*algorithms(question.cluster, question.families), *question.own):
-        if bool((least_seconds(question, algorithm.family, sizes) >= best).all()):
+    for family in families_of((*algorithms(question.cluster, question.families), *question.own)):
+        if bool((least_seconds(question, family[0].family, sizes) >= best).all()):
             continue  # slower than another one whatever the size
-        programs[algorithm.name] = programs_of(question, algorithm)
-        seconds = np.mean([[run(program, float(size)).seconds for size in sizes] for program in programs[algorithm.name]], axis=0)
-        if not algorithm.gossips:
-            best = np.minimum(best, seconds)
-        screened += _screen(question, algorithm, sizes, seconds, groups)
+        made = [programs_of(question, algorithm) for algorithm in family]
+        for algorithm, compiled, seconds in zip(family, made, price_family(family, made, sizes)):
+            if seconds is None:
+                continue
+            programs[algorithm.name] = compiled
+            if not algorithm.gossips:
+                best = np.minimum(best, seconds)
+            screened += _screen(question, algorithm, sizes, seconds, groups)
     if not screened:
         raise ClusterError(f"none of {', '.join(question.families)} fits {question.cluster.ranks} ranks; allow another algorithm")
     screened.sort(key=lambda candidate: candidate.seconds)
     chosen = screened[:SIMULATED]
-    for family in {candidate.algorithm.family for candidate in screened}:
-        chosen.append(next(candidate for candidate in screened if candidate.algorithm.family == family))
+    for name in {candidate.algorithm.family for candidate in screened}:
+        chosen.append(next(candidate for candidate in screened if candidate.algorithm.family == name))
     slowness = typical_slowness(question.cluster, question.host_spread)
     simulated: dict[int, Candidate] = {}
     for candidate in chosen:
@@ -66,6 +72,35 @@ def rank_candidates(question: Question) -> tuple[Candidate, ...]:
         options.append((candidate.seconds, connections(program), calls))
     done.insert(0, done.pop(choose(options)))
     return (*done, *(candidate for candidate in screened if id(candidate) not in simulated))
+
+
+def families_of(algorithms: Iterable[Algorithm]) -> list[list[Algorithm]]:
+    """Algorithms by family, in the order in which families come first."""
+    found: dict[str, list[Algorithm]] = {}
+    for algorithm in algorithms:
+        found.setdefault(algorithm.family, []).append(algorithm)
+    return list(found.values())
+
+
+def price_family(
+    family: Sequence[Algorithm], made: Sequence[tuple[Program, ...]], sizes: Floats, hopeless: float = HOPELESS
+) -> list[Floats | None]:
+    """Seconds of an all-reduce, by size, of every algorithm of a family; None for those that are hopeless in it.
+
+    The most promising ones are priced first. Another one is hopeless if already its least seconds are longer than those of one
+    that was priced, at every size and by `hopeless`.
+    """
+    least: dict[int, Floats] = {}
+    if len(family) > 1:
+        least = {
+            i: least_of(made[i][0], sizes) for i, algorithm in enumerate(family) if not algorithm.gossips and crowded(made[i][0])
+        }
+    seconds: list[Floats | None] = [None] * len(family)
+    for i in sorted(range(len(family)), key=lambda i: float(np.log(least[i]).sum()) if i in least else -np.inf):
+        if i in least and any(bool((least[i] > hopeless * other).all()) for other in seconds if other is not None):
+            continue
+        seconds[i] = np.mean([[run(program, float(size)).seconds for size in sizes] for program in made[i]], axis=0)
+    return seconds
 
 
 def choose(options: Sequence[tuple[float, int, int]]) -> int:

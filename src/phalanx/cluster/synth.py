@@ -20,7 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.cluster.fabric import Fabric, FabricError
+from phalanx.cluster.fabric import Fabric
+from phalanx.cluster.fabric_links import FabricError
 from phalanx.schedule import Move, Schedule, Step, lower
 from phalanx.schedule.ops import joined
 

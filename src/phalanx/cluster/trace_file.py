@@ -33,9 +33,19 @@ def is_trace(text: str) -> bool:
 
 def from_trace(text: str, batch: float) -> tuple[Model, Compute]:
     """The model and the device of a trace of one step with `batch` samples; ValueError for anything else."""
+    content = loads(text)
     try:
-        content = loads(text)
         events = [event for event in content["traceEvents"] if event.get("ph") == "X" and "dur" in event]
+    except KeyError as error:
+        raise ValueError(f"{NOT_A_TRACE}: it has no {error}") from None
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"{NOT_A_TRACE}: {str(error)[:300]}") from None
+    return from_events(events, batch)
+
+
+def from_events(events: list[Event], batch: float) -> tuple[Model, Compute]:
+    """The same from the events of a trace."""
+    try:
         for event in events:
             read_number(event["ts"], "ts", 0, MAX_TIME)
             read_number(event["dur"], "dur", 0, MAX_TIME)
@@ -64,7 +74,10 @@ def _step(events: list[Event], batch: float) -> tuple[Model, Compute]:
     if not gradients or not all(shapes):
         raise ValueError(f"{NOT_A_TRACE}: it has no gradients with their shapes; record backward, with record_shapes=True")
     clock = _clock(events)
-    backward = min(float(e["ts"]) for e in events if str(e["name"]).startswith(BACKWARD))
+    begun = [float(e["ts"]) for e in events if str(e["name"]).startswith(BACKWARD)]
+    if not begun:
+        raise ValueError(f"{NOT_A_TRACE}: backward does not begin in it")
+    backward = min(begun)
     ready = [clock(float(e["ts"] + e["dur"])) for e in gradients]
     begin, turn, end = clock(0.0), clock(backward), ready[-1]
     updates = [e for e in events if str(e["name"]).startswith(UPDATE)]
@@ -75,7 +88,8 @@ def _step(events: list[Event], batch: float) -> tuple[Model, Compute]:
     for number, (shape, at, before) in enumerate(zip(shapes, ready, [turn, *ready])):
         elements = prod(read_whole(side, "a side of a gradient", 0, MAX_ELEMENTS) for side in shape[0])
         elements = read_whole(elements, "the elements of a gradient", 1, MAX_ELEMENTS)
-        tensors.append(Tensor(f"gradient{number}", elements, (at - before) / (end - turn), 0))
+        rows = shape[0][0] if len(shape[0]) > 1 else 1
+        tensors.append(Tensor(f"gradient{number}", elements, (at - before) / (end - turn), 0, rows))
     step = (end - begin) / 1e6
     source = f"a trace of one step of {batch:g} samples, {step * 1e3:.3f} ms: the time is taken as proportional to the batch"
     model = Model("traced", tuple(reversed(tensors)), samples=1)

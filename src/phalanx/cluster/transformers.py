@@ -41,11 +41,13 @@ def transformer(name: str, shape: Shape, samples: int) -> Model:
     wide = shape.key_value or shape.width
     norm = 2 if shape.biases else 1  # scale, shift
     tensors: list[tuple[str, int, float]] = [("embedding", shape.vocabulary * shape.width, 0.0)]
+    high = {"embedding": shape.vocabulary, "positions": shape.positions, "head": shape.vocabulary}  # rows of matrices
     if shape.positions:
         tensors.append(("positions", shape.positions * shape.width, 0.0))
 
     def matrix(label: str, rows: int, cols: int, more: float = 0.0) -> None:
         tensors.append((f"{label}.weight", rows * cols, rows * cols + more))
+        high[f"{label}.weight"] = cols
         if shape.biases:
             tensors.append((f"{label}.bias", cols, 0.0))
 
@@ -68,7 +70,7 @@ def transformer(name: str, shape: Shape, samples: int) -> Model:
     total = sum(work for *_, work in tensors)
     kernels = KERNELS * shape.layers
     parts = tuple(
-        Tensor(label, elements, work / total, kernels // len(tensors) + (place < kernels % len(tensors)))
+        Tensor(label, elements, work / total, kernels // len(tensors) + (place < kernels % len(tensors)), high.get(label, 1))
         for place, (label, elements, work) in enumerate(tensors)
     )
     # a multiplication and an addition, forward, and twice as much back

@@ -13,12 +13,16 @@ IMAGENET = 1_281_167  # training images
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A parameter: its elements, the share of forward (and of backward) work of its layer, the kernels of its layer per step."""
+    """A parameter: its elements, the share of forward (and of backward) work of its layer, the kernels of its layer per step.
+
+    `rows` are those of the parameter as a matrix; vectors, and parameters of unknown shape, have one.
+    """
 
     name: str
     elements: int
     work: float
     kernels: int
+    rows: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +152,7 @@ def _from_layers(name: str, layers: list[tuple[str, int, int, float, bool]]) -> 
     for layer, weights, width, work, norm in layers:
         share = work / total
         # three convolutions (forward, by input, by weight); batch norm and activation forward and back, additions counted in
-        tensors.append(Tensor(f"{layer}.weight", weights, share if not norm else 0.9 * share, 3))
+        tensors.append(Tensor(f"{layer}.weight", weights, share if not norm else 0.9 * share, 3, width))
         if norm:
             tensors.append(Tensor(f"{layer}.norm.weight", width, 0.1 * share, 2))
             tensors.append(Tensor(f"{layer}.norm.bias", width, 0.0, 0))

@@ -17,7 +17,7 @@ def to_json(model: Model, compute: Compute) -> str:
         "name": model.name,
         "samples": model.samples,
         "compute": asdict(compute),
-        "tensors": [[tensor.name, tensor.elements, tensor.work] for tensor in model.tensors],
+        "tensors": [[tensor.name, tensor.elements, tensor.work, tensor.rows] for tensor in model.tensors],
     }
     return json.dumps(content) + "\n"
 
@@ -26,7 +26,7 @@ def from_json(text: str) -> tuple[Model, Compute]:
     """What `to_json` wrote; ValueError for anything else, also for numbers that no model has."""
     try:
         content = loads(text)
-        tensors = tuple(_tensor(name, elements, work) for name, elements, work in content["tensors"])
+        tensors = tuple(_tensor(*tensor) for tensor in content["tensors"])
         model = Model(read_text(content["name"], "name"), tensors, read_whole(content["samples"], "samples", 1, MAX_COUNT))
         compute = _compute(**content["compute"])
     except KeyError as error:
@@ -43,12 +43,14 @@ MAX_COUNT = 1 << 50  # elements, or samples
 MAX_SECONDS = 1e9
 
 
-def _tensor(name: Any, elements: Any, work: Any) -> Tensor:
+def _tensor(name: Any, elements: Any, work: Any, rows: Any = 1) -> Tensor:
+    """Files of earlier versions have no rows."""
     return Tensor(
         read_text(name, "the name of a tensor"),
         read_whole(elements, "the elements of a tensor", 1, MAX_COUNT),
         float(read_number(work, "the work of a tensor", 0, MAX_COUNT)),
         0,
+        read_whole(rows, "the rows of a tensor", 1, MAX_COUNT),
     )
 
 

@@ -1,4 +1,4 @@
-"""What this rank is doing now: its answer when other ranks ask, and the clock that tells slow from hung."""
+"""What this rank is doing now. Other ranks ask for it, and its clock tells a slow rank from a hung one."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from phalanx.comm.traffic import Traffic
 
 
 class Activity:
-    """The operations of this rank that are under way, and the one before them."""
+    """The pending operations of this rank, and the last one that ended."""
 
     def __init__(self) -> None:
-        self.traffic: Traffic | None = None  # which messages are under way, where the transport knows
-        self.current: Operation | None = None  # in the issuing thread
-        self.flying: dict[threading.Thread, Operation] = {}  # begun; each thread waits for one
-        self.awaited: Operation | None = None  # the one of them that the calling thread waits for
-        self.on_device: Operation | None = None  # queued on a GPU, which has reached it
-        self.doing: Callable[[], Operation] | None = None  # describes what the calling thread does itself
-        self.last: str | Callable[[], Operation] = ""  # what ended last
+        self.traffic: Traffic | None = None  # the messages in flight, if the transport knows them
+        self.current: Operation | None = None  # the operation that the issuing thread runs
+        self.flying: dict[threading.Thread, Operation] = {}  # started operations, by the thread that waits for each
+        self.awaited: Operation | None = None  # the one of them that the user's thread waits for
+        self.on_device: Operation | None = None  # the operation that a GPU is running
+        self.doing: Callable[[], Operation] | None = None  # describes what the user's thread does itself
+        self.last: str | Callable[[], Operation] = ""  # the last operation that ended
         self.idle_since = time.monotonic()
 
     def got_on(self) -> None:
-        """Note progress. The work calls it after each step, so that a long transfer does not count as a hang."""
+        """Note progress. Running operations call it after each step, so that a long transfer does not count as a hang."""
         current = self.flying.get(threading.current_thread()) or self.current
         if current is not None:
             current.alive = time.monotonic()
 
     def state(self) -> State:
-        """What this rank is doing now."""
+        """Return what this rank is doing now."""
         doing = self.doing
         current = self.current or (doing() if doing is not None else None) or self.awaited or self.on_device
         if current is None:

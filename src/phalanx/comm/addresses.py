@@ -1,6 +1,6 @@
-"""Where to listen: only on the address that the job uses.
+"""Chooses the address to listen on: only the one that the job uses.
 
-A job on one host listens on the loopback device. A job on several listens on the interface that its meeting point belongs to.
+A job on one host listens on the loopback device. A job on several hosts listens on the interface of its meeting point.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NAMES_OF_LOOPBACK = frozenset({"localhost", "localhost.localdomain", "localhost4
 
 
 def is_loopback(host: str) -> bool:
-    """Whether this text can only mean the host that it is read on. The host's own name may mean another address elsewhere."""
+    """Whether `host` can only mean the local host. Its own name does not count: elsewhere it may resolve differently."""
     try:
         return ipaddress.ip_address(host.split("%")[0]).is_loopback
     except ValueError:
@@ -26,10 +26,10 @@ def is_loopback(host: str) -> bool:
 
 
 def listen(host: str, port: int, backlog: int) -> socket.socket:
-    """A socket at the address of this host that `host` names; OSError if the port is taken."""
+    """Listen at the address of this host that `host` names. Raise OSError if the port is taken."""
     if (listener := listen_here(host, port, backlog)) is not None:
         return listener
-    # a service of Kubernetes, a port that a container engine forwards, a name that /etc/hosts gives to 127.0.1.1
+    # happens with a Kubernetes service, a port that a container engine forwards, a name that /etc/hosts maps to 127.0.1.1
     log.warning(
         "phalanx: %s is not an address of this host, so rank 0 listens on all its addresses at port %d: "
         "set MASTER_ADDR to its address in the job's network",
@@ -42,7 +42,7 @@ def listen(host: str, port: int, backlog: int) -> socket.socket:
 
 
 def listen_here(host: str, port: int, backlog: int) -> socket.socket | None:
-    """The same, but None if `host` is another one."""
+    """Listen like `listen`, but return None if `host` is another host."""
     for family, address in _resolved(host, port):
         if (listener := _listen_at(family, address, backlog)) is not None:
             return listener
@@ -50,7 +50,7 @@ def listen_here(host: str, port: int, backlog: int) -> socket.socket | None:
 
 
 def _listen_at(family: socket.AddressFamily, address: Any, backlog: int) -> socket.socket | None:
-    """None if it is the address of another host."""
+    """Listen at `address`. Return None if it belongs to another host."""
     try:
         return socket.create_server(address, family=family, backlog=backlog)
     except OSError as error:
@@ -60,7 +60,7 @@ def _listen_at(family: socket.AddressFamily, address: Any, backlog: int) -> sock
 
 
 def _resolved(host: str, port: int) -> list[tuple[socket.AddressFamily, Any]]:
-    """The addresses that other hosts may resolve this name to, IPv4 first: a client tries all of them."""
+    """Return the addresses that other hosts may resolve `host` to, IPv4 first. A client tries all of them."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except socket.gaierror:
@@ -73,7 +73,7 @@ def _resolved(host: str, port: int) -> list[tuple[socket.AddressFamily, Any]]:
 
 
 def interface_towards(address: str, port: int) -> str | None:
-    """The interface whose address this host would use to talk to `address`; None if that is unknown."""
+    """Return the name of the interface that this host uses to reach `address`, or None if unknown."""
     try:
         import fcntl
 
@@ -93,7 +93,7 @@ def interface_towards(address: str, port: int) -> str | None:
 
 
 def own_address(interface: str, towards: str | None) -> str:
-    """The address of this interface or, where none is named, the one that this host uses to talk to `towards`."""
+    """Return the address of `interface` or, if it is empty, the one that this host uses to reach `towards`."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             if interface:

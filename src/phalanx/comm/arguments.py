@@ -1,4 +1,4 @@
-"""Checks of a verb's arguments, in the calling thread, before anything is sent. Errors name the remedy."""
+"""Checks the arguments of a verb in the calling thread, before anything is sent. Errors name the remedy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from phalanx.schedule import Schedule, ScheduleError, lower, verify
 
 
 def check_tensor(x: Any) -> None:
-    """A dense tensor of a dtype and on a device that travel."""
+    """Raise unless `x` is a dense tensor with a supported dtype and device."""
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"expected a torch.Tensor, got {type(x).__name__}: send plain objects with the methods that end in _obj")
     if x.dim() > MOST_DIMS:
@@ -26,7 +26,7 @@ def check_tensor(x: Any) -> None:
 
 
 def check_in_place(x: torch.Tensor) -> None:
-    """A tensor whose elements all have their own memory; an expanded one has not."""
+    """Raise if elements of `x` share memory, as in an expanded tensor."""
     if any(stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape)):
         raise ValueError(
             f"{text_of(x)} was expanded: several elements share memory, so it cannot be written to; call .clone() first"
@@ -34,13 +34,13 @@ def check_in_place(x: torch.Tensor) -> None:
 
 
 def check_op(op: str) -> None:
-    """One of the four reductions."""
+    """Raise unless `op` is one of the four reductions."""
     if op not in ("sum", "mean", "max", "min"):
         raise ValueError(f"op={op!r}: use sum, mean, max or min")
 
 
 def check_reduction(x: torch.Tensor, op: str) -> None:
-    """A tensor that `op` can reduce to its own dtype."""
+    """Raise unless `op` can reduce `x` to its own dtype."""
     check_tensor(x)
     check_op(op)
     if op == "mean" and not (x.is_floating_point() or x.is_complex()):
@@ -50,36 +50,36 @@ def check_reduction(x: torch.Tensor, op: str) -> None:
 
 
 def text_of(x: torch.Tensor) -> str:
-    """`float32[64, 3]`: what ranks must agree on."""
+    """Describe a tensor as `float32[64, 3]`. Ranks must agree on it."""
     return kind_of(x.dtype, x.shape)
 
 
 def kind_of(dtype: torch.dtype, shape: Sequence[int]) -> str:
-    """The same for a tensor that may no longer exist."""
+    """Describe a tensor that may no longer exist by its dtype and shape."""
     return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
 
 
 def check_rank(rank: int, name: str, size: int) -> None:
-    """A rank of a communicator of `size`."""
+    """Raise unless `rank` is a rank of a communicator of `size`."""
     if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < size:
         raise ValueError(f"{name}={rank!r} is not a rank of this communicator: 0 to {size - 1}")
 
 
 def check_peer(rank: int, name: str, size: int, me: int) -> None:
-    """A rank other than `me`."""
+    """Raise unless `rank` is a rank other than `me`."""
     check_rank(rank, name, size)
     if rank == me:
         raise ValueError(f"{name}={rank} is this rank itself: sending to yourself would deadlock")
 
 
 def check_tag(tag: int) -> None:
-    """A whole number, not True: it would never match the 1 of another rank."""
+    """Raise unless `tag` is an int. True is refused, because it would never match the 1 of another rank."""
     if isinstance(tag, bool) or not isinstance(tag, int):
         raise TypeError(f"tag={tag!r}: use a whole number, the same on both ranks")
 
 
 def check_all_reduce(algorithm: Schedule, size: int, whose: str) -> None:
-    """Check, before anything is sent, that the schedule is an all-reduce for `size` ranks, those of `whose`."""
+    """Verify, before anything is sent, that the schedule is an all-reduce for the `size` ranks of `whose`."""
     if algorithm.world != size:
         raise ScheduleError(f"{algorithm.name} is for {algorithm.world} ranks, but {whose} has {size}")
     if algorithm.goal != "sum":
@@ -94,7 +94,7 @@ def check_all_reduce(algorithm: Schedule, size: int, whose: str) -> None:
 
 
 def check_list(xs: Sequence[torch.Tensor] | None, verb: str, who: str, size: int) -> None:
-    """One tensor per rank."""
+    """Raise unless `xs` is a list with one tensor per rank."""
     if not isinstance(xs, list | tuple) or len(xs) != size:
         got = f"{len(xs)} elements" if isinstance(xs, list | tuple) else type(xs).__name__
         raise ValueError(f"{verb}: {who} a list of {size} tensors, one per rank; got {got}")

@@ -24,7 +24,7 @@ def bounded(seconds: float, work: Callable[[], T], name: str) -> T:
     thread.start()
     thread.join(max(0.0, seconds))
     if error:
-        raise error[0]
+        raise error.pop()  # not kept by this frame, which the error keeps
     if not result:
         raise TimeoutError("its store does not answer")
     return result[0]

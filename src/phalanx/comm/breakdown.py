@@ -1,6 +1,6 @@
-"""When communication counts as broken, and the error that every wait then raises.
+"""Decides when communication is broken, and makes the error that every wait then raises.
 
-The first failure decides. The watch asks all ranks what they are doing, the error names those that are missing, and nothing can
+The first failure decides. The watch asks all ranks what they are doing, the error names the missing ones, and no operation can
 start after it.
 """
 
@@ -16,8 +16,8 @@ from phalanx.comm.pending import Operation
 from phalanx.comm.transports import TransportError
 from phalanx.native.errors import Disagreement, Refused, SharedMemoryError
 
-CUT = 0.5  # seconds after which a thread that still waits, although its connections are cut, will wait for ever
-AFTERMATH = 2.0  # seconds without progress after which messages of a rank that has ended are no longer expected
+CUT = 0.5  # seconds after which a thread still waiting on connections that were cut would wait forever
+AFTERMATH = 2.0  # seconds without progress after which we no longer expect messages from a rank that has ended
 
 
 class Breakdown:
@@ -25,13 +25,13 @@ class Breakdown:
 
     def __init__(self, timeout: float, watch: Watch | None, activity: Activity, cut_off: Callable[[], None]) -> None:
         self._timeout, self._watch, self._activity, self._cut_off = timeout, watch, activity, cut_off
-        self.patience = timeout - (watch.grace if watch else 0.0)  # the verdict is due within the timeout as well
+        self.patience = timeout - (watch.grace if watch else 0.0)  # less: the verdict must also arrive within the timeout
         self.error: CommunicationError | None = None
         self.cut_since: float | None = None  # when the connections were cut, because the world of an elastic job is over
-        self._finding = threading.Lock()  # the thread that waits and the one that looks at the device
+        self._finding = threading.Lock()  # taken by the thread that waits and the one that watches the device
 
     def check(self, name: str) -> None:
-        """Raise if nothing can start any more."""
+        """Raise if no operation can start any more."""
         if self.error is not None:
             self._deliver()
             raise CommunicationError(
@@ -41,15 +41,15 @@ class Breakdown:
             )
 
     def lose_patience(self, operation: Operation) -> None:
-        """Raise if `operation` cannot finish any more."""
+        """Raise if `operation` can no longer finish."""
         why = self.hopeless(operation)
         if why is not None:
             raise self.failed(operation, why)
 
     def hopeless(self, operation: Operation) -> str | None:
-        """Why `operation` cannot finish any more, as far as this rank knows; None if it may."""
+        """Return why `operation` can no longer finish, as far as this rank knows, or None if it may."""
         if self._watch is None:
-            # gloo may miss a cut at the very moment when a message is posted: then its wait does not end
+            # gloo may miss a cut that happens just as a message is posted, and then its wait never ends
             over = self.cut_since is not None and time.monotonic() - self.cut_since > CUT
             return "its connections were cut" if over else None
         current = self._activity.current or operation
@@ -65,13 +65,13 @@ class Breakdown:
             raise self.failed(operation, "")
 
     def failed(self, operation: Operation, cause: str) -> CommunicationError:
-        """The error to raise, now that `operation` has failed."""
+        """Record that `operation` has failed, and return the error to raise in the user's code."""
         error = self.found(operation, cause)
         self._deliver()
         return error
 
     def found(self, operation: Operation, cause: str) -> CommunicationError:
-        """Note that `operation` has failed, find out why, and get all threads out of the transport."""
+        """Record that `operation` has failed, find out why, and get all threads out of the transport."""
         with self._finding:
             if self.error is None:
                 if self._watch is None:
@@ -81,18 +81,18 @@ class Breakdown:
                     mine = State(current.comm, current.number, current.name)
                     left = self._timeout - (time.monotonic() - max(operation.alive, current.alive))
                     self.error = self._watch.fail(mine, current.members, cause, left)
-                self._cut_off()  # also when this rank's own thread is free: the others notice their broken connections
+                self._cut_off()  # even if this rank's own thread is free, so that the others notice broken connections
             return self.error
 
     def _deliver(self) -> None:
-        """The user's code gets the error now, and decides how this rank ends."""
+        """Note that the user's code now gets the error and decides how this rank ends."""
         if self._watch is not None:
             self._watch.delivered.set()
 
 
 def breaks_the_network(error: BaseException) -> bool:
-    """Whether messages do not get through any more. Any other error is one of the work itself, and breaks nothing else.
+    """Whether messages no longer get through. Any other error belongs to the operation itself and breaks nothing else.
 
-    After a Disagreement or a Refused shared memory is as good as before.
+    After a Disagreement or a Refused, shared memory still works.
     """
     return isinstance(error, TransportError | SharedMemoryError) and not isinstance(error, Disagreement | Refused)

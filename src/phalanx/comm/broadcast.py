@@ -1,4 +1,4 @@
-"""Broadcast: a header says what comes, then the bytes follow, along a tree or, if there are many, in parts."""
+"""Broadcast: a header announces the tensor, then its bytes follow along a tree or, if they are many, in parts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from phalanx.comm.runner import Runner
 from phalanx.native.core import TYPES
 from phalanx.schedule import Schedule, binomial, scatter_gather
 
-BCAST_TREE = 64 << 10  # bytes up to which a broadcast sends the whole along a tree instead of in parts
+BCAST_TREE = 64 << 10  # bytes up to which a broadcast sends the whole tensor along a tree instead of in parts
 
 
 class Broadcast:
@@ -44,14 +44,14 @@ class Broadcast:
                 out.copy_(flat.view(out.shape))
             if x is None:
                 return out
-            if not describes(header, x):  # only now: the others were waiting for this rank's part
+            if not describes(header, x):  # raise only now: the others needed this rank's part
                 raise ValueError(_misfit([members.rank], [text_of(x)], root, text_of(out)))
             return x
 
         return self._operations.start(f"bcast(root {root})", work, [] if x is None else [x], device=device).wait()
 
     def _spread(self, flat: torch.Tensor, root: int, tag: int) -> None:
-        """A flat buffer of `root` to all, in place."""
+        """Copy a flat buffer of `root` to all ranks, in place."""
         team = self._operations.team_of_all
         if team is not None and flat.is_cpu and flat.dtype in TYPES:
             team.broadcast(flat, root)
@@ -61,9 +61,9 @@ class Broadcast:
             self._runner.run(self._schedule(scatter_gather, root), flat, "sum", tag)
 
     def _check_offers(self, x: torch.Tensor | None, header: torch.Tensor, root: int, tag: int) -> None:
-        """Raise on all ranks if one of them passed a tensor of another shape than the root's.
+        """Raise on all ranks if any of them passed a tensor that does not match the root's.
 
-        Only where ranks share memory, so that it costs little, and under PHALANX_DEBUG.
+        Checked only if ranks share memory, where it costs little, and under PHALANX_DEBUG.
         """
         fits = x is None or describes(header, x)
         offer = "" if fits or x is None else text_of(x)

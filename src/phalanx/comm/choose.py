@@ -1,7 +1,7 @@
-"""Which schedule for which hosts and which message: rules, each with the measurement or the count that it rests on.
+"""Chooses a schedule for the hosts and the message size. Each rule names the measurement or count behind it.
 
-Sizes at which the best schedule changes depend on the machine, so they are a value that names its origin. A plan for this number
-of hosts and ranks (planned.py), made from a profile of the real network, replaces both rules and sizes.
+The sizes at which the best schedule changes depend on the machine, so they are a value that names its origin. A plan for these
+hosts and ranks (planned.py), made from a profile of the real network, replaces both rules and sizes.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ class Thresholds:
     """Bytes at which another schedule becomes faster, and where that was measured."""
 
     origin: str
-    small_on_one_host: int  # up to here the number of steps decides
+    small_on_one_host: int  # up to here, fewer steps win
     small_between_hosts: int  # the same between hosts
-    small_between_leaders: int  # the same if one leader per host speaks for ranks that share memory
-    short_in_a_torus: int  # messages of a torus that are shorter lose against a ring of leaders
+    small_between_leaders: int  # the same, if one leader per host exchanges messages for ranks that share memory
+    short_in_a_torus: int  # a torus with messages shorter than this loses to a ring of leaders
 
 
 LAB = Thresholds(
     origin="the lab of docs/lab.md: 4 hosts of 2 ranks, 1 Gbit/s, gloo; on one host 4 ranks",
-    # gloo's steps cost so much that the short way wins up to here (4 ranks, 128 KiB: 1.5 ms against 4.4)
+    # gloo's steps are slow enough that fewer of them win up to here (4 ranks, 128 KiB: 1.5 ms against 4.4)
     small_on_one_host=128 << 10,
     # lower, because all ranks of a host would send the whole message through its one network card at once
     small_between_hosts=32 << 10,
@@ -39,17 +39,17 @@ LAB = Thresholds(
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The schedules of a world's all-reduces. Each of `smaller` serves messages up to its number of bytes, the smallest first."""
+    """The schedules for a world's all-reduces. Each of `smaller` serves messages up to its number of bytes, smallest first."""
 
-    origin: str  # of the sizes
+    origin: str  # where the sizes come from
     schedule: Schedule
     smaller: tuple[tuple[int, Schedule], ...]  # at least one
 
 
 def choose(hosts: Hosts, *, shared: bool = False, library: bool = False, thresholds: Thresholds = LAB) -> Choice:
-    """The plan of PHALANX_SCHEDULES if it is for these hosts, otherwise the rules.
+    """Return the plan of PHALANX_SCHEDULES if it is for these hosts, otherwise what the rules choose.
 
-    `shared`: the ranks of a host share memory. `library`: NCCL is there.
+    `shared`: the ranks of a host share memory. `library`: NCCL is available.
     """
     if (plan := planned_for(hosts)) is not None:
         ranges = [(limit, place(schedule, hosts)) for limit, schedule in plan.ranges]
@@ -59,11 +59,11 @@ def choose(hosts: Hosts, *, shared: bool = False, library: bool = False, thresho
 
 
 def _for_large_messages(hosts: Hosts, *, shared: bool, library: bool) -> Schedule:
-    """One call where NCCL is, or where all ranks share memory: NCCL's own rings and trees pipeline what a torus does in turns.
+    """Choose one call with NCCL, or if all ranks share memory: NCCL's own rings and trees pipeline what a torus does in turns.
 
-    Several hosts with several ranks each: the torus, whose slow direction carries 1/ranks-per-host of the data. Otherwise one
-    level. Halving-doubling where the world is a power of two: as few bytes as the ring in 2 log2 n steps instead of 2(n-1). The
-    ring for the rest.
+    Several hosts with several ranks each use the torus, whose slow direction carries 1/ranks-per-host of the data. Any other
+    power of two uses halving-doubling, which sends as few bytes as the ring in 2 log2 n steps instead of 2(n-1). The rest use
+    the ring.
     """
     world = sum(len(ranks) for ranks in hosts.ranks)
     if library or (shared and len(hosts.ranks) == 1):
@@ -74,7 +74,7 @@ def _for_large_messages(hosts: Hosts, *, shared: bool, library: bool) -> Schedul
 
 
 def _for_small_messages(hosts: Hosts, thresholds: Thresholds, *, shared: bool) -> tuple[tuple[int, Schedule], ...]:
-    """The fewest steps. If ranks share memory, leaders speak for their hosts: in the fewest steps, then around a ring."""
+    """Choose the fewest steps. If ranks share memory, host leaders exchange: first in the fewest steps, then around a ring."""
     world = sum(len(ranks) for ranks in hosts.ranks)
     if shared and hosts.grid and min(hosts.grid) > 1:
         quick, around = (place(hierarchical(*hosts.grid, among=among), hosts) for among in (recursive_doubling, ring))
@@ -85,6 +85,6 @@ def _for_small_messages(hosts: Hosts, thresholds: Thresholds, *, shared: bool) -
 
 
 def place(schedule: Schedule, hosts: Hosts) -> Schedule:
-    """A schedule for ranks in the order of their hosts, relabelled for the ranks as they are really placed."""
+    """Relabel a schedule, written for ranks in the order of their hosts, for the ranks as they are placed."""
     order = tuple(rank for ranks in hosts.ranks for rank in ranks)
     return schedule if order == tuple(range(len(order))) else relabel(schedule, order)

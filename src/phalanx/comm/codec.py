@@ -1,6 +1,6 @@
-"""Plain data to bytes and back, exactly, without pickle: nothing that arrives from a network is ever executed.
+"""Encodes plain data as bytes and back, exactly and without pickle: nothing that arrives from a network is ever executed.
 
-None, bool, int of any size, float, str, bytes, list, tuple and dict. Each value is one letter, then its length or content.
+It handles None, bool, int, float, str, bytes, list, tuple and dict. Each value is one letter, then its length or content.
 Tuples stay tuples and dicts keep their order and their keys' types, which JSON and msgpack would lose.
 """
 
@@ -16,14 +16,14 @@ _FLOAT = struct.Struct("<d")
 
 
 def encode(value: Any) -> bytearray:
-    """Bytes of `value`; TypeError names the first element that is not plain data."""
+    """Return the bytes of `value`. TypeError names the first element that is not plain data."""
     out = bytearray()
     _write(out, value, "the object", 0)
     return out
 
 
 def decode(data: bytes | bytearray | memoryview) -> Any:
-    """The value of `encode`; ValueError for anything else."""
+    """Return the value that `encode` got. Raise ValueError if `data` is anything else."""
     value, end = _read(memoryview(data), 0, 0)
     if end != len(data):
         raise ValueError(f"{len(data) - end} bytes left over after the value")
@@ -86,7 +86,7 @@ def _read(data: memoryview, at: int, depth: int) -> tuple[Any, int]:
         return (content.decode("utf-8", "surrogatepass") if letter == b"s" else content), at
     if letter in b"lt":
         items = []
-        for _ in range(length):  # grows only as fast as the data do: a huge count alone allocates nothing
+        for _ in range(length):  # a huge count alone allocates nothing, because the list grows only with the data
             item, at = _read(data, at, depth + 1)
             items.append(item)
         return (items if letter == b"l" else tuple(items)), at

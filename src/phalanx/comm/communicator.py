@@ -295,6 +295,6 @@ class Communicator(ObjectVerbs, RoomVerbs):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
-        # after an exception the connections stay open until the exit hook has published the reason
+        # after an exception the connections stay open until the exit hook has published it
         if kind is None:
             self.close()

@@ -1,7 +1,7 @@
-"""Reductions with arithmetic between them, as one operation: what wires that compress gradients are made of.
+"""Reductions with arithmetic in between, run as one operation. Wires that compress gradients use them.
 
-The work runs in the issuing thread, so it overlaps with backward as a plain all-reduce does, and nothing comes between its
-messages.
+The work runs in the issuing thread, so it overlaps with backward like a plain all-reduce, and no other message is sent
+between its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from phalanx.comm.reductions import Reductions
 from phalanx.comm.runner import Runner
 from phalanx.schedule import Schedule, quantised
 
-Level = Literal["host", "rank"]  # what is compressed: messages between hosts, or all
+Level = Literal["host", "rank"]  # which messages are compressed: those between hosts, or all
 
 
 class Compound:
@@ -31,7 +31,7 @@ class Compound:
         self._schedules: dict[Level, Schedule] = {}
 
     def start(self, name: str, work: Callable[[Turn], torch.Tensor], x: torch.Tensor) -> Pending:
-        """Queue `work`, which gets a `Turn`; all ranks do the same in it. It reads and writes `x`, and returns the result."""
+        """Queue `work`, which gets a `Turn` and does the same on all ranks. It reads and writes `x`, and returns the result."""
 
         def run(tag: int) -> torch.Tensor:
             return work(Turn(self._reductions, self._runner, self.schedule, tag))
@@ -39,21 +39,21 @@ class Compound:
         return self._operations.start(name, run, [x], compare=True, queued=True)
 
     def schedule(self, level: Level) -> Schedule:
-        """The all-reduce that encodes what travels between hosts, or between ranks."""
+        """Return the all-reduce that encodes messages between hosts, or between all ranks."""
         if level not in self._schedules:
             self._schedules[level] = quantised_for(self._operations.members.hosts, level)
         return self._schedules[level]
 
 
 def quantised_for(hosts: Hosts, level: Level) -> Schedule:
-    """Hosts with different numbers of ranks have no peers for each other, so there every message is encoded."""
+    """Return the schedule for `level`. If hosts have different numbers of ranks, every message is encoded."""
     if level == "rank" or hosts.grid is None:
         return quantised(sum(map(len, hosts.ranks)))
     return place(quantised(*hosts.grid), hosts)
 
 
 class Turn:
-    """One run of a compound operation: its reductions, each with a tag of its own."""
+    """One run of a compound operation. Each of its reductions gets its own tag."""
 
     def __init__(self, reductions: Reductions, runner: Runner, schedule: Callable[[Level], Schedule], tag: int) -> None:
         self._reductions, self._runner, self._schedule = reductions, runner, schedule
@@ -68,9 +68,9 @@ class Turn:
         self._reductions.reduce(x, "sum", self._reductions.schedule_for(x), self._next_tag())
 
     def add_up_coded(self, x: torch.Tensor, coder: Coder, level: Level) -> torch.Tensor:
-        """Sum over all ranks, in place, times the factor of the coder. Whether all of the result is finite, as a tensor.
+        """Sum over all ranks, in place, times the factor of the coder. Return whether the whole result is finite, as a tensor.
 
-        What is not finite fills its block, so it is enough to look at one number of each.
+        A value that is not finite fills its block, so it is enough to check one number per block.
         """
         schedule = self._schedule(level)
         self._runner.run(schedule, x, "sum", self._next_tag(), coder=coder)

@@ -100,6 +100,7 @@ class Connection:
                 release(self._watch)
                 self._watch.stop()
             self.transport.close()
+        self._share = None  # it may hold a client of the store
         if self._leave is not None:
             self._leave()
 

@@ -1,4 +1,4 @@
-"""Whether a core is idle while the ranks of a host compute."""
+"""Tells whether a core is idle while the ranks of a host compute."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 
 
 def has_idle_core(ranks: int) -> bool:
-    """Whether each of `ranks` ranks on this host has a core for one more thread beside those that compute.
+    """Whether each of `ranks` ranks on this host has a core for one more thread besides those that compute.
 
-    Ranks may differ in the answer: it must only decide when an operation runs, never in which order.
+    Ranks may get different answers, so use it only to decide when an operation runs, never in which order.
     """
     return len(os.sched_getaffinity(0)) >= ranks * (torch.get_num_threads() + 1)

@@ -1,4 +1,4 @@
-"""How a communicator is made: from a launcher, from your own process group, alone, or as threads (`run_local`)."""
+"""Creates a communicator: from a launcher, from your own process group, alone, or with threads as ranks (`run_local`)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from phalanx.native.team import HostTeam
 from phalanx.schedule import Schedule
 
 T = TypeVar("T")
-_made = itertools.count()  # the same on all ranks, which make their communicators in one order
+_made = itertools.count()  # the same on all ranks, because they create their communicators in one order
 
 
 def create_communicator(
@@ -57,7 +57,7 @@ def create_communicator(
         The communicator. Use it as a context manager, or call `close()`.
 
     Raises:
-        CommunicationError: Some ranks did not come within `timeout`.
+        CommunicationError: Some ranks are missing after `timeout`.
         LaunchError: The launcher's variables contradict each other.
         ScheduleError: `algorithm` is not an all-reduce of this number of ranks.
 
@@ -67,7 +67,7 @@ def create_communicator(
         (0, 1)
     """
     _check(algorithm, timeout)
-    forced_form()  # before anything is sent: a wrong setting should not leave the other ranks waiting
+    forced_form()  # before anything is sent, so that a wrong setting does not leave the other ranks waiting
     _check_elastic(elastic, min_ranks, max_ranks, backend)
     if elastic:
         from phalanx.comm.elastic.create import create_elastic_communicator
@@ -100,14 +100,14 @@ def create_communicator(
     transport.got_on = issuer.activity.got_on
     issuer.activity.traffic = transport.traffic
     guard(watch, hook)
-    # the keys of all hosts go through the store, because a communicator needs them before it can gather anything
+    # the host keys go through the store, because a communicator needs them before it can gather anything
     store.set(f"host/{rank}", host_key())
     with transport.met:
         keys = [key.decode() for key in store.multi_get([f"host/{r}" for r in range(size)])]
     if algorithm is None:
         warn_if_unplanned(Hosts.of(keys))
     prepare(transport, range(size), algorithm or choose(Hosts.of(keys), library=transport.library).schedule)
-    # the name is part of every tag: two communicators of one process share connections, but must not share messages
+    # the name is part of every tag: two communicators of one process share connections, but not messages
     name = f"world {made}" if made else "world"
 
     def share(name: str, rank: int, size: int) -> HostTeam | None:
@@ -172,7 +172,7 @@ def run_local(
         thread.join()
     world.close()
     if errors:
-        # a rank's own error explains more than the CommunicationErrors that it caused on the others
+        # a rank's own error says more than the CommunicationErrors that it caused on the others
         raise next((error for _, error in errors if not isinstance(error, CommunicationError)), errors[0][1])
     return results
 

@@ -1,4 +1,4 @@
-"""The same schedules inside DistributedDataParallel."""
+"""A communication hook that runs Phalanx schedules inside DistributedDataParallel."""
 
 # no `from __future__ import annotations` here: DDP checks that the annotations of a hook are types
 import threading
@@ -12,7 +12,7 @@ from phalanx.comm.communicator import Communicator
 from phalanx.comm.cores import has_idle_core
 from phalanx.comm.heap import keep_freed_memory
 
-# buckets that wait for the last one of their backward
+# buckets that wait for the last bucket of their backward
 _held: weakref.WeakKeyDictionary[Communicator, list[Any]] = weakref.WeakKeyDictionary()
 
 
@@ -45,19 +45,19 @@ def ddp_hook(comm: Communicator, bucket: dist.GradBucket) -> torch.futures.Futur
         _held[comm] = []
         if gradients.is_cpu:
             keep_freed_memory()  # `zero_grad` frees gradients, and the next backward makes them again
-    # the label: two buckets of one size in a different order on two ranks are an error, not a sum of unrelated gradients
+    # the label turns buckets in a different order on two ranks into an error, instead of a sum of unrelated gradients
     label = f"DDP bucket {bucket.index()}"
     if gradients.is_cpu and comm.shares_memory and not has_idle_core(comm.size):
         return _with_the_last(comm, bucket, gradients, label)
     pending = comm.all_reduce_async(gradients, op="mean", label=label)
-    if pending.queued:  # on a GPU: what reads the future waits there, and the host waits for nothing
+    if pending.queued:  # on a GPU, where readers of the future wait on the device and the host never waits
         return pending.as_future(gradients.device)
-    # a future that holds a CUDA tensor must know its device; on the CPU torch wants none
+    # torch needs the device of a future that holds a CUDA tensor, and accepts none for the CPU
     begun: Any = torch.futures.Future(devices=[gradients.device] if gradients.is_cuda else None)
-    # an error must come out of a callback. Future.set_exception only stores the exception as a value, and a rank that has left
-    # `Join` looks at no value: it would miss the error and hang in the next collective
+    # An error must be raised in a callback. Future.set_exception only stores it as a value, and a rank that has left
+    # `Join` reads no value: it would miss the error and hang in the next collective.
     averaged = begun.then(lambda _: pending.wait())
-    # a thread must wait: a Pending whose group hangs finds out why only in `wait`
+    # a thread has to call `wait`, because only `wait` finds out why a group hangs
     threading.Thread(target=begun.set_result, args=[None], name="phalanx-ddp-bucket", daemon=True).start()
     return averaged
 
@@ -65,9 +65,9 @@ def ddp_hook(comm: Communicator, bucket: dist.GradBucket) -> torch.futures.Futur
 def _with_the_last(
     comm: Communicator, bucket: dist.GradBucket, gradients: torch.Tensor, label: str
 ) -> torch.futures.Future[torch.Tensor]:
-    """Average it in the thread that calls, when the last bucket comes: other threads would only take the core from backward."""
+    """Average in the calling thread when the last bucket is ready. Other threads would only take the core from backward."""
     begun: Any = torch.futures.Future()
-    averaged = begun.then(lambda _: comm.all_reduce(gradients, "mean", label=label))  # in a callback, as above
+    averaged = begun.then(lambda _: comm.all_reduce(gradients, "mean", label=label))  # in a callback: see `ddp_hook`
     held = _held[comm]
     held.append(begun)
     if bucket.is_last():

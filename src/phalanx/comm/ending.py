@@ -1,15 +1,15 @@
-"""How a process of a job ends, with the right exit status, after all that the user still wants to do.
+"""Ends a process of a job with the right exit status, after everything that the user's code still has to do.
 
-An uncaught exception is printed first, then published to all ranks. Then Python's own order follows: threads that it waits for (a
-checkpoint under way) and exit handlers, each to its end however long it takes. Last come our own clean-up, which is bounded, and
-`os._exit`. That skips the teardown of torch, which may wait for peers that are gone, and aborts the process if a thread is in
+An uncaught exception is printed first, then published to all ranks. Python's own shutdown follows: it joins threads (such as a
+checkpoint being saved) and runs exit handlers, without a time limit. Then our own clean-up, which is bounded, and `os._exit`.
+`os._exit` skips the teardown of torch, which may wait for lost peers, and which aborts the process if a thread is inside
 gloo.
 
     exception ---> excepthooks ---> threads that Python joins ---> exit handlers ---> our clean-up ---> os._exit(1)
-                   of all           a save that was accepted       of all             CLEAN_UP at most
+                   all of them      such as a checkpoint save      all of them        at most CLEAN_UP
 
-A rank that does not know yet that another rank raised gets a CommunicationError where it is, so its `finally` blocks run. If it
-is in foreign code that cannot be interrupted, it is ended.
+A rank that has not yet noticed another rank's exception gets a CommunicationError wherever it is, so its `finally` blocks run.
+If it is in foreign code that cannot be interrupted, the process is ended.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from phalanx.comm.verdict import CommunicationError
 from phalanx.schedule.printable import printable
 
 ALONE = 1.0  # seconds in which a rank's next operation may report that another rank raised; then the rank is interrupted
-INTERRUPTED = 2.5  # seconds that it then has to leave foreign code; then it is ended, at most 5 s after the exception
+INTERRUPTED = 2.5  # seconds it then has to leave foreign code; after that it is ended, at most 5 s after the exception
 CLEAN_UP = 2.0  # seconds for our own clean-up, after all handlers of the user
 LOOK = 0.1
 INSIDE_TORCH = ("phalanx-watch", "phalanx-ask", "phalanx-issuer", "phalanx-landing", "phalanx-meeting")
@@ -41,15 +41,15 @@ INSIDE_TORCH = ("phalanx-watch", "phalanx-ask", "phalanx-issuer", "phalanx-landi
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
 _watches: list[Watch] = []
-_held: list[Watch] = []  # of the stores that this process holds: they outlive their communicators
+_held: list[Watch] = []  # watches whose stores this process may hold: they outlive their communicators
 _unfinished: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
-_ended = threading.Event()  # the main thread is in foreign code, and the process does not wait for it
-_telling = False
+_ended = threading.Event()  # set when the process ends without waiting for the main thread, which is in foreign code
+_publishing = False
 _context = 0  # id of the exception, if any, whose handler created the communicator
 
 
 def guard(watch: Watch, found: Hook | None = None) -> None:
-    """From now on publish an uncaught exception of this process to all ranks, after its traceback was printed.
+    """Publish an uncaught exception of this process to all ranks from now on, after its traceback was printed.
 
     `found` is the hook before torch wrapped it.
     """
@@ -65,7 +65,7 @@ def guard(watch: Watch, found: Hook | None = None) -> None:
 
 
 def release(watch: Watch) -> None:
-    """Its communicator was closed: from now on exceptions of this process do not concern the others."""
+    """Stop publishing exceptions for a communicator that was closed."""
     if watch in _watches:
         _watches.remove(watch)
 
@@ -76,12 +76,12 @@ def finish_before_end(thread: threading.Thread) -> None:
 
 
 def say_last(words: str) -> None:
-    """Print a last message to the user, when there is no caller left to raise an error to."""
+    """Print a last message to the user when there is no caller left to raise to."""
     print(f"phalanx: {printable(words)}", file=sys.stderr, flush=True)
 
 
 def process_is_ending() -> bool:
-    """Whether the user's program is over, and only what must be finished still runs."""
+    """Whether the user's program is over, and only threads that must finish are still running."""
     return _ended.is_set() or not threading.main_thread().is_alive()
 
 
@@ -89,25 +89,25 @@ def process_is_ending() -> bool:
 
 
 def _install_hook(found: Hook) -> None:
-    """Once per communicator: init_process_group wraps the hook that it finds, and would print only after ours has published."""
+    """Install once per communicator: init_process_group wraps the hook it finds, and would print only after ours published."""
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
-        global _telling
+        global _publishing
         mine = [watch for watch in _watches if watch.process == os.getpid()]
-        if _telling or not mine:  # an outer hook of ours publishes
+        if _publishing or not mine:  # an outer hook of ours publishes
             previous(kind, error, where)
             return
-        _telling = True
+        _publishing = True
         echo = any(watch.alarmed.is_set() for watch in mine)
-        short = issubclass(kind, KeyboardInterrupt) and _is_plain(found)  # Ctrl-C goes to all ranks: one of them prints it
+        short = issubclass(kind, KeyboardInterrupt) and _is_plain(found)  # every rank gets Ctrl-C, but only one prints it
         if issubclass(kind, CommunicationError) and echo:
             # another rank has printed the cause; a traceback from each of 800 ranks would bury it
             print(f"[rank {mine[0].rank}] CommunicationError: {printable(str(error))}", file=sys.stderr, flush=True)
         elif not short:
             previous(kind, error, where)
             sys.stderr.flush()
-        interactive = sys.flags.interactive or hasattr(sys, "ps1")  # there the process survives
+        interactive = sys.flags.interactive or hasattr(sys, "ps1")  # where the process survives
         if threading.current_thread() is threading.main_thread() and not interactive:
             _End(128 + signal.SIGINT if issubclass(kind, KeyboardInterrupt) else 1)
         first = [watch.raised(error) for watch in mine]
@@ -119,26 +119,26 @@ def _install_hook(found: Hook) -> None:
 
 
 def _is_plain(hook: Any) -> bool:
-    """Whether it only prints: Python's own, ours, or torch's, which adds the rank."""
+    """Whether the hook only prints: Python's own, ours, or torch's, which adds the rank."""
     return hook is sys.__excepthook__ or getattr(hook, "__module__", "") == __name__ or is_excepthook(hook)
 
 
 class _End:
-    """The exit handler that comes first, runs all others, and ends the process with `status`."""
+    """The exit handler that runs first: it runs all others and ends the process with `status`."""
 
     def __init__(self, status: int) -> None:
         self._status = status
         self._handlers_done = threading.Event()
         atexit.register(self.run)
         self._handlers = atexit._ncallbacks()
-        # now, because Python 3.12 starts no thread at exit
+        # here, because Python 3.12 starts no thread at exit
         threading.Thread(target=self._cut_short, name="phalanx-end", daemon=True).start()
 
     def run(self) -> None:
         if os.getpid() != _watches_process():
             return
         if atexit._ncallbacks() != self._handlers:
-            return  # some were registered after this one, and have run: do not run them again, end as Python does
+            return  # handlers registered after this one have already run: don't run them again, let Python finish
         atexit.unregister(self.run)
         atexit.unregister(_leave)  # the other ranks may need the store while a handler here runs
         atexit._run_exitfuncs()
@@ -172,17 +172,17 @@ def _leave() -> None:
 
 
 def _park_threads() -> None:
-    """Keep threads that wait inside of torch for a lost peer from ever returning.
+    """Keep threads that wait inside torch for a lost peer from ever returning.
 
-    A thread that returns while Python ends is unwound through C++ code that does not allow it, which aborts the process (SIGABRT;
-    Python 3.14 lets it sleep instead). The exit status is not known here, so `os._exit` is no way out. Instead an unused signal
-    gets pause(2) as its handler: the thread that receives it sleeps until the process is gone.
+    A thread that returns while Python shuts down is unwound through C++ code that does not allow it, which aborts the process
+    (SIGABRT; Python 3.14 lets it sleep instead). `os._exit` is no way out, because the exit status is not known here. So an
+    unused signal gets pause(2) as its handler, and the thread that receives it sleeps until the process is gone.
     """
     waiting = [thread for thread in threading.enumerate() if thread.daemon and thread.name in INSIDE_TORCH]
     if not waiting or not hasattr(signal, "SIGRTMAX"):
         return
-    time.sleep(LOOK)  # a thread that only waits for Python's lock gets it now, and must not be stopped while it holds it
-    # not _INTERRUPT, if there is another: Python resets its own handlers, and a late signal would end the process
+    time.sleep(LOOK)  # a thread that only waits for the GIL gets it now: it must not be stopped while it holds the GIL
+    # prefer a signal other than _INTERRUPT: Python resets its own handlers, and a late signal would end the process
     number = next(_unused_signals(), None) or _INTERRUPT
     if number is None:
         return
@@ -202,13 +202,13 @@ _due: list[tuple[Watch, CommunicationError]] = []
 
 
 def end_unaware(watch: Watch, why: str) -> None:
-    """Called by the watch's thread when another rank raised: end this process, unless it knows and ends by itself.
+    """End this process because another rank raised, unless it knows and ends by itself. Runs in the watch's thread.
 
-    A rank that has the error may handle it; it fails at its next communication.
+    A rank that received the error may handle it. It fails at its next communication.
     """
     if _knows(watch, ALONE):
         return
-    while _handles_an_exception():  # of its own: its `finally` and `except` blocks run to their end
+    while _handles_an_exception():  # its own exception: let its `finally` and `except` blocks finish
         if _knows(watch, LOOK):
             return
     if _INTERRUPT is not None:
@@ -224,7 +224,7 @@ def end_unaware(watch: Watch, why: str) -> None:
 
 
 def _knows(watch: Watch, seconds: float) -> bool:
-    """Whether the error reaches the user's code within `seconds`, or the process begins to end."""
+    """Whether the user's code gets the error within `seconds`, or the process begins to end."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         if watch.delivered.wait(LOOK) or watch.leaving or not threading.main_thread().is_alive():
@@ -240,7 +240,7 @@ def _handles_an_exception() -> bool:
 
 
 def _install_interrupt() -> None:
-    """An unused signal wakes the main thread, also from a sleep, and its handler raises the error there."""
+    """Handle an unused signal by raising the error in the main thread, which the signal wakes even from a sleep."""
     global _INTERRUPT
     if _INTERRUPT is not None or threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGRTMAX"):
         return

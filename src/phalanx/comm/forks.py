@@ -1,10 +1,10 @@
-"""A forked child has its parent's connections and memory, but to the other ranks the parent is the rank."""
+"""Detects forks. A forked child has its parent's connections and memory, but to the other ranks the parent is the rank."""
 
 from __future__ import annotations
 
 import os
 
-count = 0  # how often this process and its ancestors were forked: os.getpid() would cost more than a small sum
+count = 0  # forks of this process and its ancestors; os.getpid() would cost more than a small sum
 
 
 def _count_fork() -> None:
@@ -16,14 +16,14 @@ os.register_at_fork(after_in_child=_count_fork)
 
 
 class Owner:
-    """The process that made a communicator, and the `count` of forks then."""
+    """The process that made a communicator, and the `count` of forks at that time."""
 
     def __init__(self) -> None:
         self.process, self.forks = os.getpid(), count
 
     @property
     def forked(self) -> bool:
-        """Whether this process is a fork of it."""
+        """Whether this process is a fork of the owner."""
         return self.forks != count
 
     def check(self, name: str) -> None:

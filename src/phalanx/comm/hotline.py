@@ -1,12 +1,12 @@
-"""A side channel between ranks: short questions and answers over TCP, beside the job's store and its data connections.
+"""A side channel between ranks: short questions and answers over TCP, separate from the job's store and data connections.
 
-A thread of each rank answers, whatever the training thread does. So an answer means that the process is alive and can be reached,
-and no answer means that it is not. Nothing travels until a rank asks. Each rank listens on the address that gloo uses too, so
-ranks that can exchange tensors can ask each other.
+A thread of each rank answers, independently of the training thread. So an answer means that the process is alive and reachable,
+and no answer means that it is not. Nothing is sent until a rank asks. Each rank listens on the address that gloo uses, so
+ranks that can exchange tensors can also ask each other.
 
-A question and its answer are one line each: a signature and JSON. The key of the signatures is random, and comes over the job's
-data connections. Lines without a valid signature are not parsed. An answer is signed together with its question, so a stranger
-can neither answer for a lost rank nor replay an old answer.
+A question and its answer are one line each: a signature and JSON. The key of the signatures is random, and is exchanged over the
+job's data connections. Lines without a valid signature are not parsed. An answer is signed together with its question, so a
+stranger can neither answer for a lost rank nor replay an old answer.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-LONGEST = 1 << 20  # bytes of a question or an answer
-PATIENCE = 5.0  # seconds in which a caller must have asked
+LONGEST = 1 << 20  # maximum bytes of a question or an answer
+PATIENCE = 5.0  # seconds that a caller has to send its question
 CALLERS = 1024  # at a time
-HELD = 16 << 20  # bytes of questions that have begun, of all callers together
-PAUSE = 0.05  # seconds to wait before accepting again, when this process has no descriptor left
+HELD = 16 << 20  # maximum bytes of incomplete questions, over all callers
+PAUSE = 0.05  # seconds to wait before accepting again, when this process has no file descriptors left
 
 Answer = Callable[[dict[str, Any]], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What came back: `words` by rank, and the ranks that refused the connection, because no process listens any more."""
+    """The answers by rank, and the ranks that refused the connection because no process listens there any more."""
 
     words: dict[int, dict[str, Any]] = field(default_factory=dict)
     refused: frozenset[int] = frozenset()
 
 
 class Hotline:
-    """This rank's end of the channel, at `address`. All ranks make it together; `answer` runs in the channel's own thread."""
+    """This rank's end of the channel, at `address`. All ranks create it together. `answer` runs in the channel's own thread."""
 
     def __init__(self, address: str, answer: Answer, allgather: Callable[[Any], list[Any]]) -> None:
         self._listener = socket.create_server((address, 0), backlog=min(CALLERS, socket.SOMAXCONN))
@@ -86,7 +86,7 @@ class Hotline:
                     except ConnectionRefusedError:
                         refused.add(call.rank)
                     except (OSError, ValueError):
-                        pass  # no route, a reset, or no JSON: not an answer
+                        pass  # no route, a reset, or invalid JSON: not an answer
                     waiting.unregister(key.fileobj)
         return Answers(words, frozenset(refused))
 
@@ -99,13 +99,13 @@ class Hotline:
 
 
 class _Call:
-    """One question on its way out, or its answer on the way back."""
+    """One question being sent, or its answer being received."""
 
     def __init__(self, rank: int, message: bytes, nonce: str) -> None:
-        self.rank, self.left, self.nonce, self._come = rank, message, nonce, b""
+        self.rank, self.left, self.nonce, self._received = rank, message, nonce, b""
 
     def get_on(self, caller: socket.socket) -> bytes | None:
-        """Send or receive what is possible now; returns the answer once it is complete."""
+        """Send or receive what is possible now. Return the answer once it is complete."""
         if self.left:
             error = caller.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if error:
@@ -113,14 +113,14 @@ class _Call:
             self.left = self.left[caller.send(self.left) :]
             return None
         piece = caller.recv(1 << 16)
-        self._come += piece
-        if not piece or len(self._come) > LONGEST:
+        self._received += piece
+        if not piece or len(self._received) > LONGEST:
             raise ValueError("the answer ended early, or does not end")
-        return self._come if self._come.endswith(b"\n") else None
+        return self._received if self._received.endswith(b"\n") else None
 
 
 class _SignedLines:
-    """Lines with signatures. `about` is signed too, but not sent: both ends know it."""
+    """Lines with signatures. `about` is signed too, but not sent, because both ends know it."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
@@ -130,7 +130,7 @@ class _SignedLines:
         return self._signature(about, text) + b" " + text + b"\n"
 
     def read(self, about: str, line: bytes) -> dict[str, Any]:
-        """What a rank of the job has written; ValueError for any other line."""
+        """Return what a rank of the job wrote. Raise ValueError for any other line."""
         signature, _, text = line.removesuffix(b"\n").partition(b" ")
         if not hmac.compare_digest(signature, self._signature(about, text)):
             raise ValueError("not signed by a rank of this job")
@@ -144,7 +144,7 @@ class _SignedLines:
 
 
 def _serve(listener: socket.socket, wake: socket.socket, lines: _SignedLines, rank: int, answer: Answer) -> None:
-    """Take calls, read one line of each, answer it and hang up, until the other end of `wake` is closed."""
+    """Accept calls, read one line of each, answer it and hang up, until the other end of `wake` is closed."""
     with selectors.DefaultSelector() as waiting, listener, wake:
         listener.setblocking(False)
         waiting.register(listener, selectors.EVENT_READ)
@@ -179,7 +179,7 @@ def _accept(listener: socket.socket) -> socket.socket | None:
     try:
         caller, _ = listener.accept()
     except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE):  # the listener stays ready: without a pause this is a busy loop
+        if error.errno in (errno.EMFILE, errno.ENFILE):  # the listener stays ready, so without a pause this is a busy loop
             time.sleep(PAUSE)
         return None
     caller.setblocking(False)
@@ -187,7 +187,7 @@ def _accept(listener: socket.socket) -> socket.socket | None:
 
 
 def _unwelcome(callers: Mapping[socket.socket, tuple[float, bytes]]) -> list[socket.socket]:
-    """Callers that take too long, and the oldest if there are too many, or if they hold too many bytes together."""
+    """Return callers that take too long, and the oldest ones while callers are too many or hold too many bytes."""
     now = time.monotonic()
     held, found = sum(len(line) for _, line in callers.values()), []
     for number, (caller, (since, line)) in enumerate(callers.items()):
@@ -198,7 +198,7 @@ def _unwelcome(callers: Mapping[socket.socket, tuple[float, bytes]]) -> list[soc
 
 
 def _read(caller: socket.socket, line: bytes) -> bytes | None:
-    """What came so far; None if the caller is gone or sends too much."""
+    """Return what was received so far, or None if the caller is gone or sends too much."""
     try:
         piece = caller.recv(1 << 16)
     except BlockingIOError:
@@ -209,7 +209,7 @@ def _read(caller: socket.socket, line: bytes) -> bytes | None:
 
 
 def _reply(caller: socket.socket, line: bytes, lines: _SignedLines, rank: int, answer: Answer) -> None:
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # a line of a stranger must not stop this thread
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # a line from a stranger must not stop this thread
         question = lines.read(f"question to {rank}", line)
         nonce = question.pop("nonce")
         reply = lines.write(f"answer to {nonce}", answer(question))

@@ -1,7 +1,7 @@
 """One thread per rank starts every communication, in the order of the calls.
 
-torch wants one global order of operations over all process groups, and gloo's wait() blocks. A separate thread keeps that order,
-and leaves the training thread free to compute, or to notice that a wait has become hopeless (`waiting.py`, `breakdown.py`).
+torch needs one global order of operations over all process groups, and gloo's wait() blocks. A separate thread keeps that order,
+and leaves the training thread free to compute, or to notice that a wait cannot succeed (`waiting.py`, `breakdown.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from phalanx.native.errors import SharedMemoryError
 
 
 class Issuer:
-    """The thread and its queue. `cut` breaks the transport's connections, so that work that waits for a message fails."""
+    """The thread and its queue. `cut` breaks the transport's connections, so that operations that wait for a message fail."""
 
     def __init__(self, timeout: float, watch: Watch | None, cut: Callable[[], None] | None = None) -> None:
         self.owner = forks.Owner()
@@ -43,7 +43,7 @@ class Issuer:
     # ---- in the calling thread ---------------------------------------------------------------------------------------------
 
     def submit(self, operation: Operation) -> Pending:
-        """Queue it behind everything submitted earlier."""
+        """Queue `operation` behind everything submitted earlier."""
         self.owner.check(operation.name)
         self.breakdown.check(operation.name)
         if self._thread is None:
@@ -55,11 +55,11 @@ class Issuer:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is under way and nothing has failed: the calling thread may communicate itself."""
+        """Whether no operation is pending and none has failed, so that the calling thread may communicate itself."""
         return self._submitted == self._completed and self.breakdown.error is None
 
     def directly(self, work: Callable[[], Any], describe: Callable[[], Operation]) -> Any:
-        """Do `work` in the calling thread, while the issuer is `idle`; a failure is explained like any other."""
+        """Run `work` in the calling thread, while the issuer is `idle`. A failure is handled like any other."""
         if self.owner.forks != forks.count:
             self.owner.check(describe().name)
         activity = self.activity
@@ -69,7 +69,7 @@ class Issuer:
         except (TransportError, SharedMemoryError) as error:
             if not breaks_the_network(error):
                 raise
-            activity.current = describe()  # stays: it is this rank's answer to alarms
+            activity.current = describe()  # not reset: it is this rank's answer to alarms
             raise self.breakdown.failed(activity.current, str(error)) from error
         finally:
             activity.doing = None
@@ -80,7 +80,7 @@ class Issuer:
 
     def _issue(self) -> None:
         activity = self.activity
-        broken: BaseException | None = None  # what ended all communication, which the calling thread may not know yet
+        broken: BaseException | None = None  # the error that ended all communication; the calling thread may not know it yet
         while (operation := self._queue.get()) is not None:
             if broken is not None:
                 operation.error = broken
@@ -97,7 +97,7 @@ class Issuer:
                 if breaks_the_network(error) and not operation.may_fail:
                     broken = error
                     operation.finished.set()
-                    continue  # `current` stays: it is this rank's answer to alarms
+                    continue  # `current` is not reset: it is this rank's answer to alarms
             activity.last, activity.idle_since = operation.name, time.monotonic()
             activity.current = None
             self._completed += 1
@@ -106,12 +106,12 @@ class Issuer:
                 operation.finished.set()
             else:
                 land_later(operation, operation.landing, activity)
-            del operation  # and with it the tensors: the next one may come much later
+            del operation  # and its tensors: the next operation may come much later
 
     # ---- the end -----------------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Finish what is queued or begun, then end the thread. Gives up what does not finish soon. Idempotent."""
+        """Finish what is queued or pending, then end the thread. Abandon what does not finish soon. Idempotent."""
         if self._thread is not None and self.breakdown.error is None:
             self._queue.put(None)
             if not self._join(1.0):
@@ -119,21 +119,21 @@ class Issuer:
         self.device.stop()
 
     def _join(self, seconds: float) -> bool:
-        """Whether all threads ended within that time."""
+        """Wait for all threads, and return whether they ended in time."""
         until = time.monotonic() + seconds
         issuing = [] if self._thread is None else [self._thread]
         for thread in issuing:
             thread.join(seconds)
-        threads = [*issuing, *self.activity.flying]  # only now: until it ends, the issuing thread starts others
+        threads = [*issuing, *self.activity.flying]  # only now: the issuing thread starts others until it ends
         for thread in threads:
             if thread.is_alive():
                 thread.join(max(0.0, until - time.monotonic()))
         return not any(thread.is_alive() for thread in threads)
 
     def _cut_off(self) -> None:
-        """Get the thread out of the transport: if Python finds it there at exit, the process ends with SIGABRT."""
+        """Get the thread out of the transport. If it is still there when Python exits, the process ends with SIGABRT."""
         if self._thread is not None:
-            self._queue.put(None)  # a thread that has nothing to do ends at once: nothing can start any more
+            self._queue.put(None)  # an idle thread then ends at once, because no operation can start any more
         if self._cut is not None and (self._thread is not None or self.device.used):
             self._cut()
             self._join(1.0)

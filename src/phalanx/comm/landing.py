@@ -1,4 +1,4 @@
-"""How an operation that has only begun comes to its end, while later ones start."""
+"""Waits for an operation that was started, while later operations start."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from phalanx.comm.pending import Operation
 
 
 def land_later(operation: Operation, landing: Callable[[], None], activity: Activity) -> None:
-    """Wait for `operation` in a separate thread: gloo's wait blocks, and there is no other way to learn of a message."""
+    """Wait for `operation` in a separate thread: gloo's wait blocks, and gloo offers no other way to notice a message."""
 
     def land() -> None:
         try:

@@ -1,15 +1,15 @@
-"""Who am I: rank, world and meeting point, from the environment that torchrun, mpirun or srun sets.
+"""Finds out this process's rank, world and meeting point from the environment that torchrun, mpirun or srun sets.
 
-`discover(environ)` is a pure function to a frozen `Launch`. The meeting point is where rank 0 opens torch's key-value store. The
-launchers differ in how much of it they provide:
+`discover(environ)` is a pure function that returns a frozen `Launch`. The meeting point is where rank 0 opens torch's key-value
+store. Launchers differ in how much they provide:
 
-    torchrun, or by hand   RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT: all of it
-    srun                   the list of nodes: its first one, and a port derived from the job and step
+    torchrun, or by hand   RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT: everything
+    srun                   the list of nodes: we take the first, and a port derived from the job and step
     mpirun on one host     nothing: rank 0 takes a free loopback port and leaves a note for the other ranks
     mpirun on several      MASTER_ADDR if you export it, otherwise mpi4py carries the address
 
-The local rank chooses the GPU. A script that exports only RANK and WORLD_SIZE leaves it to the launcher below it (`PLACES`). If
-that is silent, too, `Launch.placed` is False, and `place_among` computes the place from the hosts of all ranks.
+The local rank selects the GPU. If a script exports only RANK and WORLD_SIZE, the launcher below it provides the local rank
+(`PLACES`). If that does not, `Launch.placed` is False, and `place_among` computes it from the hosts of all ranks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-MOST_RANKS = 1 << 20  # more is a typing error
+MOST_RANKS = 1 << 20  # more is a typo
 DEFAULT_PORT = 29400  # for a MASTER_ADDR without a MASTER_PORT
 LISTENER = "PHALANX_LISTENER"  # set by start.py for rank 0
 SECRET = "PHALANX_SECRET"  # signs what ranks write to the store (signed.py)
@@ -34,11 +34,11 @@ LAUNCHERS = frozenset(
 
 
 class LaunchError(RuntimeError):
-    """The environment describes several ranks, but not how they find each other, or more of them than the host has GPUs."""
+    """The environment describes several ranks but not how they find each other, or more ranks than the host has GPUs."""
 
 
 class PlaceNames(NamedTuple):
-    """The variables in which a launcher gives a process its rank, the number of ranks, and the same two on its host."""
+    """The variables in which a launcher passes a process its rank, the number of ranks, and the same two for its host."""
 
     rank: str
     world: str
@@ -63,7 +63,7 @@ PLACES = (
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """This process among its siblings. Without `address` the ranks meet by a note on this host, or through mpi4py."""
+    """This process among its siblings. Without `address` the ranks meet through a note on this host, or through mpi4py."""
 
     how: str
     rank: int
@@ -73,25 +73,25 @@ class Launch:
     address: str | None = None
     port: int = 0
     agent_store: bool = False  # torchrun's agent already holds the store at that address
-    attempt: int = 0  # of an elastic torchrun: keys of an earlier attempt are not ours
+    attempt: int = 0  # of an elastic torchrun: ignore the keys of earlier attempts
     job: str = ""  # the launcher's name for the job, the same on all its ranks
-    one_host: bool = False  # all ranks are on this host, by the launcher's word
-    listener: int = -1  # for rank 0: the file descriptor of the meeting point's socket, if its parent has opened it
-    placed: bool = True  # `local_rank` comes from the launcher; False: it is a guess, and the hosts of all ranks decide
+    one_host: bool = False  # whether all ranks are on this host, according to the launcher
+    listener: int = -1  # for rank 0: the file descriptor of the meeting point's socket, if its parent opened it
+    placed: bool = True  # whether `local_rank` is the launcher's; if not, the hosts of all ranks decide
 
 
 ALONE = Launch(how="alone", rank=0, world=1)
 
 
 def discover(environ: Mapping[str, str] = os.environ) -> Launch:
-    """Read the launcher's variables; an inner launcher (torchrun under srun, mpirun under srun) comes before the outer."""
+    """Read the launcher's variables. An inner launcher (torchrun or mpirun under srun) takes precedence over the outer one."""
     if "RANK" in environ and "WORLD_SIZE" in environ:
         return _torchrun(environ)
     if "OMPI_COMM_WORLD_RANK" in environ:
         return _mpirun(environ, "mpirun (Open MPI)", OPEN_MPI)
     if "PMI_RANK" in environ and "PMI_SIZE" in environ and "SLURM_STEP_NUM_TASKS" not in environ:
         return _mpirun(environ, "mpirun (MPICH)", MPICH)
-    # SLURM_NTASKS is also set in a batch script without srun, which is one process, not SLURM_NTASKS
+    # SLURM_NTASKS is also set in a batch script without srun, which is a single process
     if "SLURM_PROCID" in environ and "SLURM_STEP_NUM_TASKS" in environ:
         return _srun(environ)
     return ALONE
@@ -144,7 +144,7 @@ def _srun(environ: Mapping[str, str]) -> Launch:
     address = environ.get("MASTER_ADDR") or first_host(nodes)
     if not address:
         raise LaunchError("srun gave no SLURM_STEP_NODELIST: export MASTER_ADDR, the host of rank 0")
-    # every rank computes the same port without a message; jobs that share a node differ in it
+    # every rank computes the same port without a message, and jobs that share a node get different ones
     step = f"{environ.get('SLURM_JOB_ID', '')}.{environ.get('SLURM_STEP_ID', '')}"
     return _checked(
         Launch(
@@ -162,13 +162,13 @@ def _srun(environ: Mapping[str, str]) -> Launch:
     )
 
 
-# ---- the place on the host, which chooses the GPU ------------------------------------------------------------------------------
+# ---- the place on the host, which selects the GPU ------------------------------------------------------------------------------
 
 
 def _place_below(environ: Mapping[str, str], rank: int, world: int) -> tuple[int | None, int | None]:
-    """The local rank and the local number of ranks, as far as a launcher gives them that counts the same ranks as we do.
+    """Return the local rank and the local number of ranks from a launcher that counts the same ranks as we do, if there is one.
 
-    One that counts others, such as a batch system that started one process per host, gives the place of that process.
+    A launcher that counts others, such as a batch system that started one process per host, gives the place of that process.
     """
     for names in PLACES:
         if environ.get(names.local_rank) is None:
@@ -180,7 +180,7 @@ def _place_below(environ: Mapping[str, str], rank: int, world: int) -> tuple[int
 
 
 def _slurm_tasks_here(environ: Mapping[str, str]) -> int | None:
-    """The tasks of this step on this node: `4(x2),3` is 4 on the first two nodes and 3 on the third."""
+    """Return the tasks of this step on this node: `4(x2),3` means 4 on the first two nodes and 3 on the third."""
     node = _number(environ, "SLURM_NODEID", -1)
     for part in environ.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
         found = re.fullmatch(r"(\d{1,9})(?:\(x(\d{1,9})\))?", part.strip(), re.ASCII)
@@ -193,16 +193,16 @@ def _slurm_tasks_here(environ: Mapping[str, str]) -> int | None:
 
 
 def place_among(launch: Launch, keys: Sequence[str]) -> Launch:
-    """`launch` with the place of its rank on its host. `keys[rank]` is the same text for all ranks of a host."""
+    """Return `launch` with the place of its rank on its host. `keys[rank]` is the same text for all ranks of a host."""
     here = [rank for rank, key in enumerate(keys) if key == keys[launch.rank]]
     return replace(launch, local_rank=here.index(launch.rank), local_world=len(here), placed=True)
 
 
 def device_index(local_rank: int, local_world: int, count: int) -> int:
-    """The GPU of a rank among the `count` that it sees. NCCL refuses two ranks on one GPU, so there must be enough of them.
+    """Return the GPU of a rank among the `count` that it sees. NCCL refuses two ranks on one GPU, so there must be enough.
 
-    A rank that sees one GPU takes it: Slurm's --gpus-per-task and many wrappers show each rank its own. Where it is the same one
-    for all ranks, `check_own_devices` finds out.
+    A rank that sees one GPU takes it: Slurm's --gpus-per-task and many wrappers show each rank only its own. If all ranks see the
+    same one, `check_own_devices` finds out.
     """
     if count < 1:
         raise LaunchError("no GPU is visible: is CUDA_VISIBLE_DEVICES empty? backend='gloo' trains on CPUs")
@@ -232,7 +232,7 @@ def check_own_devices(devices: Sequence[str]) -> None:
 
 
 def exported_secret(environ: Mapping[str, str] = os.environ) -> str | None:
-    """The secret of the job, if the environment carries one to all ranks."""
+    """Return the secret of the job, if the environment carries one to all ranks."""
     secret = environ.get(SECRET)
     if secret is not None and len(secret) < SHORTEST_SECRET:
         raise LaunchError(f"{SECRET} has {len(secret)} characters, fewer than {SHORTEST_SECRET}: use $(openssl rand -hex 32)")
@@ -265,7 +265,7 @@ def _checked(launch: Launch) -> Launch:
 
 
 def _is_host(address: str) -> bool:
-    """Whether it can be looked up at all; Python rejects some names with an error that no caller expects."""
+    """Whether `address` can be looked up at all. Python rejects some names with an error that no caller expects."""
     try:
         address.encode("idna")
     except UnicodeError:
@@ -274,8 +274,8 @@ def _is_host(address: str) -> bool:
 
 
 def first_host(nodes: str) -> str:
-    """The first name of Slurm's compressed list: `gpu[007-012,20],cpu1` begins with gpu007."""
-    first = re.match(r"(?:[^\[,]|\[[^\]]*\])*", nodes)  # up to a comma outside of brackets
+    """Return the first name of Slurm's compressed list: `gpu[007-012,20],cpu1` begins with gpu007."""
+    first = re.match(r"(?:[^\[,]|\[[^\]]*\])*", nodes)  # up to a comma outside brackets
     return re.sub(r"\[(\d+)[^\]]*\]", r"\1", first.group()) if first else ""
 
 
@@ -283,7 +283,7 @@ def first_host(nodes: str) -> str:
 
 
 def meeting_point_through_mpi4py() -> tuple[str, int]:
-    """The host of rank 0 and a free port there, broadcast by MPI itself; all ranks call it."""
+    """Return the host of rank 0 and a free port there, broadcast by MPI itself. All ranks call it."""
     try:
         from mpi4py import MPI  # type: ignore[import-not-found,unused-ignore]
     except ImportError:
@@ -295,6 +295,6 @@ def meeting_point_through_mpi4py() -> tuple[str, int]:
         probe.bind(("", 0))
         words = f"{socket.gethostname()} {probe.getsockname()[1]}"
     text = bytearray(words.encode().ljust(256, b"\0"))
-    MPI.COMM_WORLD.Bcast(text)  # as bytes: the lower-case bcast would pickle
+    MPI.COMM_WORLD.Bcast(text)  # as bytes, because the lower-case bcast would pickle
     host, port = text.rstrip(b"\0").decode().split()
     return host, int(port)

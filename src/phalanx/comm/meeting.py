@@ -1,10 +1,10 @@
-"""Is it my job? Rank 0 describes its job in the store; every rank recognises it, claims its own rank, and waits for the others.
+"""Rank 0 describes its job in the store. Every rank checks that it is its own job, claims its rank, and waits for the others.
 
-The ranks of a job share a secret, with which they sign what they write to the store (signed.py). It comes
+The ranks of a job share a secret and sign what they write to the store with it (signed.py). A rank gets the secret from
 
-    in the environment      PHALANX_SECRET: set by `phalanx train --ranks N`, or exported by you
-    in a note               of rank 0, named after the job's token: if all ranks are on one host
-    not at all              on several hosts without PHALANX_SECRET: the keys are then as open as torch's own
+    the environment     PHALANX_SECRET, set by `phalanx train --ranks N` or exported by you
+    a note              of rank 0, named after the job's token, if all ranks are on one host
+    nowhere             on several hosts without PHALANX_SECRET; the keys are then as open as torch's own
 
 A rank that can expect a signature accepts nothing without one.
 """
@@ -25,21 +25,21 @@ from phalanx.comm.notes import is_token, read, secret_path, sweep, write
 from phalanx.comm.signed import SIGNATURE, SignedStore, Signer, peek
 from phalanx.comm.store import Store
 
-FIRST_LOOK, LOOK = 0.005, 0.05  # seconds between two looks at what others must do, at first and in the end
-STRANGE = 1.0  # seconds in which rank 0 repairs a description that a stranger has overwritten
-LONGEST = 4096  # bytes of a job's description
+FIRST_LOOK, LOOK = 0.005, 0.05  # seconds between two polls, at first and later
+STRANGE = 1.0  # seconds that rank 0 has to repair a description that a stranger overwrote
+LONGEST = 4096  # maximum bytes of a job's description
 REMEDY = "another job meets there: choose another MASTER_PORT"
 
 
 class WrongJobError(RuntimeError):
-    """What listens at the meeting point is not the store of this job."""
+    """The store at the meeting point is not the store of this job."""
 
 
 class Job(NamedTuple):
     """A job as rank 0 describes it."""
 
     world: int
-    name: str  # the launcher's name of it
+    name: str  # the launcher's name for it
     token: str  # random, new for every meeting
 
     def to_json(self) -> str:
@@ -47,7 +47,7 @@ class Job(NamedTuple):
 
     @staticmethod
     def parse(text: bytes) -> Job | None:
-        """None if it is not the description of a job."""
+        """Parse a description. Return None if it is invalid."""
         with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
             data = json.loads(text[:LONGEST])
             world, name, token = data["world"], data["job"], data["token"]
@@ -57,7 +57,7 @@ class Job(NamedTuple):
 
 
 class Meeting(NamedTuple):
-    """A rank at the meeting of its job: the job's token and signer, the meeting's keys, and what this rank writes there."""
+    """What a rank needs to meet its job: the job's token and signer, the meeting's keys, and what this rank writes there."""
 
     token: str
     signer: Signer | None
@@ -65,14 +65,14 @@ class Meeting(NamedTuple):
     announcements: dict[str, str]
 
     def announce(self) -> None:
-        """Write what is not there. Called repeatedly, because a stranger may have overwritten it."""
+        """Write what is missing. Called repeatedly, because a stranger may have overwritten it."""
         for key, text in self.announcements.items():
             if not self.keys.check([key]):
                 self.keys.set(key, text)
 
 
 def keys_of(base: Any, prefix: str, signer: Signer | None, seconds: float) -> Any:
-    """The keys under `prefix`, signed where the job has a secret."""
+    """Return the keys under `prefix`, signed if the job has a secret."""
     return SignedStore(base, prefix, signer, seconds) if signer else dist.PrefixStore(prefix, base)
 
 
@@ -80,7 +80,7 @@ def keys_of(base: Any, prefix: str, signer: Signer | None, seconds: float) -> An
 
 
 def open_job(base: Any, prefix: str, launch: Launch, deadline: float, until_met: contextlib.ExitStack) -> Meeting:
-    """For rank 0: describe the job. `until_met` removes what serves the meeting only."""
+    """Describe the job, on rank 0. `until_met` removes what only the meeting needs."""
     token = secrets.token_hex(8)
     secret = exported_secret()
     if secret is None and _shares_a_host(launch):
@@ -95,7 +95,7 @@ def open_job(base: Any, prefix: str, launch: Launch, deadline: float, until_met:
 
 
 def find_job(base: Any, prefix: str, launch: Launch, deadline: float) -> Meeting:
-    """For the other ranks: wait until rank 0 has described the job; WrongJobError if it is another job."""
+    """Wait, on the other ranks, until rank 0 has described the job. Raise WrongJobError if it is another job."""
     where = f"{launch.address}:{launch.port}" if launch.address else "this host"
     store = dist.PrefixStore(prefix, base)
     look, strange_since = FIRST_LOOK, 0.0
@@ -113,7 +113,7 @@ def find_job(base: Any, prefix: str, launch: Launch, deadline: float) -> Meeting
             if now - strange_since > STRANGE or now > deadline:
                 raise WrongJobError(_stranger(found, launch, where))
         elif now > deadline:
-            raise RuntimeError("there is a store, but rank 0 has not come")
+            raise RuntimeError("found a store, but rank 0 did not arrive")
         time.sleep(look)
         look = min(1.5 * look, LOOK)
 
@@ -123,12 +123,12 @@ def _left(deadline: float) -> float:
 
 
 def _shares_a_host(launch: Launch) -> bool:
-    """Whether all ranks are on this host, and can read a note."""
+    """Whether all ranks are on this host, so that they can read a note."""
     return launch.one_host or launch.address is None or is_loopback(launch.address)
 
 
 def _recognise(found: bytes, key: str, launch: Launch) -> tuple[Job, Signer | None] | None:
-    """The job that rank 0 has described, and its signer; None if the signature is wrong, or missing where one is expected."""
+    """Return the job of rank 0 and its signer, or None if the signature is wrong, or missing where one is expected."""
     secret = exported_secret()
     if secret is None and not _shares_a_host(launch):
         job = Job.parse(found)
@@ -149,7 +149,7 @@ def _misfit(job: Job, launch: Launch, where: str) -> str | None:
 
 
 def _stranger(found: bytes, launch: Launch, where: str) -> str:
-    """Why what was found does not come from our rank 0; anybody may have written it."""
+    """Explain why a description is not from our rank 0. Anyone may have written it."""
     job = Job.parse(found[SIGNATURE + 1 :]) or Job.parse(found)
     if job is not None and (misfit := _misfit(job, launch, where)) is not None:
         return misfit
@@ -167,7 +167,7 @@ def _stranger(found: bytes, launch: Launch, where: str) -> str:
 
 
 def claim(keys: Store, rank: int, where: str) -> None:
-    """Claim this rank; WrongJobError if another process has claimed it."""
+    """Claim this rank. Raise WrongJobError if another process has claimed it."""
     me = secrets.token_hex(8)
     if keys.compare_set(f"rank/{rank}", "", me).decode() != me:
         raise WrongJobError(
@@ -177,7 +177,7 @@ def claim(keys: Store, rank: int, where: str) -> None:
 
 
 def wait_for_all(meeting: Meeting, launch: Launch, deadline: float, farewell: float) -> list[int]:
-    """The ranks that have not come by the deadline. The first rank to reach its deadline writes them down for the others.
+    """Return the ranks that did not arrive by the deadline. The first rank to reach its deadline writes them down for the others.
 
     Rank 0 counts, and the others poll its result: a store.wait that times out prints warnings, and waiting for n keys on n ranks
     is O(n * n).
@@ -201,9 +201,9 @@ def wait_for_all(meeting: Meeting, launch: Launch, deadline: float, farewell: fl
                 keys.set("absent", " ".join(map(str, missing)))
                 time.sleep(
                     farewell if launch.rank == 0 else 0.0
-                )  # the store ends with this process: give the others time to read it
+                )  # the store ends with this process, so give the others time to read it
                 return missing
             time.sleep(look)
             look = min(1.5 * look, LOOK)
-    except RuntimeError:  # the store went away
+    except RuntimeError:  # the store is gone
         return [0]

@@ -1,4 +1,4 @@
-"""Which ranks a communicator has, and where they run: a value."""
+"""The ranks of a communicator and the hosts they run on, as a value."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Members:
     """The ranks of one communicator, as this process sees them."""
 
     name: str
-    ranks: tuple[int, ...]  # the world's number of each rank
+    ranks: tuple[int, ...]  # each rank's number in the world
     rank: int  # this process
-    keys: tuple[str, ...]  # the key of each rank's host
+    keys: tuple[str, ...]  # the host key of each rank
 
     @functools.cached_property
     def hosts(self) -> Hosts:
@@ -40,7 +40,7 @@ class Members:
 
     @property
     def on_this_host(self) -> tuple[int, ...]:
-        """The ranks that share this rank's host, in order; this rank is one of them."""
+        """The ranks on this rank's host, in order, including this one."""
         return self.hosts.ranks[self.inter_rank]
 
     @property
@@ -49,16 +49,16 @@ class Members:
 
     @property
     def in_world(self) -> dict[int, int]:
-        """Rank here -> rank in the world."""
+        """Maps a rank of this communicator to its rank in the world."""
         return dict(enumerate(self.ranks))
 
     def only(self, kept: Sequence[int], name: str) -> Members:
-        """A communicator of the ranks `kept`, in this order; this rank must be one of them."""
+        """Return the members of a communicator of the ranks `kept`, in this order. This rank must be one of them."""
         return Members(name, tuple(self.ranks[r] for r in kept), kept.index(self.rank), tuple(self.keys[r] for r in kept))
 
 
 def by_color(table: Sequence[tuple[int, int]]) -> dict[int, list[int]]:
-    """The ranks of each color, ordered by key, then by rank; `table` has every rank's (color, key)."""
+    """Return the ranks of each color, ordered by key, then by rank. `table` has every rank's (color, key)."""
     return {
         color: sorted((rank for rank, own in enumerate(table) if own[0] == color), key=lambda rank: (table[rank][1], rank))
         for color in sorted({color for color, _ in table})

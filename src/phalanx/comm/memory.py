@@ -33,11 +33,11 @@ class Memory:
         nbytes, team, buffers = numel * dtype.itemsize, self._operations.team, self._buffers
 
         def work(tag: int) -> torch.Tensor:
-            if team is None or buffers is None:  # alone on its host; still an operation, because all ranks must count alike
+            if team is None or buffers is None:  # alone on its host; still an operation, because all ranks must count it
                 return torch.empty(numel, dtype=dtype)
             try:
                 return buffers.lend(lambda: team.allocate(nbytes)).view(dtype)
-            except Refused:  # on all ranks of the host alike, most likely by their memory limit
+            except Refused:  # on all ranks of the host, most likely because of their memory limit
                 return torch.empty(numel, dtype=dtype)
 
         return self._operations.start(f"buffer({nbytes} bytes)", work).wait()

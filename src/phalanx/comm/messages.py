@@ -1,6 +1,6 @@
 """Messages: tensors from all ranks to one, from one to all, or between two.
 
-The receiver does not know the shape, so a header announces it. `exchange_async` has no header: its ranks know each other's sizes.
+The receiver does not know the shape, so a header announces it. `exchange_async` has none: its ranks know each other's sizes.
 """
 
 from __future__ import annotations
@@ -114,10 +114,10 @@ def exchange_async(
     posted: list[Any] = []
 
     def work(_: int) -> torch.Tensor:
-        if x.is_cuda:  # NCCL matches by order instead of tags, wants both in one call, and its wait does not block
+        if x.is_cuda:  # NCCL matches by order instead of tags, needs both in one call, and its wait does not block
             transport.wait(transport.post([outgoing], [incoming], 0))
         else:
-            # the size is in the tag: a message never meets a receive that is too small for it
+            # the size is part of the tag, so that a message never matches a receive that is too small for it
             receive_tag = tag_of(members.name, "exchange", source, members.rank, tag, out.nbytes)
             posted.append(transport.post([], [incoming], receive_tag))
             send_tag = tag_of(members.name, "exchange", members.rank, dest, tag, x.nbytes)
@@ -128,7 +128,7 @@ def exchange_async(
         for messages in posted:
             transport.wait(messages, for_ever=may_fail)
 
-    # the name has no peers, so that it is the same on all ranks: by it the watch sees that they wait in the same operation
+    # the name has no peers, so it is the same on all ranks, and the watch sees that they wait in the same operation
     name, pair = f"exchange(tag {tag})", (source, dest, tag)
     return operations.start(name, work, [x, out], pair=pair, landing=land, may_fail=may_fail, queued=True)
 
@@ -136,11 +136,11 @@ def exchange_async(
 def _swap(
     operations: Operations, outgoing: dict[int, torch.Tensor], incoming: Sequence[int], tag: int, device: torch.device | None
 ) -> dict[int, torch.Tensor]:
-    """Send each peer its tensor and receive one from each of `incoming`: first the headers, then what they announce.
+    """Send each peer its tensor and receive one from each of `incoming`: first the headers, then the tensors they announce.
 
-    What comes from a GPU lands on `device`: that of the calling thread, because the issuing thread may have another one.
+    A CUDA tensor arrives on `device`, the one of the calling thread, because the issuing thread may use another one.
 
-    Peers are taken by distance, a window of them at a time, which is the same on both ends of a message. So no two ranks wait for
+    Peers are served by distance, one window at a time, which is the same on both ends of a message. So no two ranks wait for
     each other, and a thousand ranks do not all write to rank 0 first.
     """
     rank, size = operations.members.rank, operations.members.size

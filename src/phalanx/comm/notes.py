@@ -1,7 +1,7 @@
-"""Notes between processes of one user on one host: files that no other user can read, write or replace.
+"""Notes between processes of one user on one host, in files that no other user can read, write or replace.
 
-The folder has mode 0700 and lies in the temporary folder; files have mode 0600. Readers check the file that they have opened:
-they refuse links, files of another user, and files that others can open.
+The folder is in the temporary folder and has mode 0700; files have mode 0600. Readers check the file they have opened, and
+refuse links, files of another user, and files that others can open.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from pathlib import Path
 from phalanx.comm.launch import LAUNCHERS, LaunchError
 from phalanx.comm.processes import look_up
 
-LONGEST = 4096  # bytes of a note
-STALE = 24 * 3600.0  # seconds after which a secret belongs to a job that was killed before its ranks had met
+LONGEST = 4096  # maximum bytes of a note
+STALE = 24 * 3600.0  # seconds after which a secret must be left from a job that was killed before its ranks had met
 
 
 class Note:
@@ -46,12 +46,12 @@ class Note:
 
 
 def is_token(text: str) -> bool:
-    """Whether this is 16 hex digits, and no path."""
+    """Whether `text` is 16 hex digits, and so cannot be a path."""
     return len(text) == 16 and set(text) <= set("0123456789abcdef")
 
 
 def secret_path(token: str) -> Path:
-    """Where rank 0 leaves the secret of the job with this token."""
+    """Return where rank 0 leaves the secret of the job with this token."""
     if not is_token(token):
         raise ValueError(f"{token!r} is no token")
     return private_folder() / f"secret-{token}"
@@ -66,7 +66,7 @@ def sweep() -> None:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a note; readers see all of it or nothing."""
+    """Write a note. Readers see all of it or nothing."""
     part = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     number = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(number, "w") as file:
@@ -75,7 +75,7 @@ def write(path: Path, text: str) -> None:
 
 
 def read(path: Path) -> str | None:
-    """The text of the note, None if there is none."""
+    """Return the text of the note, or None if there is none."""
     try:
         number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -92,7 +92,7 @@ def read(path: Path) -> str | None:
 
 
 def private_folder() -> Path:
-    """Make the folder if it is missing; LaunchError if it belongs to another user, or others can read it."""
+    """Create the folder if it is missing. Raise LaunchError if it belongs to another user, or others can read it."""
     folder = Path(tempfile.gettempdir()) / f"phalanx-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
@@ -102,7 +102,7 @@ def private_folder() -> Path:
 
 
 def _launcher_process() -> str:
-    """`pid-starttime` of the nearest ancestor that is an MPI launcher, else of the parent."""
+    """Return `pid-starttime` of the nearest ancestor that is an MPI launcher, or else of the parent."""
     parent = pid = os.getppid()
     while pid > 1 and (found := look_up(pid)):
         if found.name in LAUNCHERS:

@@ -1,6 +1,6 @@
-"""Plain objects: numbers, strings, lists and dicts travel as tensors of bytes, without pickle.
+"""Verbs on plain objects: numbers, strings, lists and dicts are sent as tensors of bytes, without pickle.
 
-Each verb is derived from the verb of the same name on tensors.
+Each verb is built on the tensor verb of the same name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from phalanx.comm.reductions import ReduceOp
 
 
 class TensorVerbs(Protocol):
-    """What the verbs on objects need."""
+    """The tensor verbs that the object verbs need."""
 
     @property
     def rank(self) -> int: ...

@@ -1,7 +1,7 @@
-"""How a verb becomes an operation: numbered, tagged, watched, and run by the issuing thread.
+"""Turns a verb into an operation: gives it a number and a tag, and hands it to the issuing thread.
 
-The tag is made from number, verb and shape, and keeps operations apart. Ranks that disagree wait for different tags, so no
-message lands in the wrong buffer, and the watch can report which rank called what.
+The tag is made from number, verb and shape. Ranks that call different operations wait for different tags, so no message ends up
+in the wrong buffer, and the failure watch can report which rank called what.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ class Operations:
         """Number the operation and queue it. A `pair` (source, dest, tag) keeps its own order and has no number.
 
         With `landing`, `work` only begins the operation, and `landing` waits for its end in a separate thread. Set `compare` when
-        the operation begins with messages: ranks that call something else would wait for them in vain, so ranks that share memory
-        compare their calls first. Set `queued` when `work` never blocks if NCCL carries the tensors: then the calling thread does
-        it. `device` is where results may appear if no tensor says it.
+        the operation begins with messages: ranks that share memory then compare their calls first, because a rank that calls
+        something else would wait until the timeout. Set `queued` when `work` never blocks if NCCL carries the tensors: then the
+        calling thread does it. `device` is where results may appear if no tensor says it.
         """
         if self.closed:
             raise RuntimeError(f"{name}: this communicator is closed")

@@ -1,4 +1,4 @@
-"""Tensors and short texts between this rank and others, inside an operation."""
+"""Exchanges tensors and short texts with other ranks, inside an operation."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from phalanx.comm.members import Members
 from phalanx.comm.transports import Message, Transport
 from phalanx.comm.verdict import name_ranks
 
-WINDOW = 32  # peers that a rank exchanges with at a time when it must talk to all of them
+WINDOW = 32  # peers that a rank exchanges with at a time when it has to reach all of them
 DEBUG_TEXT = 240  # bytes of an operation's name that ranks compare under PHALANX_DEBUG
 
 
 class Peers:
-    """The other ranks of one communicator. Only the issuing thread talks to them."""
+    """The other ranks of one communicator. Only the issuing thread uses it."""
 
     def __init__(self, members: Members, transport: Transport, activity: Activity) -> None:
         self._members, self._transport, self._activity = members, transport, activity
 
     def exchange(self, sends: dict[int, torch.Tensor], receives: dict[int, torch.Tensor], tag: int) -> None:
-        """Send and receive tensors by peer, through host memory where the transport cannot carry them directly."""
+        """Send and receive tensors by peer, through host memory if the transport cannot carry them directly."""
         transport, ranks = self._transport, self._members.ranks
         via_host = {peer: x for peer, x in receives.items() if not transport.can_carry(x)}
         hosted = {peer: x.cpu() for peer, x in via_host.items()}
@@ -36,7 +36,7 @@ class Peers:
         self._activity.got_on()
 
     def tell(self, text: str, tag: int) -> list[str]:
-        """The texts of all ranks, at most DEBUG_TEXT bytes of each."""
+        """Exchange texts with all ranks, at most DEBUG_TEXT bytes each. Return them in rank order."""
         rank, size = self._members.rank, self._members.size
         mine = torch.tensor(list(text.encode()[:DEBUG_TEXT].ljust(DEBUG_TEXT)), dtype=torch.uint8)
         texts = {other: mine if other == rank else torch.empty_like(mine) for other in range(size)}
@@ -47,7 +47,7 @@ class Peers:
         return [bytes(texts[other].tolist()).decode(errors="replace").rstrip() for other in range(size)]
 
     def agree(self, name: str, number: int, tag: int) -> None:
-        """Under PHALANX_DEBUG: compare what all ranks are about to do, and raise on all of them if they differ."""
+        """Compare the calls of all ranks, under PHALANX_DEBUG, and raise on all of them if they differ."""
         calls: dict[str, list[int]] = {}
         for rank, text in enumerate(self.tell(name, tag)):
             calls.setdefault(text, []).append(rank)

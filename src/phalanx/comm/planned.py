@@ -1,7 +1,7 @@
-"""Planned schedules: those of the file that PHALANX_SCHEDULES names, if it is for this number of hosts and ranks.
+"""Planned schedules, from the file that PHALANX_SCHEDULES names, if it is for this number of hosts and ranks.
 
-`phalanx plan --schedules FILE` writes it. A model of the cluster, with a profile of its network, has priced every all-reduce for
-every size. The file holds the schedules themselves. They are verified here like those of a user.
+`phalanx plan --schedules FILE` writes it, after a model of the cluster, with a profile of its network, has priced every
+all-reduce for every size. The file holds the schedules themselves. They are verified here like a user's schedules.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from phalanx.schedule.limits import MAX_LOWERED, MAX_RANKS, MAX_WORK, work
 from phalanx.schedule.plain_json import loads, read_whole
 
 PLANNED = "PHALANX_SCHEDULES"
-LARGEST = 1 << 62  # bytes; no message is longer
+LARGEST = 1 << 62  # bytes; an upper bound for any message
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Verified all-reduces for `grid`: (hosts, ranks per host). Each serves messages up to its bytes, the smallest first."""
+    """Verified all-reduces for `grid`: (hosts, ranks per host). Each serves messages up to its bytes, smallest first."""
 
     grid: tuple[int, int]
     ranges: tuple[tuple[int, Schedule], ...]
@@ -33,7 +33,7 @@ class Plan:
 
 
 def planned_for(hosts: Hosts) -> Plan | None:
-    """The plan for these hosts, for ranks in their order; None if there is no file, or it is for other hosts."""
+    """Return the plan for these hosts, with ranks in their order. None if there is no file, or it is for other hosts."""
     path = os.environ.get(PLANNED)
     if not path or hosts.grid is None:
         return None
@@ -42,7 +42,7 @@ def planned_for(hosts: Hosts) -> Plan | None:
 
 
 def warn_if_unplanned(hosts: Hosts) -> None:
-    """Warn if PHALANX_SCHEDULES is set, but for another world than this."""
+    """Warn if PHALANX_SCHEDULES is set, but for another world."""
     path = os.environ.get(PLANNED)
     if path and planned_for(hosts) is None:
         (count, width), found = _read(path).grid, " and ".join(str(len(ranks)) for ranks in hosts.ranks)
@@ -54,14 +54,14 @@ def warn_if_unplanned(hosts: Hosts) -> None:
 
 
 def check_planned(environ: Mapping[str, str] = os.environ) -> None:
-    """Raise if PHALANX_SCHEDULES names a file that holds no schedules."""
+    """Raise if PHALANX_SCHEDULES names a file without valid schedules."""
     if path := environ.get(PLANNED):
         _read(path)
 
 
 @functools.lru_cache(maxsize=4)
 def _read(path: str) -> Plan:
-    """The plan in the file; errors name the file."""
+    """Read the plan in a file. Errors name the file."""
     try:
         return replace(parse_planned(Path(path).read_text(encoding="utf-8")), origin=f"{PLANNED}={path}")
     except OSError as error:
@@ -75,7 +75,7 @@ def _read(path: str) -> Plan:
 
 
 def parse_planned(text: str) -> Plan:
-    """The plan in this text; ValueError for anything else."""
+    """Parse a plan. Raise ValueError if `text` is anything else."""
     content = loads(text, deepest=None)
     try:
         grid = read_whole(content["hosts"], "hosts", 1, MAX_RANKS), read_whole(content["per_host"], "per_host", 1, MAX_RANKS)
@@ -93,7 +93,7 @@ def parse_planned(text: str) -> Plan:
         if work(schedule) > MAX_WORK:
             raise ScheduleError(f"{schedule.name}: a check takes {work(schedule):,} additions, more than {MAX_WORK:,}")
         verify(schedule, bitwise=True)
-        if lowered_ops(schedule) <= MAX_LOWERED:  # an extra check of the messages, which follow from what was verified
+        if lowered_ops(schedule) <= MAX_LOWERED:  # an extra check of the messages, which follow from the verified schedule
             verify(lower(schedule))
     if not ranges or [limit for limit, _ in ranges] != sorted({limit for limit, _ in ranges}):
         raise ValueError("`up_to` must grow from one schedule to the next")

@@ -1,4 +1,4 @@
-"""What the kernel knows of a process on this host."""
+"""What the kernel knows about a process on this host."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from phalanx._kernel import boot_id
 
-EXITING = 0x4  # PF_EXITING of the kernel: set from the first moment of an end, before any connection is closed
+EXITING = 0x4  # PF_EXITING of the kernel: set as soon as a process starts to exit, before any connection is closed
 
 
 class Process(NamedTuple):
-    """A process as /proc shows it. Process ids are reused, so only the start time makes one unique."""
+    """A process as /proc shows it. Process ids are reused, so only the start time makes it unique."""
 
     name: str
     state: str  # a letter: Z and X are dead, T and t stopped
@@ -24,7 +24,7 @@ class Process(NamedTuple):
 
     @property
     def dead(self) -> bool:
-        """Whether it has begun to end: its connections may be closed a while before its state changes."""
+        """Whether it has started to exit: its connections may close some time before its state changes."""
         return self.state in "ZX" or bool(self.flags & EXITING)
 
     @property
@@ -33,12 +33,12 @@ class Process(NamedTuple):
 
 
 def look_up(pid: int) -> Process | None:
-    """The process with this id, None if there is none."""
+    """Return the process with this id, or None if there is none."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
-    end = text.rindex(")")  # the name is in brackets, and may contain some
+    end = text.rindex(")")  # the name is in parentheses, and may contain some itself
     rest = text[end + 2 :].split()
     return Process(text[text.index("(") + 1 : end], rest[0], int(rest[1]), rest[19], int(rest[6]))
 
@@ -52,7 +52,7 @@ class Fate(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class ProcessId:
-    """A process of any host. `home` is the kernel and pid namespace in which `pid` means something."""
+    """A process on any host. `home` is the kernel and pid namespace in which `pid` is valid."""
 
     home: str
     pid: int
@@ -73,7 +73,7 @@ class ProcessId:
 
     @property
     def fate(self) -> Fate | None:
-        """What the kernel says of a process on this host; None if it may answer, or is on another host."""
+        """Why the process will never answer, according to the kernel. None if it may answer, or is on another host."""
         if self.home != _home():
             return None
         found = look_up(self.pid)

@@ -1,9 +1,9 @@
-"""Operations on a GPU: the calling thread queues them, and a thread of ours sees that they end.
+"""Operations on a GPU: the calling thread queues them, and a separate thread checks that they end.
 
-NCCL's calls return at once, so the caller makes them itself, in its own order and on its own device. What is left is to notice
-that one never ends. Its kernel may wait for a rank that has died or does something else, and the host learns of it only when it
-waits for the device, perhaps for ever. This thread polls the events of the operations, oldest first. It gives up the one that
-takes too long, which aborts NCCL's kernels, and every later call raises the error.
+NCCL's calls return at once, so the caller makes them itself, in its own order and on its own device. What remains is to notice an
+operation that never ends. Its kernel may wait for a rank that has died or is doing something else, and the host notices only when
+it waits for the device, perhaps forever. So a thread polls the events of the operations, oldest first. It gives up an operation
+that takes too long, which aborts NCCL's kernels, and every later call raises the error.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from phalanx.comm.forks import Owner
 from phalanx.comm.pending import Operation, Pending, Waiter
 from phalanx.comm.transports import TransportError
 
-LOOK = 0.1  # seconds between two looks at the device
+LOOK = 0.1  # seconds between two polls of the device
 
 
 class DeviceQueue:
-    """The operations that were queued and are not known to have ended, in their order."""
+    """The operations that were queued and may still be running, in order."""
 
     def __init__(self, owner: Owner, activity: Activity, breakdown: Breakdown, waiter: Waiter) -> None:
         self._owner, self._activity, self._breakdown, self._waiter = owner, activity, breakdown, waiter
         self._lock = threading.Lock()
-        self._under_way: deque[Operation] = deque()
+        self._pending: deque[Operation] = deque()
         self._news = threading.Event()
         self._stopping = False
         self._thread: threading.Thread | None = None
@@ -40,11 +40,11 @@ class DeviceQueue:
         return self._thread is not None
 
     def queue(self, operation: Operation) -> Pending:
-        """Do its work in the calling thread, which takes no time, and watch that it ends."""
+        """Run its work in the calling thread, which takes no time, and watch that it ends."""
         self._owner.check(operation.name)
         self._breakdown.check(operation.name)
         try:
-            with self._lock, operation.order:  # autograd calls hooks in threads of its own
+            with self._lock, operation.order:  # autograd calls hooks in its own threads
                 operation.result = operation.work()
         except TransportError as error:
             raise self._breakdown.failed(operation, str(error)) from error
@@ -54,8 +54,8 @@ class DeviceQueue:
         return Pending(operation, self._waiter)
 
     def _watch(self, operation: Operation) -> None:
-        """Keeps its name and its events, but none of its tensors."""
-        self._under_way.append(operation.without_tensors())
+        """Keep its name and events, but none of its tensors."""
+        self._pending.append(operation.without_tensors())
         if self._thread is None:
             device = operation.order.device
             self._thread = threading.Thread(target=self._poll, args=[device], name="phalanx-device", daemon=True)
@@ -63,35 +63,33 @@ class DeviceQueue:
         self._news.set()
 
     def stop(self) -> None:
-        """Wait until everything has ended or is given up, then end the thread. Idempotent."""
+        """Wait until everything has ended or was given up, then end the thread. Idempotent."""
         self._stopping = True
         self._news.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(self._breakdown.patience + 1.0)
 
     def _poll(self, device: torch.device) -> None:
-        torch.cuda.set_device(device)  # a thread begins on device 0, and would create a context there
+        torch.cuda.set_device(device)  # a thread starts on device 0, and would create a context there
         while self._breakdown.error is None:
-            if not self._under_way:
+            if not self._pending:
                 if self._stopping:
                     return
                 self._news.wait()
                 self._news.clear()
                 continue
-            self._look_at(self._under_way[0])
+            self._look_at(self._pending[0])
 
     def _look_at(self, oldest: Operation) -> None:
         activity = self._activity
         if oldest.order.done():
-            self._under_way.popleft()
+            self._pending.popleft()
             activity.on_device, activity.last, activity.idle_since = None, oldest.name, time.monotonic()
-            if self._under_way:
-                self._under_way[0].alive = time.monotonic()  # it could not begin before this one had ended
+            if self._pending:
+                self._pending[0].alive = time.monotonic()  # it could not start before this one ended
             return
         if activity.on_device is not oldest:
-            oldest.alive = (
-                time.monotonic()
-            )  # while the device computes, this rank is late and not stuck: the others lose patience
+            oldest.alive = time.monotonic()  # while the device computes, this rank is late and not stuck; the others time out
             activity.on_device = oldest if oldest.order.reached() else None
         why = self._breakdown.hopeless(oldest)
         if why is not None:

@@ -12,13 +12,13 @@ from phalanx.schedule import Collective, Schedule, Step
 
 
 def scattering(size: int) -> Schedule:
-    """A reduce-scatter by itself: the first half of a ring."""
+    """Return the schedule of a reduce-scatter: the first half of a ring."""
     call = Collective("reduce_scatter", tuple(range(size)), range(size))
     return Schedule(f"reduce_scatter({size})", size, size, (Step((call,)),) if size > 1 else ())
 
 
 class ReduceScatter:
-    """The verb of one communicator."""
+    """The reduce-scatter of one communicator."""
 
     def __init__(self, operations: Operations, reductions: Reductions) -> None:
         self._operations, self._reductions = operations, reductions

@@ -38,7 +38,8 @@ class Reductions:
         self.schedule = algorithm or chosen.schedule
         # beside NCCL, tensors in host memory travel as they would without it
         self._large = algorithm or (choose(operations.members.hosts, shared=shared).schedule if shared else self.schedule)
-        self._smaller = chosen.smaller if algorithm is None else chosen.smaller[:1]  # the user's runs all but very small messages
+        # a schedule that the user named runs everything but very small messages
+        self._smaller = chosen.smaller if algorithm is None else chosen.smaller[:1]
         self._smallest = chosen.smaller[0][1]
         log.debug(
             "phalanx: %s: %s, and for less %s; chosen by %s",
@@ -55,7 +56,7 @@ class Reductions:
         if team is None or operations.debug or not operations.issuer.idle or not _is_simple(x, op) or operations.closed:
             self.all_reduce_async(x, op, label).wait()
             return x
-        # in this thread: waking another one takes longer than a sum of a few KiB over all ranks
+        # In this thread: waking another one takes longer than summing a few KiB over all ranks.
         operations.number += 1
         number, members = operations.number, operations.members
         key = (x.dtype, x.shape, op, label)
@@ -92,13 +93,13 @@ class Reductions:
             self._operations.start("barrier()", work).wait()
 
     def schedule_for(self, x: torch.Tensor) -> Schedule:
-        """The all-reduce of tensors as long as `x`."""
+        """The schedule for tensors of the size of `x`."""
         if x.is_cuda and self._operations.transport.library:
             return self.schedule  # NCCL has its own way with small messages
         return next((schedule for limit, schedule in self._smaller if x.nbytes <= limit), self._large)
 
     def reduce(self, x: torch.Tensor, op: ReduceOp, schedule: Schedule, tag: int, *, scatters: bool = False) -> None:
-        """In place, for any layout and device; only the issuing thread calls it. `scatters`: the schedule is a reduce-scatter."""
+        """Reduce `x` in place, for any layout and device. Only the issuing thread calls it. `scatters`: a reduce-scatter."""
         transport, size = self._operations.transport, self._operations.members.size
         if not transport.can_carry(x) or not is_plain(x):
             dense = plain(x if transport.can_carry(x) else x.cpu())
@@ -121,7 +122,7 @@ class Reductions:
             flat.div_(size)
 
     def _averages(self, schedule: Schedule, x: torch.Tensor) -> bool:
-        """Whether a mean of `x` is one call of NCCL, which divides as well."""
+        """Whether one NCCL call computes the mean of `x`, division included."""
         steps = schedule.steps
         if not x.is_cuda or not x.is_floating_point() or len(steps) != 1 or len(steps[0].ops) != 1:
             return False
@@ -142,7 +143,7 @@ def _digest_of(dtype: torch.dtype, shape: Sequence[int], op: str, label: str) ->
 
 
 def _is_simple(x: Any, op: str) -> bool:
-    """Whether the native core takes `x` as it is; everything else goes the long way, where arguments are checked."""
+    """Whether the native core takes `x` as it is. Everything else takes the slow path, which checks arguments."""
     return (
         isinstance(x, torch.Tensor)
         and x.is_cpu

@@ -1,4 +1,4 @@
-"""How the ranks of a job meet: at the store of rank 0 (or of torchrun's agent), all within `timeout`.
+"""The ranks of a job meet at the store of rank 0 (or of torchrun's agent), all within `timeout`.
 
     rank 0                                 store                          rank r
     opens the port, or raises
@@ -7,8 +7,8 @@
                                            here/r <---------------------- is here
     all are here ----------------------->  met  ------------------------> all are here
 
-A second job at the port of a running one raises before it has touched anything that the running job reads: its rank 0 cannot open
-the port, its other ranks find theirs claimed. A program that is not a store, such as a web server, is recognised too.
+A second job at the port of a running one raises before it touches anything that the running job reads: its rank 0 cannot open the
+port, and its other ranks find their ranks claimed. A program that is not a store, such as a web server, is detected too.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from phalanx.comm.signed import Signer
 from phalanx.comm.store import Store, clear
 from phalanx.comm.verdict import name_ranks
 
-LOOK = 0.05  # seconds between two looks at what others must do
-MARGIN = 0.3  # seconds: how much later than its own deadline a wait inside torch is given up
+LOOK = 0.05  # seconds between two polls
+MARGIN = 0.3  # seconds after its own deadline until a wait inside torch is abandoned
 
 # One base store per process and job. It outlives its communicators: the next one must not meet at a port that is being closed.
 # Meetings are numbered, so that none sees the keys of another.
@@ -47,7 +47,7 @@ _adoptions = itertools.count()
 
 
 def meet(launch: Launch, timeout: float) -> tuple[dist.Store, Signer | None]:
-    """The job's store and what signs its keys, when every rank has come; an error names the missing ranks or the port."""
+    """Return the job's store and the signer of its keys once every rank is there. Errors name the missing ranks or the port."""
     deadline = time.monotonic() + timeout
     where = f"{launch.address}:{launch.port}" if launch.address else "its host"
 
@@ -71,7 +71,7 @@ def meet(launch: Launch, timeout: float) -> tuple[dist.Store, Signer | None]:
                 meeting = find_job(base, prefix, launch, deadline)
             claim(meeting.keys, launch.rank, where if launch.address else "this host")
             missing = wait_for_all(meeting, launch, deadline, min(0.5, timeout / 10))
-            if launch.rank == 0 and number and not missing:  # all have left the meeting before this one
+            if launch.rank == 0 and number and not missing:  # all ranks have left the previous meeting
                 clear(dist.PrefixStore(f"phalanx/{launch.attempt}/{number - 1}", base))
             return dist.PrefixStore(f"{prefix}/{meeting.token}", base), meeting.signer, missing
 
@@ -92,14 +92,14 @@ def meet(launch: Launch, timeout: float) -> tuple[dist.Store, Signer | None]:
 
 
 def share_secret(store: Any, rank: int, world: int, timeout: float, until_met: contextlib.ExitStack) -> Signer | None:
-    """What signs the keys of a process group that the user has made; its ranks have already met."""
+    """Return the signer for the keys of a process group that the user created. Its ranks have already met."""
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
     tcp = isinstance(store, dist.TCPStore)
     try:
         launch = discover()
         one_host = launch.one_host and launch.world == world
-    except LaunchError:  # the environment describes another job than the user's group
+    except LaunchError:  # the environment describes a job other than the user's group
         one_host = False
     mine = Launch(
         how="its own process group",
@@ -109,7 +109,7 @@ def share_secret(store: Any, rank: int, world: int, timeout: float, until_met: c
         port=store.port if tcp else 0,
         one_host=one_host,
     )
-    # an elastic job keeps its store when it starts again
+    # an elastic job keeps its store when it restarts
     prefix = f"phalanx/own/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{next(_adoptions)}"
     deadline = time.monotonic() + timeout
     if rank == 0:
@@ -131,7 +131,7 @@ def share_secret(store: Any, rank: int, world: int, timeout: float, until_met: c
 def _open_store(launch: Launch, deadline: float, until_met: contextlib.ExitStack) -> dist.Store:
     if launch.address is None and launch.local_world == launch.world:
         return _store_by_note(launch, deadline, until_met)
-    assert launch.address is not None  # `join` has asked mpi4py if the launcher names no address
+    assert launch.address is not None  # `join` asks mpi4py if the launcher names no address
     host = _host(launch)
     if launch.rank == 0 and not launch.agent_store:
         listener = _listen(host, launch)
@@ -142,10 +142,10 @@ def _open_store(launch: Launch, deadline: float, until_met: contextlib.ExitStack
 
 
 def _host(launch: Launch) -> str:
-    """The meeting point as this host reaches it. A job on one host keeps its store off the network."""
+    """Return the meeting point as seen from this host. A job on one host keeps its store off the network."""
     host = launch.address or ""
     if host.lower() == "localhost" or (launch.one_host and not launch.agent_store and not is_loopback(host)):
-        return "127.0.0.1"  # one address: no attempt at ::1, nor torch's warning
+        return "127.0.0.1"  # one address, so that ::1 is not tried and torch does not warn
     return host
 
 
@@ -154,7 +154,7 @@ def _left(deadline: float) -> datetime.timedelta:
 
 
 def serve(listener: socket.socket, host: str, world: int, limit: datetime.timedelta) -> dist.Store:
-    """A store on a socket that listens already. `listener` is closed here."""
+    """Serve a store on a listening socket. `listener` is closed here."""
     # the libuv of torch 2.6 refuses such a socket and prints to stderr; 2.7 to 2.12 are untested
     options: list[dict[str, Any]] = [*([{}] if torch.__version__ >= "2.7" else []), {"use_libuv": False}]
     with listener:
@@ -172,8 +172,8 @@ def serve(listener: socket.socket, host: str, world: int, limit: datetime.timede
 
 
 def _listen(host: str, launch: Launch) -> socket.socket:
-    """The port of the meeting point."""
-    if launch.listener >= 0:  # the parent process has opened it
+    """Open the port of the meeting point."""
+    if launch.listener >= 0:  # the parent process opened it
         try:
             os.set_inheritable(launch.listener, False)
             return socket.socket(fileno=os.dup(launch.listener))
@@ -190,10 +190,10 @@ def _listen(host: str, launch: Launch) -> socket.socket:
 
 
 def _store_by_note(launch: Launch, deadline: float, until_met: contextlib.ExitStack) -> dist.Store:
-    """All ranks are on this host, and no meeting point is given: take a free loopback port, and leave its number in a note."""
+    """Open a store without a meeting point: all ranks are on this host, and rank 0 writes a free loopback port to a note."""
     note = Note()
     if launch.rank == 0:
-        # not the wildcard address that TCPStore would take, because no other host needs this store
+        # not the wildcard address that TCPStore would use, because no other host needs this store
         listener = listen("127.0.0.1", 0, max(128, launch.world))
         port = listener.getsockname()[1]
         store = serve(listener, "127.0.0.1", launch.world, _left(deadline))
@@ -207,16 +207,16 @@ def _store_by_note(launch: Launch, deadline: float, until_met: contextlib.ExitSt
 
 
 def watch_stores(store: Any, prefix: str, timeout: float, signer: Signer | None) -> tuple[Store, Store, bool]:
-    """Two clients of the store, under `prefix`, with signed keys, and whether a rank's process holds the store.
+    """Return two clients of the store under `prefix`, with signed keys, and whether a rank's process holds the store.
 
-    A client serves one thread at a time, and the watch sleeps on its own.
+    A client serves one thread at a time, and the watch blocks on its own.
     """
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
     tcp = isinstance(store, dist.TCPStore)
     limit = datetime.timedelta(seconds=timeout)
     if tcp:
-        store.set_timeout(limit)  # it was made with the time that the meeting had left
+        store.set_timeout(limit)  # it was created with the time that the meeting had left
     other = (
         bounded(
             timeout,
@@ -227,17 +227,17 @@ def watch_stores(store: Any, prefix: str, timeout: float, signer: Signer | None)
         else store
     )
     held = tcp and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    prefix = f"{prefix}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"  # an elastic job keeps its store when it starts again
+    prefix = f"{prefix}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"  # an elastic job keeps its store when it restarts
     return keys_of(store, prefix, signer, timeout), keys_of(other, prefix, signer, timeout), held
 
 
 # ---- is it a store? ------------------------------------------------------------------------------------------------------------
 
-_VALIDATE, _PING, _MAGIC = 0, 13, 0x3C85F7CE  # of the protocol of torch's TCPStore
+_VALIDATE, _PING, _MAGIC = 0, 13, 0x3C85F7CE  # from the protocol of torch's TCPStore
 
 
 def probe(address: str, port: int, deadline: float) -> None:
-    """Return when a store answers there. torch's own client overruns its timeout and prints C++ stacks."""
+    """Return when a store answers. torch's own client overruns its timeout and prints C++ stacks."""
     refused: OSError | None = None
     while True:
         try:
@@ -258,7 +258,7 @@ def probe(address: str, port: int, deadline: float) -> None:
 
 
 def _answers(address: str, port: int, deadline: float) -> bool:
-    """Whether a store answers a ping; OSError if nothing listens."""
+    """Whether a store answers a ping. Raise OSError if nothing listens."""
     nonce = os.getpid()
     with socket.create_connection((address, port), max(0.1, deadline - time.monotonic())) as connection:
         connection.settimeout(max(0.1, deadline - LOOK - time.monotonic()))
@@ -271,6 +271,6 @@ def _answers(address: str, port: int, deadline: float) -> bool:
 
 
 def _protocol_is_known() -> bool:
-    """Whether this version of torch still speaks the protocol that `_answers` assumes. Ask before you blame another program."""
+    """Whether this torch still uses the protocol that `_answers` assumes. Check this before blaming another program."""
     own: Any = serve(listen("127.0.0.1", 0, 1), "127.0.0.1", 1, datetime.timedelta(seconds=5))
     return _answers("127.0.0.1", own.port, time.monotonic() + 5)

@@ -52,8 +52,11 @@ class RoomVerbs:
     def after_step(self) -> None:
         """An optimizer has made a step. For elastic communicators."""
 
-    def as_one(self, work: Callable[[], T]) -> T:
-        """The result of `work`, whose verbs belong together: if a rank of an elastic job dies in it, all others repeat it."""
+    def as_one(self, work: Callable[[], T], *, counts: bool = False) -> T:
+        """The result of `work`, whose verbs belong together: if a rank of an elastic job dies in it, all others repeat it.
+
+        So `work` must not change what it reads. `counts`: what the ranks have trained since the last exchange is in the result.
+        """
         return work()
 
     def has_left(self, member: int) -> bool:

@@ -1,8 +1,8 @@
 """The third interpreter of a schedule: execute it, as far as it concerns this rank.
 
-`project` cuts out what one rank does in each step (a value, kept per schedule); `execute` does it on a flat buffer through a
-transport. Chunk c of a buffer of `numel` elements is [c * numel // chunks, (c+1) * numel // chunks): Moves need no padding.
-A chunk that is encoded lies in a second buffer, of bytes, until it is decoded.
+`project` in parts.py cuts out what one rank does in each step (a value, kept per schedule); `execute` does it on a flat buffer
+through a transport. Chunk c of a buffer of `numel` elements is [c * numel // chunks, (c+1) * numel // chunks): Moves need no
+padding. A chunk that is encoded lies in a second buffer, of bytes, until it is decoded.
 """
 
 from __future__ import annotations
@@ -10,73 +10,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any
 
 import torch
 
 from phalanx.comm.block_code import Coder
+from phalanx.comm.parts import Part, Receipt, Sending, joined, project
 from phalanx.comm.transports import Message, Transport
-from phalanx.schedule import Chunks, Collective, Move, Recode, Scale, Schedule
-from phalanx.schedule.ops import ONE
+from phalanx.schedule import Collective, Move, Schedule
 
 ALIGN = 64  # bytes; messages that land side by side begin on a cache line
 LANES, LANE_BYTES = 4, 512 << 10  # pieces of a buffer that take turns on the network, and the least size of one
 
 REDUCERS: dict[str, Callable[..., object]] = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
-
-
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """One message this rank receives: added, or written, at once (`direct`) or after its sends have left the slot."""
-
-    peer: int
-    chunks: Chunks
-    reduce: bool
-    direct: bool
-    factor: Fraction = ONE  # of what arrives
-    coded: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Sending:
-    """One message this rank sends."""
-
-    peer: int
-    chunks: Chunks
-    coded: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """What one rank does in one step."""
-
-    sends: tuple[Sending, ...] = ()
-    receipts: tuple[Receipt, ...] = ()
-    scales: tuple[tuple[range, Fraction], ...] = ()
-    recodes: tuple[tuple[range, bool], ...] = ()
-    collective: Collective | None = None
-
-
-def project(schedule: Schedule, rank: int) -> tuple[Part, ...]:
-    """The schedule as `rank` sees it; steps that do not concern it are left out. Messages of a pair keep the schedule's order."""
-    parts = []
-    for step in schedule.steps:
-        sends = tuple(Sending(op.dst, op.chunks, op.coded) for op in step.ops if isinstance(op, Move) and op.src == rank)
-        part = Part(
-            sends=sends,
-            receipts=tuple(
-                Receipt(op.src, op.chunks, op.reduce, not op.reduce and _can_land(op.chunks, sends), op.factor, op.coded)
-                for op in step.ops
-                if isinstance(op, Move) and op.dst == rank
-            ),
-            scales=tuple((op.chunks, op.factor) for op in step.ops if isinstance(op, Scale) and rank in op.ranks),
-            recodes=tuple((op.chunks, op.coded) for op in step.ops if isinstance(op, Recode) and rank in op.ranks),
-            collective=next((op for op in step.ops if isinstance(op, Collective) and rank in op.group), None),
-        )
-        if part != Part():
-            parts.append(part)
-    return tuple(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +50,7 @@ class Form:
         # All ranks must decide alike: what is a call for the ranks of one host is messages for the others
         alike = not calls or all(len(op.group) == schedule.world for op in collectives)
         can = moves and (not placed or (alike and all(len(run) == 1 for op in lowered.ops() for run in op.runs)))
-        return Form(schedule, project(lowered, rank), cut, placed, LANES if can else 1)
+        return Form(schedule, joined(project(lowered, rank)), cut, placed, LANES if can else 1)
 
     def cuts(self, flat: torch.Tensor) -> list[Bounds]:
         """The buffer in a few pieces, so that one travels while another is added up; small pieces would only add latency.
@@ -128,15 +74,6 @@ def cut(first: int, last: int, parts: int) -> list[tuple[int, int]]:
     """The range in `parts` parts, as a schedule cuts a buffer."""
     bounds = [first + i * (last - first) // parts for i in range(parts + 1)]
     return list(itertools.pairwise(bounds))
-
-
-def _can_land(chunks: Chunks, sends: Sequence[Sending]) -> bool:
-    """Whether a message can be received straight into its place: one range, of which nothing is being sent."""
-    if not isinstance(chunks, range):
-        return False
-    # several runs are sent from a copy
-    runs = [send.chunks for send in sends if isinstance(send.chunks, range)]
-    return not any(chunks.start < run.stop and run.start < chunks.stop for run in runs)
 
 
 Scratch = Callable[[int, torch.device, int], torch.Tensor]  # (bytes, where, number) -> as many bytes, kept by their number
@@ -213,6 +150,8 @@ class _Lane:
 
     def start(self, part: Part) -> None:
         """Post the messages of `part`. What may not be written yet, or is no single run, goes via the scratch."""
+        for own in part.before:
+            self.compute(own)
         self.part = part
         beside = [r for r in part.receipts if not r.direct]
         packed = [send for send in part.sends if not isinstance(send.chunks, range)]
@@ -269,6 +208,11 @@ class _Lane:
         if self.coder is not None:
             for slot, sources in encoded.items():  # in one pass over each chunk, however many ranks have sent it
                 self.coder.add(sources, self.view(range(slot, slot + 1)))
+        self.compute(part)
+
+    def compute(self, part: Part) -> None:
+        """What needs no other rank."""
+        if self.coder is not None:
             for slots, coded in part.recodes:
                 self.recode(self.coder, slots, coded)
         for slots, factor in part.scales:

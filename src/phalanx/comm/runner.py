@@ -1,4 +1,4 @@
-"""Run a schedule on a flat tensor: choose its form for the transport, pad where library calls need equal parts, keep scratch."""
+"""Runs a schedule on a flat tensor: picks its form for the transport, pads for library calls, keeps scratch memory."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class Runner:
     def run(
         self, schedule: Schedule, flat: torch.Tensor, op: str, tag: int, *, scatters: bool = False, coder: Coder | None = None
     ) -> None:
-        """In place; only the issuing thread calls it. `scatters`: the schedule is a reduce-scatter.
+        """Run a schedule in place. Only the issuing thread calls it. `scatters`: the schedule is a reduce-scatter.
 
-        A schedule that encodes does it with the `coder`; without one in blocks of the usual size, and without error feedback.
+        A schedule that encodes uses `coder`, or without one blocks of the default size without error feedback.
         """
         form = self._form(schedule, flat, scatters=scatters)
         if form.cut and flat.numel() % schedule.chunks:
-            # library calls need equal parts, Moves do not. Gradients never come here: their arena is padded once
+            # library calls need equal parts, Moves do not. Gradients never get here, because their arena is padded once
             length = -(-flat.numel() // schedule.chunks)
             padded = flat.new_zeros(length * schedule.chunks)
-            # an element must stay in its chunk where its place matters; otherwise a single copy is enough
+            # an element must stay in its chunk if its place matters; otherwise a single copy is enough
             parts = cut(0, flat.numel(), schedule.chunks) if form.placed else [(0, flat.numel())]
             pairs = [(flat[a:b], padded[i * length :][: b - a]) for i, (a, b) in enumerate(parts)]
             for mine, theirs in pairs:
@@ -58,7 +58,7 @@ class Runner:
         )
 
     def first_of_blocks(self, schedule: Schedule, flat: torch.Tensor, block: int) -> torch.Tensor:
-        """Where blocks of numbers that were encoded together begin, after `run` with a coder."""
+        """Return where the blocks begin that were encoded together in `run` with a coder."""
         form = self._form(schedule, flat, scatters=False)
         if not schedule.coded or (form.cut and flat.numel() % schedule.chunks):
             return torch.arange(flat.numel(), device=flat.device)
@@ -69,7 +69,7 @@ class Runner:
         return self._firsts[key]
 
     def _form(self, schedule: Schedule, flat: torch.Tensor, *, scatters: bool) -> Form:
-        """How the schedule runs on tensors like `flat`: what the transport does in one call stays, the rest is lowered."""
+        """Return how the schedule runs on tensors like `flat`: calls that the transport supports stay, the rest is lowered."""
         key = (id(schedule), flat.dtype, flat.device.type)
         if key not in self._forms:
             transport, members = self._operations.transport, self._operations.members
@@ -79,10 +79,10 @@ class Runner:
         return self._forms[key]
 
     def _room(self, nbytes: int, device: torch.device, number: int) -> torch.Tensor:
-        """Bytes of scratch; the same `number` gets the same ones again."""
+        """Return bytes of scratch. The same `number` gets the same memory again."""
         room = self._scratch.get((device, number))
         if room is None or room.nbytes < nbytes:
-            with torch.inference_mode(False):  # a tensor made in inference mode could not be written to outside of it
+            with torch.inference_mode(False):  # a tensor created in inference mode could not be written to outside it
                 room = torch.empty(nbytes, dtype=torch.uint8, device=device)
             if nbytes <= KEEP:
                 self._scratch[device, number] = room

@@ -1,9 +1,9 @@
-"""The PHALANX_ variables of the environment, and how long a wait may be: checked before anything is started or sent.
+"""The PHALANX_ environment variables and the limits of timeouts, checked before anything is started or sent.
 
-PHALANX_FORM        moves or collectives: schedules over torch.distributed as it is, without shared memory
+PHALANX_FORM        moves or collectives: run schedules over plain torch.distributed, without shared memory
 PHALANX_SCHEDULES   a file of `phalanx plan --schedules`
 PHALANX_AGENT       the process that started this rank: set by `phalanx train`, `phalanx run` and `phalanx bench`
-PHALANX_ELASTIC     where the ranks of `phalanx run` meet, and PHALANX_MEMBER, which of them this is: set by `phalanx run`
+PHALANX_ELASTIC     where the ranks of `phalanx run` meet; PHALANX_MEMBER is which of them this is; set by `phalanx run`
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from phalanx.comm.planned import check_planned
 
 FORM = "PHALANX_FORM"
 AGENT = "PHALANX_AGENT"
-LONGEST = 1e6  # seconds, eleven days; beyond some weeks the milliseconds of poll(2) overflow
+LONGEST = 1e6  # seconds, about eleven days; beyond some weeks the milliseconds of poll(2) overflow
 
 
 def check_settings(environ: Mapping[str, str] = os.environ) -> None:
-    """Raise ValueError for a variable that makes no sense."""
+    """Raise ValueError for a variable with an invalid value."""
     forced_form(environ)
     agent(environ)
     check_planned(environ)
 
 
 def forced_form(environ: Mapping[str, str] = os.environ) -> bool | None:
-    """True: schedules run as collectives. False: as moves. None: the transport decides."""
+    """Return True if schedules run as collectives, False if as moves, None if the transport decides."""
     form = environ.get(FORM)
     if form not in (None, "moves", "collectives"):
         raise ValueError(f"{FORM}={form!r}: use moves or collectives, or leave it unset")
@@ -34,7 +34,7 @@ def forced_form(environ: Mapping[str, str] = os.environ) -> bool | None:
 
 
 def agent(environ: Mapping[str, str] = os.environ) -> int | None:
-    """The process that started this rank, if `phalanx train` or `phalanx bench` did."""
+    """Return the id of the process that started this rank, if `phalanx train` or `phalanx bench` did."""
     text = environ.get(AGENT)
     if text is None:
         return None
@@ -44,7 +44,7 @@ def agent(environ: Mapping[str, str] = os.environ) -> int | None:
 
 
 def check_timeout(timeout: float) -> None:
-    """Check seconds that bound a wait."""
+    """Raise unless `timeout` is a valid number of seconds."""
     if isinstance(timeout, bool) or not isinstance(timeout, int | float):
         raise TypeError(f"timeout={timeout!r}: use a number of seconds")
     if not 0 < timeout <= LONGEST:
@@ -52,7 +52,7 @@ def check_timeout(timeout: float) -> None:
 
 
 def check_ranks(least: int, most: int | None) -> None:
-    """Check the fewest and the most ranks of an elastic job."""
+    """Raise unless these are valid limits for the ranks of an elastic job."""
     for name, value in (("min_ranks", least), ("max_ranks", most)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise ValueError(f"{name}={value!r}: a number of ranks, at least 1")

@@ -1,9 +1,9 @@
-"""Keys of the job's store that only ranks of the job can write: each value carries a signature made with a secret of the job.
+"""Store keys that only ranks of the job can write: each value carries a signature made with the job's secret.
 
-torch's store trusts everyone who can connect to its port. So what Phalanx reads there (alarms, verdicts, places of shared memory)
+torch's store trusts anyone who can connect to its port. So what Phalanx reads there (alarms, verdicts, places of shared memory)
 is signed together with the full name of its key. A value that a stranger wrote, or copied from another key or job, counts as not
-written: a rank that reads it warns once and keeps waiting. This protects what ranks believe. A stranger who reaches the port can
-still delete keys, or write keys of torch itself, which are not signed. SECURITY.md says who should be able to reach it.
+written: the reader warns once and keeps waiting. A stranger who reaches the port can still delete keys, or write torch's own
+keys, which are not signed. SECURITY.md describes who should be able to reach it.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ import torch.distributed as dist
 log = logging.getLogger("phalanx")
 
 SIGNATURE = 64  # hex digits of an HMAC-SHA256
-LOOK = 0.05  # seconds between two looks at a key that a stranger has written to
+LOOK = 0.05  # seconds between two reads of a key that a stranger has written to
 TRIES = 100  # attempts to write a key that a stranger keeps overwriting
-NOTHING = b"?"  # the answer of `peek` where there is no such key; no signed value looks like that
+NOTHING = b"?"  # what `peek` gets for a missing key; no signed value looks like this
 
 
 class Signer:
-    """The key of one job: signs what a rank writes, and recognises what ranks have written."""
+    """The key of one job. It signs what a rank writes, and recognises what ranks have written."""
 
     def __init__(self, secret: str, token: str) -> None:
-        """`token` is new for every meeting of a job: a signature of one meeting is invalid in another."""
+        """`token` is new for every meeting of a job, so a signature of one meeting is invalid in another."""
         self._key = hmac.digest(secret.encode(), b"phalanx " + token.encode(), "sha256")
         self._warned = False
 
@@ -36,13 +36,13 @@ class Signer:
         return f"{self._signature(key, value.encode())} {value}"
 
     def read(self, key: str, found: bytes) -> bytes | None:
-        """What a rank of this job has written; None if it was a stranger, with a warning the first time."""
+        """Return what a rank of this job wrote, or None if a stranger did, with a warning the first time."""
         if self.recognises(key, found):
             return found[SIGNATURE + 1 :]
         if not self._warned:
             self._warned = True
             log.warning(
-                "phalanx: ignored the value of %s in the job's store: no rank of this job wrote it, so somebody else can reach "
+                "phalanx: ignored the value of %s in the job's store: no rank of this job wrote it, so another process can reach "
                 "the store (no further warnings; see SECURITY.md)",
                 key,
             )
@@ -59,14 +59,14 @@ class Signer:
 
 
 def peek(store: Any, key: str) -> bytes | None:
-    """What a key holds now, None if there is no such key: `get` of torch's stores would wait for it."""
-    # compare_set writes only where it finds what was expected, and creates nothing unless that is empty
+    """Return what a key holds now, or None if it does not exist: `get` of torch's stores would wait for it."""
+    # compare_set writes only if it finds what was expected, and creates a key only if that is empty
     found: bytes = store.compare_set(key, NOTHING, NOTHING)
     return None if found == NOTHING else found
 
 
 class SignedStore:
-    """A store under `prefix` in which only ranks of the job write. `seconds` bounds a `get`."""
+    """A store under `prefix` whose values only ranks of the job can write. `seconds` bounds a `get`."""
 
     def __init__(self, store: Any, prefix: str, signer: Signer, seconds: float) -> None:
         self._store: Any = dist.PrefixStore(prefix, store)  # its type lacks multi_set, the object has it
@@ -82,7 +82,7 @@ class SignedStore:
         return self.multi_get([key])[0]
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
-        """The values, as soon as ranks have written all of them."""
+        """Return the values as soon as ranks have written all of them."""
         until = time.monotonic() + self._seconds
         return [self._read(key, found, until) for key, found in zip(keys, self._store.multi_get(keys))]
 
@@ -96,7 +96,7 @@ class SignedStore:
             self._read(key, found, until)
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        """Write `desired` unless a rank has written before, and return the value that counts. `expected` must be empty."""
+        """Write `desired` unless a rank has written before, and return the current value. `expected` must be empty."""
         if expected:
             raise ValueError("a signed store can only compare with an empty value")
         mine = self._sign(key, desired)
@@ -106,7 +106,7 @@ class SignedStore:
             value = self._signer.read(self._name(key), found)
             if value is not None:
                 return value
-            before = found  # a stranger's: replace it, unless a rank does so first
+            before = found  # from a stranger: replace it, unless a rank does so first
         raise RuntimeError(f"a process that is not a rank of this job keeps writing to {self._name(key)}")
 
     def delete_key(self, key: str) -> bool:
@@ -127,7 +127,7 @@ class SignedStore:
 
     def _read(self, key: str, found: bytes, until: float) -> bytes:
         value = self._signer.read(self._name(key), found)
-        # not deleted: between the look and the deletion a rank may write
+        # don't delete it: a rank may write between the read and the deletion
         while value is None:
             if time.monotonic() > until:
                 raise RuntimeError(f"no rank of this job has written {self._name(key)}")

@@ -1,9 +1,9 @@
-"""Local ranks without a launcher: this process starts them, forwards signals, and returns the status of the first failure.
+"""Starts local ranks without a launcher, forwards signals to them, and returns the exit code of the first failure.
 
     start_ranks(4, ["-m", "phalanx", "train", "digits"])
 
-Rank 0 holds the store at a loopback port which this process has opened for it: no race for a free port, and no other host can
-connect. A secret in the ranks' environment signs what they write there, so other users of this host cannot write.
+Rank 0 holds the store at a loopback port that this process opened for it, so there is no race for a free port, and no other host
+can connect. A secret in the ranks' environment signs what they write there, so other users of this host cannot write.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from phalanx.comm.settings import AGENT, agent
 ASKS = (signal.SIGTERM, signal.SIGINT)
 HANDLED = (*ASKS, signal.SIGHUP, signal.SIGQUIT)
 PR_SET_PDEATHSIG = 1  # of prctl(2)
-LOOK = 0.02  # seconds between two looks at the ranks
-ASKED_AFTER = 8.0  # seconds without a byte written after which a rank is asked to end, once another has failed
-KILLED_AFTER = 30.0  # seconds without a byte written after which a rank that was asked to end is killed
+LOOK = 0.02  # seconds between two polls of the ranks
+ASKED_AFTER = 8.0  # seconds without writing after which a rank is asked to end, once another has failed
+KILLED_AFTER = 30.0  # seconds without writing after which a rank that was asked to end is killed
 INSISTED = 2.0  # seconds that ranks have after a second Ctrl-C
 
 
@@ -47,9 +47,9 @@ class Ranks:
         pass_fds: Mapping[int, Sequence[int]] | None = None,
         held: bool = False,
     ) -> None:
-        """Start `python ARGUMENTS` `count` times. `outputs` may give a rank a file for all that it prints.
+        """Start `python ARGUMENTS` `count` times. `outputs` may give a rank a file for everything it prints.
 
-        With `held`, SIGTERM and SIGINT wait until a rank unblocks them: a Python that is still starting would print a traceback.
+        With `held`, SIGTERM and SIGINT stay blocked until a rank unblocks them: Python would print a traceback during its start.
         """
         self.processes: list[subprocess.Popen[bytes]] = []
         with socket.create_server(("127.0.0.1", 0), backlog=max(128, count)) as listener:
@@ -61,7 +61,7 @@ class Ranks:
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(listener.getsockname()[1]),
             }
-            common.setdefault("OMP_NUM_THREADS", "1")  # ranks that share a machine fight for its cores
+            common.setdefault("OMP_NUM_THREADS", "1")  # ranks that share a machine compete for its cores
             common.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, ASKS if held else ())
             try:
@@ -80,7 +80,7 @@ class Ranks:
                             stdout=output,
                             stderr=subprocess.STDOUT if output else None,
                             pass_fds=fds,
-                            start_new_session=True,  # Ctrl-C comes from this process, once, and not from the terminal as well
+                            start_new_session=True,  # so that Ctrl-C comes from this process only, and not from the terminal too
                         )
                     )
             except BaseException:
@@ -95,7 +95,7 @@ class Ranks:
 
     @property
     def failed(self) -> list[int]:
-        """The ranks that have ended with an error."""
+        """The ranks that have exited with an error."""
         return [rank for rank, process in enumerate(self.processes) if process.poll()]
 
     def send(self, number: int) -> None:
@@ -103,20 +103,20 @@ class Ranks:
             process.send_signal(number)
 
     def kill(self) -> None:
-        """Return when no rank is left."""
+        """Kill all ranks, and return when none is left."""
         self.send(signal.SIGKILL)
         for process in self.processes:
             process.wait()
 
 
 def start_ranks(count: int, arguments: Sequence[str], *, held: bool = False, too_early: str = "") -> int:
-    """Run `python ARGUMENTS` as `count` ranks of this host and wait; returns the exit code of the first that failed, or 0.
+    """Run `python ARGUMENTS` as `count` ranks of this host and wait. Return the exit code of the first that failed, or 0.
 
-    Signals that ask to end are forwarded to the ranks; the exit code is then 128 + the signal. A rank that is asked to end has
-    half a minute, and longer while it writes, because it may be saving. After a second Ctrl-C it has INSISTED seconds.
+    Signals that ask to end are forwarded to the ranks, and the exit code is then 128 + the signal. A rank that was asked to end
+    has half a minute, and longer while it writes, because it may be saving. After a second Ctrl-C it has INSISTED seconds.
 
-    With `held`, SIGTERM and SIGINT wait until a rank has started and unblocks them. If one ends rank 0 before it listens to them
-    itself, `too_early` is printed.
+    With `held`, SIGTERM and SIGINT stay blocked until a rank has started and unblocks them. If one ends rank 0 before it handles
+    them itself, `too_early` is printed.
     """
     heard: list[int] = []
     ranks = None
@@ -124,7 +124,7 @@ def start_ranks(count: int, arguments: Sequence[str], *, held: bool = False, too
         try:
             ranks = Ranks(count, arguments, held=held)
             code = _wait(ranks, heard)
-            if too_early and -ranks.processes[0].returncode in heard:  # the default action of the signal: there was no handler
+            if too_early and -ranks.processes[0].returncode in heard:  # by the signal's default action: there was no handler
                 sys.stderr.write(f"{too_early}\n")
             return code
         finally:
@@ -142,7 +142,7 @@ def _wait(ranks: Ranks, heard: list[int]) -> int:
             if heard[sent] == signal.SIGTSTP:
                 del heard[sent]
                 ranks.send(signal.SIGSTOP)
-                os.kill(os.getpid(), signal.SIGSTOP)  # returns when the shell says `fg`
+                os.kill(os.getpid(), signal.SIGSTOP)  # returns when the shell runs `fg`
                 ranks.send(signal.SIGCONT)
                 continue
             ranks.send(heard[sent])
@@ -168,11 +168,11 @@ def _wait(ranks: Ranks, heard: list[int]) -> int:
 
 
 class _Leaving:
-    """Ranks that should end: a rank that neither ends nor writes is asked with SIGTERM, then killed."""
+    """Ends ranks: a rank that neither exits nor writes gets SIGTERM, and later SIGKILL."""
 
     def __init__(self, ranks: Ranks, *, asked: bool) -> None:
         self._ranks = ranks
-        self._written: dict[int, tuple[int, float]] = {}  # bytes, and when there were more than before
+        self._written: dict[int, tuple[int, float]] = {}  # bytes written, and when the number last grew
         self._asked = {process.pid for process in ranks.running} if asked else set()
 
     def look(self) -> None:
@@ -191,7 +191,7 @@ class _Leaving:
 
 
 def _bytes_written(pid: int) -> int:
-    """To files; not to sockets and pipes, as far as the kernel tells them apart."""
+    """Return the bytes written to files, not to sockets and pipes, as far as the kernel distinguishes them."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         return int(Path(f"/proc/{pid}/io").read_text().split("write_bytes: ")[1].split()[0])
     return 0
@@ -199,7 +199,7 @@ def _bytes_written(pid: int) -> int:
 
 @contextlib.contextmanager
 def handling(heard: list[int]) -> Iterator[None]:
-    """Note signals in `heard` instead of ending. Ctrl-Z is one of them: the ranks have to stop before this process does."""
+    """Append signals to `heard` instead of ending. This includes Ctrl-Z: the ranks have to stop before this process does."""
 
     def hear(number: int, frame: FrameType | None) -> None:
         heard.append(number)
@@ -213,10 +213,10 @@ def handling(heard: list[int]) -> Iterator[None]:
 
 
 def end_with_agent() -> None:
-    """On a rank of `start_ranks`: get a SIGTERM when the agent dies, because then no process looks after the ranks."""
+    """Make this rank of `start_ranks` get a SIGTERM when the agent dies, because then no process supervises the ranks."""
     started_by = agent()
     if started_by is not None and sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != started_by:  # it has died before this
+        if os.getppid() != started_by:  # it died before this call
             sys.stderr.write(f"phalanx: process {started_by} ({AGENT}), which started this rank, is gone: the rank ends\n")
             os.kill(os.getpid(), signal.SIGTERM)

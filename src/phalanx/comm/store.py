@@ -1,4 +1,4 @@
-"""The key-value store of a job, as far as Phalanx uses it: torch's, or one that signs its values (signed.py)."""
+"""The key-value store of a job, as Phalanx uses it: torch's own, or one that signs its values (signed.py)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ FOR_EVER = datetime.timedelta(days=30)
 
 
 class Store(Protocol):
-    """The methods of a torch.distributed store that Phalanx calls; a HashStore serves ranks that are threads."""
+    """The methods of a torch.distributed store that Phalanx calls. A HashStore serves ranks that are threads."""
 
     def set(self, key: str, value: str) -> None: ...
     def get(self, key: str) -> bytes: ...
@@ -22,6 +22,6 @@ class Store(Protocol):
 
 
 def clear(store: Any) -> None:
-    """Remove all keys of a store with a prefix, where torch can list them."""
+    """Remove all keys of a store with a prefix, if torch can list them."""
     for key in store.list_keys() if hasattr(store, "list_keys") else ():
         store.delete_key(key)

@@ -1,6 +1,6 @@
-"""Order between the caller's CUDA stream and the communication stream; nothing to do on the CPU.
+"""Orders the caller's CUDA stream and the communication stream. Nothing to do on the CPU.
 
-On a GPU a call returns when its work is queued. `StreamOrder` makes the communication stream wait for what the caller has queued
+On a GPU a call returns when its work is queued. `StreamOrder` makes the communication stream wait for what the caller queued
 before the call. At `join()` it makes the caller's stream wait for the communication. The host never waits for the device.
 
     caller's stream          ... backward | record before            join: wait after | step ...
@@ -16,17 +16,17 @@ from typing import Any
 
 import torch
 
-_streams: dict[torch.device, torch.cuda.Stream] = {}  # one per device: communications keep their order on it too
+_streams: dict[torch.device, torch.cuda.Stream] = {}  # one per device, so that communications keep their order there too
 _lock = threading.Lock()
 
 
 def current_device() -> torch.device | None:
-    """The GPU of the calling thread; None if this process has not used one. Does not create a context."""
+    """Return the GPU of the calling thread, or None if this process has not used one. Does not create a context."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_initialized() else None
 
 
 def communication_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream of this device on which all communication is queued. Made once: torch hands out 32, and then the same again."""
+    """Return the stream of this device for all communication. Made once, because torch hands out only 32 different streams."""
     with _lock:
         if device not in _streams:
             _streams[device] = torch.cuda.Stream(device)
@@ -34,9 +34,9 @@ def communication_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 class StreamOrder:
-    """The order of one operation on `tensors`: made by the caller, entered by the thread that queues the work.
+    """The order of one operation on `tensors`. The caller creates it, and the thread that queues the work enters it.
 
-    An operation without tensors of its own, such as recv, names the `device` on which its results may appear.
+    An operation without input tensors, such as recv, names the `device` on which its results may appear.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor] = (), device: torch.device | None = None) -> None:
@@ -48,9 +48,9 @@ class StreamOrder:
             self._before = torch.cuda.current_stream(self.device).record_event()
 
     def claim_thread(self) -> None:
-        """Make the GPU of this operation the current device of a thread of ours, which begins on device 0 like every thread.
+        """Make the GPU of this operation the current device of our thread. Every thread starts on device 0.
 
-        It would create a context there, in every process of the host.
+        There it would create a context, in every process of the host.
         """
         if self.device is not None:
             torch.cuda.set_device(self.device)
@@ -67,12 +67,12 @@ class StreamOrder:
         if self.device is not None:
             self._after = self._stream.record_event()
             self._context.__exit__(kind, error, where)
-            self._tensors.clear()  # the allocator knows that the stream uses them
+            self._tensors.clear()  # the allocator now knows that the stream uses them
 
     def join(self, result: Any = None) -> None:
-        """What the calling thread queues from now on runs after the communication.
+        """Make what the calling thread queues from now on run after the communication.
 
-        The result may be new memory of the communication stream. The allocator must not give it to the next communication while
+        The result may be new memory of the communication stream. The allocator must not reuse it for the next communication while
         the caller's stream still reads it.
         """
         if self._after is None:
@@ -84,15 +84,15 @@ class StreamOrder:
                 x.record_stream(caller)
 
     def reached(self) -> bool:
-        """Whether the device has got as far as this operation. Returns at once."""
+        """Return whether the device has reached this operation, without waiting."""
         return self.device is None or self._before.query()
 
     def done(self) -> bool:
-        """Whether the device is done with it. Returns at once."""
+        """Return whether the device has finished it, without waiting."""
         return self._after is None or self._after.query()
 
     def complete(self, future: torch.futures.Future[Any], result: Any) -> None:
-        """Complete a future of this device. What reads it waits for the communication there, and not on the host."""
+        """Complete a future of this device. Its readers wait for the communication on the device, and not on the host."""
         with torch.cuda.stream(self._stream):
             future.set_result(result)
 
@@ -106,47 +106,47 @@ def _tensors_in(result: Any) -> Iterator[torch.Tensor]:
 
 
 class HostCopy:
-    """A tensor on its way to the host, behind what its stream has queued; a tensor of the CPU is there already.
+    """An asynchronous copy of a tensor to the host. A CPU tensor is used as it is.
 
-    The copy is in pinned memory. `into` is such memory that is used again: read the copy before it is overwritten.
+    The copy runs after what its stream has queued. It is in pinned memory: `into`, if given, is reused, so read the copy in time.
     """
 
     def __init__(self, x: torch.Tensor, into: torch.Tensor | None = None) -> None:
-        self._host, self._come = x, None
+        self._host, self._copied = x, None
         if x.is_cuda:
             self._host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True) if into is None else into
             self._host.copy_(x, non_blocking=True)
-            self._come = torch.cuda.current_stream(x.device).record_event()
+            self._copied = torch.cuda.current_stream(x.device).record_event()
 
     @property
     def arrived(self) -> bool:
-        """Whether reading it waits for nothing."""
-        return self._come is None or self._come.query()
+        """Whether you can read it without waiting."""
+        return self._copied is None or self._copied.query()
 
     def tolist(self) -> list[Any]:
-        """Its values. Waits if they are still on their way."""
-        if self._come is not None and not self._come.query():
-            self._come.synchronize()
+        """Return its values. Waits if the copy is still pending."""
+        if self._copied is not None and not self._copied.query():
+            self._copied.synchronize()
         values: list[Any] = self._host.tolist()
         return values
 
 
 class Writers:
-    """The streams on which the gradients of each group were made: a model may compute, and then differentiate, on side streams.
+    """The streams on which the gradients of each group were computed: a model may use side streams.
 
-    Autograd orders them before `backward()` returns, but a group that leaves earlier has to wait for them by itself.
+    Autograd orders them before `backward()` returns, but a group that is sent earlier has to wait for them itself.
     """
 
     def __init__(self) -> None:
         self._streams: dict[int, set[torch.cuda.Stream]] = {}
 
     def note(self, x: torch.Tensor, group: object) -> None:
-        """The current stream has written a part of `group`, on the device of `x`."""
+        """Note that the current stream has written a part of `group`, on the device of `x`."""
         if x.is_cuda:
             self._streams.setdefault(id(group), set()).add(torch.cuda.current_stream(x.device))
 
     def wait(self, group: object) -> None:
-        """The current stream waits for all that have written to `group`."""
+        """Make the current stream wait for all that have written to `group`."""
         streams = self._streams.pop(id(group), set())
         for stream in streams:
             current = torch.cuda.current_stream(stream.device)
@@ -154,5 +154,5 @@ class Writers:
                 current.wait_stream(stream)
 
     def forget(self) -> None:
-        """Autograd has ordered all of them."""
+        """Forget all streams, because autograd has ordered them."""
         self._streams.clear()

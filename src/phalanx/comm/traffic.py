@@ -1,7 +1,7 @@
-"""Which messages a rank has given to the network and which it waits for, so that an error can name a link that moves nothing.
+"""Records which messages a rank has posted and which it waits for, so that an error can name a link that moves no data.
 
-gloo does not say whether a message has left, but the ranks can compare. If rank 3 waits for the first message of a tag from rank
-1, rank 1 has posted it, and nothing moves, then the link between them is at fault, and neither rank is.
+gloo does not report whether a message was sent, but the ranks can compare. If rank 3 waits for the first message of a tag from
+rank 1, rank 1 has posted it, and no data is moving, then the link between them is at fault, and neither rank is.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections import OrderedDict
 from enum import Enum
 from typing import NamedTuple
 
-TAGS = 256  # newest (way, peer, tag) that are remembered: an operation has a few tags of its own
-REPORTED = 64  # at most this many are reported: a rank that talks to hundreds at once is not compared link by link
+TAGS = 256  # the newest (way, peer, tag) to remember; an operation has only a few tags
+REPORTED = 64  # the most to report: a rank that talks to hundreds at once is not compared link by link
 
 
 class Way(str, Enum):
-    """Which way a message goes, seen from this rank."""
+    """The direction of a message, seen from this rank."""
 
     SEND = "send"
     RECEIVE = "receive"
@@ -27,7 +27,7 @@ class Way(str, Enum):
 
 
 class Ticket(NamedTuple):
-    """Message number `number` of those with this way, peer and tag. Peers are ranks of the world."""
+    """Message number `number` of those with this direction, peer and tag. Peers are ranks of the world."""
 
     way: Way
     peer: int
@@ -43,7 +43,7 @@ class Traffic:
         self._open: dict[int, Ticket] = {}
 
     def post(self, way: Way, peer: int, tag: int) -> Ticket:
-        """Count a message that is given to the network."""
+        """Count a message that is posted to the network."""
         key = way, peer, tag
         number = self._posted.get(key, 0)
         self._posted[key] = number + 1
@@ -52,13 +52,13 @@ class Traffic:
         return Ticket(way, peer, tag, number)
 
     def wait(self, ticket: Ticket) -> None:
-        """The calling thread waits for this message now. A wait that fails leaves it: it is what this rank got stuck in."""
+        """Note that the calling thread now waits for this message. After a failed wait it stays: this rank is stuck in it."""
         self._open[threading.get_ident()] = ticket
 
     def arrived(self) -> None:
         self._open.pop(threading.get_ident(), None)
 
     def report(self) -> tuple[tuple[Ticket, ...], tuple[Ticket, ...]]:
-        """The messages that are waited for, and the number of those posted (as `number`) by way, peer and tag."""
+        """Return the messages that threads wait for, and the count (as `number`) of those posted by way, peer and tag."""
         posted = [Ticket(*key, count) for key, count in list(self._posted.items())]
         return tuple(self._open.copy().values()), tuple(posted[-REPORTED:])

@@ -14,7 +14,7 @@ from phalanx.schedule import Move, Op, Scale, Schedule, ScheduleError, lower, ve
 
 
 class UserSchedules:
-    """Those of one communicator."""
+    """The user's schedules of one communicator."""
 
     def __init__(self, operations: Operations, runner: Runner) -> None:
         self._operations, self._runner = operations, runner
@@ -44,7 +44,7 @@ class UserSchedules:
         return self._operations.start(f"run({schedule.name}, {text_of(x)})", work, [x], compare=True, queued=True).wait()
 
     def _verify(self, schedule: Schedule) -> None:
-        """Ranks that end with different bits get a warning alone: nobody said that the tensors are replicas."""
+        """Verify a schedule. Ranks that end with different bits only get a warning, because the tensors need not be replicas."""
         try:
             verify(schedule, bitwise=schedule.goal != "mixing")
         except ScheduleError as error:

@@ -1,4 +1,4 @@
-"""From the answers of the ranks to an alarm to the message of the error: values and a pure function.
+"""Turns the ranks' answers to an alarm into the message of the error: values and a pure function.
 
 explain(mine, members, verdict) -> CommunicationError: all_reduce(float32[8], sum) (number 17) cannot finish: rank 2 ...
 """
@@ -43,10 +43,10 @@ class CommunicationError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What one rank is doing: in operation number `number` of communicator `comm`, or, with comm None, in user code.
+    """What one rank is doing: operation number `number` of communicator `comm` or, with comm None, user code.
 
-    `raised` is the exception that ended it. `left`: it closed its communicator, or ended. `fate` is what the kernel says of a
-    rank that cannot answer itself, whose process is `pid`. `awaited` are the messages it waits for, `posted` counts those that
+    `raised` is the exception that ended it. `left`: it closed its communicator, or ended. `fate` is what the kernel reports about
+    a rank that cannot answer itself, and `pid` is its process. `awaited` are the messages it waits for, and `posted` counts those
     it has posted.
     """
 
@@ -76,11 +76,11 @@ def _state(data: dict) -> State:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answers to an alarm, by world rank; a rank that is not in it did not answer."""
+    """The answers to an alarm, by world rank. A rank that did not answer is not in it."""
 
     states: dict[int, State] = field(default_factory=dict)
-    store_lost: int | None = None  # the rank that held the store, when the store itself does not answer
-    world: int = 0  # ranks of the job: those outside the communicator may be the reason too
+    store_lost: int | None = None  # the rank that held the store, if the store itself does not answer
+    world: int = 0  # ranks of the job: those outside the communicator may also be the cause
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -92,7 +92,7 @@ class Verdict:
 
 
 class Call(Enum):
-    """What the key on which a watch sleeps may hold."""
+    """What the key that a watch waits for may hold."""
 
     ALARM = "alarm"  # an operation failed on some rank: answer with your state
     DESERTED = "deserted"  # the rank that holds the store is done
@@ -100,16 +100,16 @@ class Call(Enum):
 
 
 class Standing(Enum):
-    """How a rank stands to an operation that cannot finish."""
+    """The role of a rank in an operation that cannot finish."""
 
     WAITING = 0  # it takes part, and waits for others
-    LATE = 1  # it is elsewhere: the reason only if no rank is lost
+    LATE = 1  # it is elsewhere, and the cause only if no rank is lost
     LOST = 2  # it will never do its part
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """What is wrong with a rank, as a phrase for one rank and for several."""
+    """What is wrong with a rank, worded for one rank and for several."""
 
     standing: Standing
     of_one: str = ""
@@ -117,13 +117,13 @@ class Fact:
 
 
 def explain(mine: State, members: Mapping[int, int], verdict: Verdict, cause: str = "") -> CommunicationError:
-    """The error of a rank in state `mine`, an operation of `members`: their rank in the communicator -> in the world."""
+    """Return the error of a rank in state `mine`, in an operation of `members`, which maps ranks to world ranks."""
     facts = _facts(mine, members, verdict)
     lost, late = _only(Standing.LOST, facts), _only(Standing.LATE, facts)
     outside = {rank: rank for rank in range(verdict.world) if rank not in members.values()}
     elsewhere = _only(Standing.LOST, _facts(mine, outside, verdict))
     links = _still_links(members, verdict)
-    # a lost rank explains why others are late; so does a link that moves nothing
+    # a lost rank explains why others are late, and so does a link that moves no data
     named = lost or ({} if elsewhere or links else late)
     if named:
         words = _words(named)
@@ -145,7 +145,7 @@ def explain(mine: State, members: Mapping[int, int], verdict: Verdict, cause: st
 
 
 def _facts(mine: State, members: Mapping[int, int], verdict: Verdict) -> dict[Fact, list[int]]:
-    """What is wrong -> with which ranks."""
+    """Group ranks by what is wrong with them."""
     facts: dict[Fact, list[int]] = {}
     for rank, world_rank in members.items():
         facts.setdefault(_fact(mine, verdict.states.get(world_rank), world_rank == verdict.store_lost), []).append(rank)
@@ -157,7 +157,7 @@ def _only(standing: Standing, facts: Mapping[Fact, list[int]]) -> dict[Fact, lis
 
 
 def _fact(mine: State, other: State | None, held_store: bool) -> Fact:
-    """What is wrong with one rank, seen from `mine`."""
+    """Return what is wrong with one rank, seen from `mine`."""
     if other is None or other.fate is not None:
         why = (
             "dead, stopped or cut off"
@@ -182,7 +182,7 @@ def _fact(mine: State, other: State | None, held_store: bool) -> Fact:
 
 
 def _still_links(members: Mapping[int, int], verdict: Verdict) -> list[tuple[int, int]]:
-    """Pairs of ranks where one waits for a message that the other has posted."""
+    """Return pairs of ranks where one waits for a message that the other has posted."""
     numbers = {world_rank: rank for rank, world_rank in members.items()}
     found = set()
     for world_rank, rank in numbers.items():
@@ -209,7 +209,7 @@ def _words(facts: Mapping[Fact, Sequence[int]]) -> str:
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
-    """In words: `rank 2`, or `ranks 1, 3`."""
+    """Return `rank 2`, or `ranks 1, 3`."""
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
 
 

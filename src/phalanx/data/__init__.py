@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .stream import StreamShare, stream_share
     from .transforms import Chain, Flip, Normalise, PadCrop
 
-# loaded on first use: a program that trains from memory pays for no image library
+# loaded on first use, so that a program that trains from memory does not import an image library
 _HOME = {
     "Arrays": "source",
     "AsyncShuffle": "shuffle",

@@ -1,6 +1,6 @@
-"""One micro-batch of a source: its samples read, decoded, collated and transformed; bad ones left out or raised by name.
+"""Make one micro-batch of a source: read, decode, collate and transform its samples. Bad samples are skipped or raise by name.
 
-Everything here is a pure function of what is wanted, so any thread or process of any rank may do it.
+Everything here is a pure function of the requested micro-batch, so any thread or process of any rank may run it.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from phalanx.data.transforms import Transform
 OnBad = Literal["error", "skip"]
 Decode = Callable[[bytes, Draws], Tensor]
 
-EXAMPLES_TRIED = 100  # samples that are tried in order to know the shape of a batch in which all are bad
+EXAMPLES_TRIED = 100  # samples to try, to learn the shape of a batch whose samples are all bad
 
 
 class SampleError(RuntimeError):
-    """A sample could not be made, for a reason that is not in the sample.
+    """A sample could not be loaded, and the sample itself is not the cause.
 
     The data set, the decoder or the worker failed. The message names the sample.
 
@@ -51,26 +51,26 @@ class SampleError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A micro-batch: what the user gets, how many samples are in it, and (name, reason) of those that were left out."""
+    """A micro-batch: the user's data, the number of samples, and (name, reason) of those that were skipped."""
 
     data: Any
     samples: int
     skipped: tuple[tuple[str, str], ...] = ()
 
     def pinned(self) -> Made:
-        """The same in pinned memory."""
+        """Copy it to pinned memory."""
         return replace(self, data=pinned(self.data))
 
 
 def ignore(index: int) -> None:
-    """The default: do not record which sample is being read."""
+    """Do nothing: the default for `reading`."""
 
 
 @dataclass(frozen=True)
 class Maker:
-    """Makes micro-batches of `source`; picklable where its parts are.
+    """Makes micro-batches of `source`. Picklable if its parts are.
 
-    `seeds`: the global generators are seeded for each sample of a user's data set. Not for threads, see generators.py.
+    With `seeds`, the global generators are seeded for each sample of a user's data set. Not for threads; see generators.py.
     """
 
     source: Any
@@ -82,7 +82,7 @@ class Maker:
     collate_fn: Collate | None = None
 
     def __call__(self, wanted: MicroBatch, reading: Callable[[int], None] = ignore) -> Made:
-        """The micro-batch of `wanted`; calls `reading(index)` before it touches a sample."""
+        """Make the micro-batch `wanted`. Calls `reading(index)` before it reads a sample."""
         indices = self._indices(wanted, wanted.places)
         if self.takes_at_once:
             if indices.size:
@@ -99,19 +99,19 @@ class Maker:
 
     @property
     def takes_at_once(self) -> bool:
-        """Whether the source is in memory and gives many samples in one indexing operation."""
+        """Whether the source is in memory and returns many samples in one indexing operation."""
         return self.collate_fn is None and (is_columns(self.source) or isinstance(self.source, Takes))
 
     def name(self, index: int) -> str:
-        """What an error message calls the sample."""
+        """The name of the sample for error messages."""
         return self.source.name(index) if isinstance(self.source, Encoded) else f"sample {index}"
 
     def is_seeding(self) -> bool:
-        """Whether the global generators are seeded for what comes from the user's code."""
+        """Whether to seed the global generators for the user's code."""
         return self.seeds and self.decode is None and generators.are_ours()
 
     def assembled(self, samples: list[Any], draws: Draws) -> Any:
-        """The batch of `samples`, which have these draws."""
+        """Collate and transform `samples`, using these draws."""
         if self.collate_fn is None:
             try:
                 data = collated(samples) if self.decode is None else collated_images(samples)
@@ -127,7 +127,7 @@ class Maker:
         return self._transformed(data, draws)
 
     def empty_like(self, sample: Any, seed: int, epoch: int, index: int) -> Any:
-        """A batch without rows, of the shape and type that others have: made of a sample that is cut off again."""
+        """A batch without rows, with the shape and type of the others. Made from a sample that is then cut off."""
         one, two = (self.assembled([sample] * count, Draws(seed, epoch, np.full(count, index))) for count in (1, 2))
         try:
             return without_rows(one, two)
@@ -145,7 +145,7 @@ class Maker:
     def _read(
         self, wanted: MicroBatch, indices: Indices, reading: Callable[[int], None]
     ) -> tuple[list[Any], Indices, tuple[tuple[str, str], ...]]:
-        """The samples, one by one; which of the indices they have; and what was left out."""
+        """Read the samples one by one. Returns them, which of the indices they have, and what was skipped."""
         samples, kept, skipped = [], [], []
         draws = Draws(wanted.seed, wanted.epoch, indices)
         seeds = draws.words(generators.SAMPLES).tolist() if self.is_seeding() else None

@@ -1,6 +1,6 @@
-"""Batch plans: how large the total batch is in which epoch, and how ranks and micro-steps divide it.
+"""Batch plans: the total batch size of each epoch, and how ranks and micro-steps divide it.
 
-The unit is the total batch: what one update of the weights sees, over all ranks. Sony's batch-size control (Mikami et al., arXiv
+The unit is the total batch: the samples of one weight update, over all ranks. Sony's batch-size control (Mikami et al., arXiv
 1811.05233) is a list of stages; the learning rate of large-batch rules is a function of the same plan.
 
     plan = BatchPlan([Stage(epochs=30, batch=32768), Stage(epochs=60, batch=65536)])
@@ -32,7 +32,7 @@ class Stage:
     Args:
         epochs: The number of epochs.
         batch: The samples of one update, over all ranks.
-        micro_steps: The backward passes per rank that make one update. By default 1, or as many as `split` needs.
+        micro_steps: The backward passes per rank and update. The default is 1, or as many as `split` needs.
 
     Raises:
         ValueError: If a value is less than 1.
@@ -57,7 +57,7 @@ class Stage:
 
         Args:
             ranks: The number of ranks.
-            micro_batch: The most samples of one backward pass of one rank.
+            micro_batch: The maximum number of samples of one rank's backward pass.
 
         Returns:
             A `Split` with `ranks`, `micro_steps` and `micro_batch`.
@@ -126,11 +126,11 @@ class BatchPlan:
         return sum(count * len(Steps(n, stage.batch, last)) for stage, count in self._epochs_before(epoch))
 
     def samples_before(self, epoch: int, n: int, last: Last = "drop") -> int:
-        """The number of samples that those steps take. Padding counts, dropped samples don't."""
+        """The number of samples of those steps. Padding counts, dropped samples don't."""
         return sum(count * Steps(n, stage.batch, last).samples for stage, count in self._epochs_before(epoch))
 
     def _epochs_before(self, epoch: int) -> list[tuple[Stage, int]]:
-        """How many epochs before `epoch` each stage has."""
+        """The number of epochs before `epoch` in each stage."""
         whole_number("epoch", epoch)
         counts, rest = [], epoch
         for stage in self.stages:

@@ -1,4 +1,4 @@
-"""From the checked options of a loader to its supply: who makes the micro-batches, and how workers are started."""
+"""Build a loader's supply from its checked options: what makes the micro-batches, and how workers start."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from phalanx.data.workers import CallerThread, LocalWork, Pool, RemoteWork, Work
 class Build:
     """A loader's options, checked. `context` starts processes; without it workers are threads."""
 
-    dataset: Any  # as the user gave it
+    dataset: Any  # as the user passed it
     maker: Maker
     comm: Any
     plan: BatchPlan
@@ -34,7 +34,7 @@ class Build:
     seed: int
     workers: int
     context: BaseContext | None
-    depth: int  # micro-batches under way, of all workers
+    depth: int  # micro-batches in progress, over all workers
     pin: bool
     worker_init_fn: Callable[[int], object] | None
     world: FollowedWorld | None = None  # of an elastic communicator
@@ -52,7 +52,7 @@ class Build:
         """The supply of a stream."""
         if self.world is not None:
             raise ValueError("a stream has no numbered samples, which an elastic communicator shares out anew when ranks leave")
-        for stage in self.plan.stages:  # now, and not when its first epoch begins
+        for stage in self.plan.stages:  # check now, not when its first epoch begins
             stage.split(self.comm.size, self.micro_batch)
         plan = StreamPlan(self.plan, self.last, sharded, self.micro_batch, length_if_any(self.dataset))
         depth = max(1, self.depth // max(1, self.workers))
@@ -64,7 +64,7 @@ class Build:
         if self.context is not None:
             task = self._seeding
             return Workers(RemoteWork(lambda worker: self._process(task, worker), self.workers, pin=self.pin), self.workers)
-        # data in memory: one indexing operation per batch, for which more threads would only queue
+        # data in memory need one indexing operation per batch; more threads would only queue
         count = 1 if self.maker.takes_at_once else self.workers
         return Workers(LocalWork(self.maker, pin=self.pin), count)
 

@@ -1,7 +1,7 @@
-"""Samples become a batch; and what can be done to a batch of any shape: pin it, change its tensors, or empty it.
+"""Collate samples into a batch, and work on batches of any structure: pin one, map its tensors, or empty it.
 
-Without a `collate_fn` samples are stacked as torch's `default_collate` does: numbers and arrays become tensors, dicts stay dicts,
-texts stay lists. The only difference is that a batch of tuples is a tuple here and a list there.
+Without a `collate_fn`, samples are stacked as by torch's `default_collate`: numbers and arrays become tensors, dicts stay dicts,
+strings become lists. The only difference is that a batch of tuples is a tuple here and a list there.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Collate = Callable[[list[Any]], Any]
 
 
 def collated(samples: list[Any]) -> Any:
-    """The batch of `samples`, as torch does it."""
+    """Collate `samples` as torch does."""
     data = default_collate(samples)
     return tuple(data) if isinstance(data, list) and isinstance(samples[0], tuple | list) else data
 
 
 def collated_images(samples: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
-    """A batch in the memory order of its images: decoders leave colours side by side, and turning them costs five copies."""
+    """Collate images in their memory order: decoders interleave colours, and reordering costs five copies."""
     y = torch.tensor([label for _, label in samples])
     pixels = [image.permute(1, 2, 0) for image, _ in samples if image.dim() == 3]
     if len(pixels) == len(samples) and all(image.is_contiguous() for image in pixels):
@@ -34,7 +34,7 @@ def collated_images(samples: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
 
 
 def pinned(data: Any) -> Any:
-    """A batch in pinned memory. Objects of your own are pinned by their method `pin_memory`, as with torch's DataLoader."""
+    """Copy a batch to pinned memory. Your own objects are pinned by their method `pin_memory`, as in torch's DataLoader."""
     if isinstance(data, Tensor):
         return data.pin_memory()
     if isinstance(data, str | bytes | type):
@@ -45,7 +45,7 @@ def pinned(data: Any) -> Any:
 
 
 def map_tensors(change: Callable[[Tensor], Any], data: Any) -> Any:
-    """A batch with every tensor in its containers replaced by `change` of it."""
+    """Apply `change` to every tensor in the containers of a batch."""
     if isinstance(data, Tensor):
         return change(data)
     parts = _parts(data)
@@ -57,10 +57,10 @@ class UnknownBatchError(TypeError):
 
 
 def without_rows(one: Any, two: Any) -> Any:
-    """A batch without samples, from a batch of one sample and one of the same sample twice: what grows is cut to nothing.
+    """Make a batch without samples, from a batch of one sample and one with the same sample twice.
 
-    A tensor loses the dimension in which the two differ, a list whose length differs loses its elements. What is alike in both
-    does not count samples and stays.
+    A tensor is cut to length 0 in the dimension in which the two differ, and so is a list whose length differs. What is the same
+    in both does not count samples and stays.
     """
     if isinstance(one, Tensor):
         grows = next((d for d in range(one.dim()) if one.shape[d] != two.shape[d]), None)
@@ -79,7 +79,7 @@ def without_rows(one: Any, two: Any) -> Any:
 
 
 def _parts(data: Any) -> dict[Any, Any] | None:
-    """What is inside of a container; None if it is not one."""
+    """The contents of a container, or None if it is not one."""
     if isinstance(data, MutableMapping):
         return dict(data)
     if isinstance(data, list | tuple):

@@ -1,6 +1,6 @@
 """From the bytes of an encoded image to a square of pixels: uint8 C x H x W.
 
-A decoder is a frozen value, called with the bytes and the draws of one row. So the result for a sample depends on nothing but the
+A decoder is a frozen value, called with the bytes and the draws of one row. So the result for a sample depends only on the
 sample, the seed and the epoch.
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from .draws import CROP, Draws
 from .image import MAX_PIXELS, SHRINKS, decode_image, read_header
 
-ATTEMPTS = 10  # to fit a box of the drawn area and aspect; then the centre is taken
+ATTEMPTS = 10  # to fit a box of the drawn area and aspect; after that, use the centre
 
 
 class Box(NamedTuple):
@@ -29,7 +29,7 @@ class Box(NamedTuple):
     width: int
 
     def shrunk(self, shrink: int) -> Box:
-        """The same place in an image decoded at 1/shrink: its corner on the nearest pixel of the coarser grid, never outside."""
+        """The same box in an image decoded at 1/shrink: its corner moves to the nearest pixel, never outside."""
         return Box(
             (self.top + shrink // 2) // shrink, (self.left + shrink // 2) // shrink, self.height // shrink, self.width // shrink
         )
@@ -37,7 +37,7 @@ class Box(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RandomResizedCrop:
-    """Decode an image, crop a random box, resize it to size x size and mirror it in half of the epochs.
+    """Decode an image, crop a random box, resize it to size x size and mirror it with probability 1/2.
 
     The rule of GoogLeNet (Szegedy 2014): up to 10 attempts, then the largest box in the centre with an allowed aspect.
 
@@ -46,10 +46,10 @@ class RandomResizedCrop:
         area: The least and largest area of the box, as fractions of the image.
         aspect: The least and largest width / height of the box.
         flip: Mirror with probability 1/2.
-        max_pixels: Refuse larger images.
+        max_pixels: Reject larger images.
 
     Raises:
-        ValueError: If an option makes no sense.
+        ValueError: If an option is invalid.
         BadSample: When called on an image that cannot be decoded.
 
     Example:
@@ -77,7 +77,7 @@ class RandomResizedCrop:
         numbers = draws.uniform(CROP, 4 * ATTEMPTS + 1)[0].tolist()
         box = choose_box(header.height, header.width, numbers, self.area, self.aspect)
         shrink = next(s for s in SHRINKS if s == 1 or min(box.height, box.width) // s >= self.size)
-        rows = box.top + box.height + shrink // 2  # its corner moves by so much at most
+        rows = box.top + box.height + shrink // 2  # the corner moves by at most shrink // 2
         pixels = decode_image(data, shrink=shrink, rows=rows, header=header)
         top, left, height, width = box.shrunk(shrink)
         square = resize(pixels[:, top : top + height, left : left + width], self.size, self.size)
@@ -118,12 +118,12 @@ class CentreCrop:
         shrink = next(s for s in SHRINKS if s == 1 or shorter // s >= self.resize)
         pixels = resize(decode_image(data, shrink=shrink, header=header), height, width)
         top, left = round((height - self.size) / 2), round((width - self.size) / 2)
-        # a copy of its own: the view would keep, and a worker process would send, the whole image
+        # a copy: a view would keep the whole image alive, and a worker process would send it
         return pixels[:, top : top + self.size, left : left + self.size].clone()
 
 
 def choose_box(height: int, width: int, numbers: Sequence[float], area: tuple[float, float], aspect: tuple[float, float]) -> Box:
-    """The crop of an image for `numbers` in [0, 1), four for each attempt: area, aspect, top, left."""
+    """Choose the crop of an image from `numbers` in [0, 1), four per attempt: area, aspect, top, left."""
     low, high = math.log(aspect[0]), math.log(aspect[1])
     for attempt in range(ATTEMPTS):
         for_area, for_aspect, for_top, for_left = numbers[4 * attempt : 4 * attempt + 4]
@@ -141,7 +141,7 @@ def choose_box(height: int, width: int, numbers: Sequence[float], area: tuple[fl
 
 
 def resize(pixels: Tensor, height: int, width: int) -> Tensor:
-    """uint8 C x H x W to height x width, bilinear, each pixel of the result a weighted mean of all that it covers (as Pillow)."""
-    # With its batch axis in front *before* the axes are permuted torch sees channels-last memory, and is half again as fast.
+    """Resize uint8 C x H x W bilinearly; each pixel is a weighted mean of all that it covers, as in Pillow."""
+    # Adding the batch axis *before* permuting lets torch see channels-last memory, which is 1.5 times as fast.
     batch = pixels.permute(1, 2, 0)[None].permute(0, 3, 1, 2)
     return F.interpolate(batch, (height, width), mode="bilinear", antialias=True)[0]

@@ -1,6 +1,6 @@
-"""Random numbers as a function: each is a hash of (seed, epoch, index of the sample, stream, count); nothing is remembered.
+"""Random numbers as a function: each is a hash of (seed, epoch, index of the sample, stream, count). There is no state.
 
-So a sample is cropped and flipped in the same way on any rank, worker and batch, and in another way in the next epoch. The hash
+So a sample is cropped and flipped the same way on any rank, worker and batch, and differently in the next epoch. The hash
 is the finaliser of splitmix64, applied to a counter.
 """
 
@@ -13,13 +13,13 @@ import numpy as np
 
 from phalanx.data.splitmix import GOLDEN, mix
 
-# Streams of random numbers. A new use takes a new number; a number that is changed changes every run that was ever recorded.
+# Streams of random numbers. A new use takes a new number. Changing a number would change every recorded run.
 CROP, PAD_CROP, FLIP = range(3)
 
-TOGETHER = 4096  # rows of a batch whose numbers are worth the memory before they are asked for
+TOGETHER = 4096  # the most rows whose numbers are computed together, ahead of requests
 _STREAM_BITS = 32  # a counter is stream << 32 | k
 _GOLDEN = np.uint64(GOLDEN)
-# made once: for a single row the making of such small things would take most of the time
+# made once: for a single row, creating them would take most of the time
 _COUNTERS = np.arange(1, 65, dtype=np.uint64) * _GOLDEN
 _11, _32 = np.uint64(11), np.uint64(32)
 
@@ -28,7 +28,7 @@ _11, _32 = np.uint64(11), np.uint64(32)
 class Draws:
     """Random numbers as a function of (seed, epoch, sample). A transform gets those of its batch.
 
-    A sample draws the same numbers on any rank, worker and batch, and other numbers in the next epoch.
+    A sample draws the same numbers on any rank, worker and batch, and different ones in the next epoch.
 
     Args:
         seed: The seed of the run.
@@ -44,8 +44,8 @@ class Draws:
     seed: int
     epoch: int
     indices: np.ndarray
-    _whole: tuple[Draws, int] | None = field(default=None, repr=False)  # of one row: the draws that it is a row of, and which
-    _asked: dict[tuple[int, int], np.ndarray] = field(default_factory=dict, repr=False)  # what rows of these wanted: all rows'
+    _whole: tuple[Draws, int] | None = field(default=None, repr=False)  # of one row: the draws it belongs to, and its row number
+    _asked: dict[tuple[int, int], np.ndarray] = field(default_factory=dict, repr=False)  # by stream and count, for all rows
 
     def __post_init__(self) -> None:
         if self.seed < 0 or self.epoch < 0:
@@ -56,15 +56,15 @@ class Draws:
         return len(self.indices)
 
     def __getitem__(self, rows: int | slice | np.ndarray) -> Draws:
-        """The draws of some rows; of one row where an int is given.
+        """The draws of some rows, or of one row for an int.
 
-        A request for one row will come for the others, too, so all are computed at once, in the time of one.
+        If one row is requested, the others follow, so all are computed at once, in the time of one.
         """
         whole = (self, rows) if isinstance(rows, int) and len(self) <= TOGETHER else None
         return Draws(self.seed, self.epoch, self.indices[rows], whole)
 
     def uniform(self, stream: int, count: int | None = None) -> np.ndarray:
-        """Numbers in [0, 1): one per row, or rows x `count`. Each use has a `stream` of its own."""
+        """Numbers in [0, 1): one per row, or rows x `count`. Each use has its own `stream`."""
         numbers = self._numbers(stream, 1 if count is None else count)
         return numbers[:, 0] if count is None else numbers
 
@@ -74,7 +74,7 @@ class Draws:
         if limits.size and (limits.min() < 1 or limits.max() > 1 << 32):
             raise ValueError(f"high={high}: must be from 1 to 2**32")
         upper = self._bits(stream, 1)[:, 0] >> _32
-        return ((upper * limits.astype(np.uint64)) >> _32).astype(np.int64)  # favours none by more than high / 2**32
+        return ((upper * limits.astype(np.uint64)) >> _32).astype(np.int64)  # the bias is at most high / 2**32
 
     def words(self, stream: int) -> np.ndarray:
         """64 random bits per row, as unsigned numbers, to seed another generator."""
@@ -82,7 +82,7 @@ class Draws:
 
     def _numbers(self, stream: int, count: int) -> np.ndarray:
         if self._whole is None:
-            return (self._bits(stream, count) >> _11) * 2.0**-53  # all that a double can tell apart
+            return (self._bits(stream, count) >> _11) * 2.0**-53  # the full precision of a double
         whole, row = self._whole
         asked = whole._asked.get((stream, count))
         if asked is None:
@@ -106,7 +106,7 @@ def _stream_offset(stream: int) -> np.uint64:
 
 @functools.lru_cache(maxsize=64)
 def _key(seed: int, epoch: int) -> np.uint64:
-    """64 bits of both, however long they are."""
+    """64 bits of both, for numbers of any length."""
     key = np.zeros(1, dtype=np.uint64)
     for number in (seed, epoch):
         words = [number >> shift & (1 << 64) - 1 for shift in range(0, max(1, number.bit_length()), 64)]

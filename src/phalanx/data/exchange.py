@@ -1,8 +1,8 @@
-"""Who sends which samples to whom while an epoch is trained: a pure function, the same on all ranks, nothing is asked.
+"""Which rank sends which samples where during an epoch: a pure function, the same on all ranks, without communication.
 
-The data set is split strictly over the ranks. In an epoch a rank visits what it held at the beginning, once, in chunks; each
-chunk leaves for another rank as soon as it was read, and as many samples come back. So after an epoch a rank holds other data,
-and at any moment every sample has one owner.
+The data set is split strictly over the ranks. In an epoch a rank visits what it held at the start, once, in chunks. Each chunk
+is sent to another rank as soon as it was read, and as many samples come back. So after an epoch a rank holds other data, and at
+any moment every sample has one owner.
 
     ring      every chunk goes to rank - 1: after e epochs rank r holds the share that rank r + e began with
     random    chunk by chunk, a new ring of the ranks in random order
@@ -30,12 +30,12 @@ Last = Literal["drop", "keep"]
 
 @dataclass(frozen=True)
 class ExchangePlan:
-    """`n` samples on `ranks`, read in batches of `batch` per rank. `last` says what becomes of the samples beyond full batches.
+    """`n` samples on `ranks`, read in batches of `batch` per rank. `last` decides about samples beyond full batches.
 
-    An epoch has `steps` steps, on every rank; step s reads chunk s of a rank's order. Chunks are cut evenly: with "drop" they
-    are at least as large as a batch, which is their beginning, and the few samples behind it travel without being trained (in
-    another epoch it will be others); with "keep" they are at most as large, and all of them are trained. Shares whose sizes
-    differ by one, because `ranks` does not divide `n`, differ in their last chunk only: the odd sample travels with it.
+    An epoch has `steps` steps on every rank; step s reads chunk s of a rank's order. Chunks are cut evenly. With "drop" they are
+    at least as large as a batch: the batch is their beginning, and the few samples after it are sent on untrained (other ones in
+    each epoch). With "keep" they are at most as large, and all samples are trained. If `ranks` does not divide `n`, shares differ
+    in their last chunk only: the odd sample is sent with it.
     """
 
     n: int
@@ -71,7 +71,7 @@ class ExchangePlan:
 
     @property
     def capacity(self) -> int:
-        """Samples of the largest share, and room for them is all that a rank ever needs."""
+        """Samples of the largest share; a rank never needs room for more."""
         return -(-self.n // self.ranks)
 
     @property
@@ -84,11 +84,11 @@ class ExchangePlan:
         return step * self.capacity // self.steps
 
     def rows(self, step: int) -> int:
-        """Room for any rank's chunk `step`: the rows of its message. The last one may be empty."""
+        """The rows of a message that holds any rank's chunk `step`. The last row may be empty."""
         return self.start(step + 1) - self.start(step)
 
     def trained(self, step: int) -> int:
-        """How many samples all ranks together train in `step`."""
+        """The number of samples that all ranks together train in `step`."""
         if self.last == "drop":
             return self.batch * self.ranks
         return self.n - self.start(step) * self.ranks if step == self.steps - 1 else self.rows(step) * self.ranks
@@ -96,7 +96,7 @@ class ExchangePlan:
     # ---- one step of one rank ------------------------------------------------------------------------------------------------
 
     def order(self, epoch: int, rank: int, share: Indices) -> Indices:
-        """`share`, what `rank` holds when `epoch` begins, ascending, in the order in which it will be visited."""
+        """Put `share`, the ascending samples that `rank` holds when `epoch` begins, in visiting order."""
         if not self.local_shuffle:
             return share
         return share[epoch_order(self.seed << 33 | rank << 1, epoch, len(share))[:]]
@@ -106,7 +106,7 @@ class ExchangePlan:
         return order[self.start(step) : self.start(step + 1) if step + 1 < self.steps else None]
 
     def destinations(self, epoch: int, step: int) -> Indices:
-        """destinations[r] is the rank to which rank r sends: a permutation, and one large cycle, so no rank sends to itself."""
+        """destinations[r] is the rank that rank r sends to. It is one large cycle, so no rank sends to itself."""
         if self.kind == "ring":
             return (np.arange(self.ranks) - 1) % self.ranks
         around = epoch_order(self.seed << 33 | 1, epoch * self.steps + step, self.ranks)[:]
@@ -117,7 +117,7 @@ class ExchangePlan:
     # ---- ownership -------------------------------------------------------------------------------------------------------------
 
     def shares(self, epoch: int) -> list[Indices]:
-        """What each rank holds when `epoch` begins, ascending. The ring knows it at once, the random plan plays all epochs."""
+        """What each rank holds when `epoch` begins, ascending. The random plan has to replay all epochs."""
         first = [_array(scatter_index(self.n, self.ranks, rank, equal_length=False)) for rank in range(self.ranks)]
         if self.kind == "ring":
             return [first[(rank + epoch) % self.ranks] for rank in range(self.ranks)]

@@ -1,11 +1,11 @@
-"""The global generators while a data set of the user's makes its samples: for each sample a function of seed, epoch and index.
+"""Seed the global random generators for each sample of a user's data set, from seed, epoch and index.
 
-A data set may draw from torch's, NumPy's or Python's own generator. All three are seeded before each sample, so that it is the
-same in every run, on any number of ranks and in any worker process. Afterwards they are as they were: training draws from them,
-too. A stream is seeded when its epoch begins, and has its own generators from then on.
+A data set may draw from torch's, NumPy's or Python's own generator. All three are seeded before each sample, so that a sample is
+the same in every run, on any number of ranks and in any worker process. Afterwards their states are restored, because training
+draws from them, too. A stream is seeded when its epoch begins, and keeps its own generator states from then on.
 
-Threads share these generators. So this is for the main thread of a process: the one that trains, which does not train meanwhile,
-or that of a worker. Ranks that are threads of one process would seed each other's: there nothing is seeded.
+Threads share these generators. So this is only for the main thread of a process: the one that trains, which is not training at
+that time, or that of a worker. Ranks that are threads would seed each other's generators, so nothing is seeded there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 
 from phalanx.data.draws import Draws
 
-# streams of Draws that seed generators; transforms count theirs from 0
+# streams of Draws that seed generators; those of transforms count from 0
 SAMPLES, COLLATING, STREAMS, WORKERS = (((1 << 32) - 1) - use for use in range(4))
 
 States = tuple[torch.Tensor, Any, Any]
@@ -34,7 +34,7 @@ def are_ours() -> bool:
 
 @contextmanager
 def borrowed() -> Iterator[None]:
-    """Whatever is drawn or seeded inside leaves no trace."""
+    """Restore the generators afterwards."""
     before = states()
     try:
         yield
@@ -48,26 +48,26 @@ def states() -> States:
 
 
 def put_back(before: States) -> None:
-    """Make them as they were."""
+    """Restore the states."""
     torch.default_generator.set_state(before[0])
     numpy.random.set_state(before[1])
     random.setstate(before[2])
 
 
 def seed_all(bits: int) -> None:
-    """Seed the three of them with 64 bits. Those of accelerators are left alone: samples are made on the host."""
+    """Seed all three with 64 bits. Accelerator generators are left alone: samples are made on the host."""
     torch.default_generator.manual_seed(bits)
     numpy.random.seed(bits >> 32)
     random.seed(bits)
 
 
 def seed_of_worker(seed: int, rank: int, worker: int) -> int:
-    """The seed of a worker process, as torch has it: a base, which is another one on each rank, plus the number of the worker."""
+    """The seed of a worker process, as in torch: a base, which differs between ranks, plus the worker's number."""
     return int(Draws(seed, 0, numpy.array([rank])).words(WORKERS)[0] >> 2) + worker
 
 
 def seed_worker(seed: int) -> None:
-    """Seed a worker process, before `worker_init_fn`: `torch.initial_seed()` is `seed` there, as in a worker of a DataLoader."""
+    """Seed a worker process before `worker_init_fn`, where `torch.initial_seed()` is `seed`, as with a DataLoader."""
     torch.manual_seed(seed)
     random.seed(seed)
     numpy.random.seed([seed & 0xFFFFFFFF, seed >> 32])  # of a Mersenne twister, all 64 bits

@@ -1,8 +1,8 @@
-"""One encoded image to pixels, safely: whatever the bytes are, an image comes out or `BadSample` says why not.
+"""Decode one image safely: any bytes give an image or a `BadSample` with the reason.
 
-JPEGs go to libjpeg-turbo (simplejpeg), which decodes at reduced scale and lets other threads run meanwhile. What it finds odd,
-and every other format, goes to Pillow, whose judgement image folders are used to: what `Image.open(...).convert("RGB")` reads is
-read, what it refuses is refused. Sizes are read from the header and refused before any pixel has memory.
+JPEGs go to libjpeg-turbo (simplejpeg), which decodes at reduced scale and releases the interpreter lock. JPEGs that it finds odd,
+and all other formats, go to Pillow, which sets the standard: we read what `Image.open(...).convert("RGB")` reads and reject what
+it rejects. Sizes are read from the header and checked before any pixel gets memory.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from torch import Tensor
 
 from phalanx.schedule.printable import one_line
 
-MAX_PIXELS = 1 << 26  # 67 million: beyond every camera's JPEG of a data set; at most 7 bytes each are held while decoding
-PIXELS_PER_BYTE = 1024  # of a JPEG, at most: a block of 64 takes one bit at the least, so 512 are possible
+MAX_PIXELS = 1 << 26  # 67 million, more than a camera's JPEG in a data set; decoding takes at most 7 bytes each
+PIXELS_PER_BYTE = 1024  # of a JPEG, at most: a block of 64 takes at least one bit, so 512 are possible
 MAX_SCANS = 100  # of a progressive JPEG; encoders write about 10
 MAX_PASSES = 10 * MAX_PIXELS  # scans times pixels: each one costs a pass over all of them
-MAX_READS = 4000  # that Pillow makes of a header; usual are some hundred
+MAX_READS = 4000  # by Pillow, of a header; a few hundred are usual
 MAX_READS_OF_PIXELS = 1_000_000  # run-length coded BMPs take one for every run
 STRIP = 64  # rows that Pillow converts at a time; a multiple of all SHRINKS
-LIGHT = 7  # bytes that a pixel takes while it is decoded: 4 in Pillow, 3 as the result
-PROGRESSIVE = 10  # that one of a progressive JPEG takes: 6 for coefficients
-HELD = {"WEBP": 20, "JPEG": PROGRESSIVE}  # that one of these takes: libwebp holds two frames, Pillow two copies of them
+LIGHT = 7  # bytes per pixel while decoding: 4 in Pillow, 3 as the result
+PROGRESSIVE = 10  # the same for a progressive JPEG: 6 for coefficients
+HELD = {"WEBP": 20, "JPEG": PROGRESSIVE}  # the same for these formats: libwebp holds two frames, Pillow two copies of them
 MARGIN = 16  # rows decoded below the last one wanted, whose colours are interpolated with the next
 END = b"\xff\xd9"  # of a JPEG that was not cut off
 SHRINKS = (8, 4, 2, 1)  # by these libjpeg-turbo decodes faster than in full; 7/8 to 5/8 it also can, but more slowly than 1
 
-# What Pillow may look for. Its other readers are left out: some start programs (EPS), few see images from strangers as often.
+# The formats that Pillow may try. Its other readers are disabled: some start programs (EPS), most are less hardened.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "PPM")
 
 
@@ -39,7 +39,7 @@ class BadSample(Exception):  # noqa: N818  # it names the sample, not the accide
     """A sample that cannot be used, such as a damaged image.
 
     Args:
-        name: The file, or the shard and its member. Empty while it is not known.
+        name: The file, or the shard and its member. Empty if it is not known yet.
         reason: What is wrong.
 
     Example:
@@ -48,7 +48,7 @@ class BadSample(Exception):  # noqa: N818  # it names the sample, not the accide
     """
 
     def __init__(self, name: str, reason: str) -> None:
-        super().__init__(name, reason)  # both in `args`: a worker process can send it home
+        super().__init__(name, reason)  # both in `args`, so that a worker process can send it
         self.name = name
         self.reason = reason
 
@@ -62,9 +62,9 @@ class BadSample(Exception):  # noqa: N818  # it names the sample, not the accide
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What an image says of itself before it is decoded.
+    """What an image's header tells before it is decoded.
 
-    `plain_jpeg`: libjpeg-turbo makes RGB of it. `frame`: where the frame header begins, of a JPEG whose pixels come in one scan,
+    `plain_jpeg`: libjpeg-turbo can decode it to RGB. `frame`: where the frame header begins, if the pixels come in one scan,
     from top to bottom; else None.
     """
 
@@ -75,7 +75,7 @@ class Header:
 
 
 def read_header(data: bytes, *, name: str = "", max_pixels: int = MAX_PIXELS) -> Header:
-    """Size and kind, from the first bytes; an image of more than `max_pixels` is refused here, undecoded."""
+    """Read size and kind from the first bytes. Rejects images of more than `max_pixels` before decoding."""
     if not data:
         raise BadSample(name, "the file is empty")
     header = _jpeg_header(data, name, max_pixels) or _pillow_header(data, name, max_pixels)
@@ -97,13 +97,13 @@ def decode_image(
     max_pixels: int = MAX_PIXELS,
     header: Header | None = None,
 ) -> Tensor:
-    """RGB as uint8, 3 x H x W in channels-last memory; with `shrink` 2, 4 or 8 only ceil(H / shrink) x ceil(W / shrink).
+    """Decode to RGB uint8, 3 x H x W in channels-last memory. `shrink` 2, 4 or 8 gives ceil(H / shrink) x ceil(W / shrink).
 
     Give `rows` if you need only the first rows of the image (counted before shrinking); you get these or more. Give `header` if
     you have read it.
 
-    Grey and palette images become RGB, 16 bits become their upper 8, alpha is dropped, an animation is its first frame. The
-    orientation of EXIF is ignored, as the published recipes do.
+    Grey and palette images become RGB, 16 bits become their upper 8, alpha is dropped, an animation is its first frame. EXIF
+    orientation is ignored, as in the published recipes.
     """
     if shrink not in SHRINKS:
         raise ValueError(f"shrink={shrink}: images are decoded at 1/1, 1/2, 1/4 or 1/8")
@@ -123,10 +123,10 @@ def decode_image(
 
 
 def _jpeg_header(data: bytes, name: str, max_pixels: int) -> Header | None:
-    """None where Pillow shall look: not a JPEG, or an odd one."""
+    """Read a JPEG's header, or return None if Pillow should: not a JPEG, or an odd one."""
     if not data.startswith(b"\xff\xd8\xff"):
         return None
-    # the bytes FF DA begin a scan; entropy-coded data never hold them, thumbnails may, a few times
+    # the bytes FF DA begin a scan; entropy-coded data never contain them, thumbnails may, a few times
     frame = _frame_of_one_scan(data)
     scans = data.count(b"\xff\xda") if frame is None else 1
     if scans > MAX_SCANS:
@@ -146,13 +146,13 @@ def _jpeg_header(data: bytes, name: str, max_pixels: int) -> Header | None:
 
 
 def _check_claim(header: Header, data: bytes, name: str) -> None:
-    """Refuse a JPEG of fewer bytes than its pixels need: decoders fill the rest with grey, and take their time for it."""
+    """Reject a JPEG with fewer bytes than its pixels need: decoders would fill the rest with grey, slowly."""
     if header.height * header.width > PIXELS_PER_BYTE * len(data):
         raise BadSample(name, f"claims {header.width}x{header.height} pixels, but has {len(data)} bytes: cut off, or a bomb")
 
 
 def _frame_of_one_scan(data: bytes) -> int | None:
-    """Where a sequential frame begins whose first scan has all components: the decoder then reads no other scan."""
+    """The offset of a sequential frame whose first scan has all components, so that the decoder reads no other scan."""
     at, frame = 2, None
     while at + 9 < len(data) and data[at] == 0xFF:
         marker, length = data[at + 1], data[at + 2] << 8 | data[at + 3]
@@ -165,8 +165,8 @@ def _frame_of_one_scan(data: bytes) -> int | None:
 
 
 def _turbo_pixels(data: bytes, header: Header, shrink: int) -> np.ndarray | None:
-    """None where libjpeg-turbo has as little as a warning: Pillow knows which ones are harmless."""
-    # The library takes the smallest of its scales that is not below the size asked for; and it rounds sizes up, as here.
+    """Decode, or return None if libjpeg-turbo warns: Pillow knows which warnings are harmless."""
+    # The library uses its smallest scale that is not below the requested size, and rounds sizes up, as we do.
     least = {"min_height": -(-header.height // shrink), "min_width": -(-header.width // shrink)} if shrink > 1 else {}
     try:
         return _simplejpeg().decode_jpeg(data, **least)
@@ -175,13 +175,13 @@ def _turbo_pixels(data: bytes, header: Header, shrink: int) -> np.ndarray | None
 
 
 def _turbo_top(data: bytes, header: Header, rows: int, shrink: int) -> np.ndarray | None:
-    """The first rows of a JPEG, by a header that says there are no more.
+    """Decode the first rows of a JPEG by patching its header to say there are no more.
 
-    The library has no call for it. The decoder stops after them and warns of the bytes that are left, so here warnings must pass;
-    that is what Pillow does with them too, and a file that was cut off, which Pillow refuses, does not come this way.
+    The library has no call for it. The decoder stops after them and warns about the remaining bytes, so warnings must be allowed
+    here. Pillow allows them, too, and a truncated file, which Pillow rejects, does not get here.
     """
     assert header.frame is not None
-    height = header.frame + 5  # marker, length and precision stand before it
+    height = header.frame + 5  # after marker, length and precision
     shorter = data[:height] + rows.to_bytes(2, "big") + data[height + 2 :]
     least = {"min_height": -(-rows // shrink), "min_width": -(-header.width // shrink)} if shrink > 1 else {}
     try:
@@ -202,7 +202,7 @@ def _simplejpeg() -> Any:
 
 
 def _pillow_header(data: bytes, name: str, max_pixels: int) -> Header:
-    image = _open(_Impatient(data), name)
+    image = _open(_LimitedReads(data), name)
     header = Header(image.height, image.width)
     _check_size(header, name, max_pixels * LIGHT // HELD.get(image.format, LIGHT))
     if image.format == "JPEG":
@@ -211,8 +211,8 @@ def _pillow_header(data: bytes, name: str, max_pixels: int) -> Header:
 
 
 def _pillow_pixels(data: bytes, name: str, shrink: int) -> np.ndarray:
-    """In strips: an image as a whole, its RGB and an array of it would take twice the memory."""
-    file = _Impatient(data)
+    """Convert in strips: a whole image plus its RGB and array would take twice the memory."""
+    file = _LimitedReads(data)
     image = _open(file, name)
     try:
         file.patience = MAX_READS_OF_PIXELS
@@ -233,12 +233,12 @@ def _rgb(image: Any) -> Any:
     if image.mode in ("I", "I;16", "I;16B", "I;16L"):  # 16-bit grey; convert("RGB") would cut all above 255 to white
         image = Image.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))
     if "transparency" in image.info:
-        image = image.convert("RGBA")  # the same colours, without Pillow's warning for every such file
+        image = image.convert("RGBA")  # the same colours, without a Pillow warning per file
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
-class _Impatient(io.BytesIO):
-    """A file that is not read in too many small pieces: Pillow's readers take comments and padding byte by byte."""
+class _LimitedReads(io.BytesIO):
+    """A file that limits the number of reads: Pillow reads comments and padding byte by byte."""
 
     patience = MAX_READS
 
@@ -249,8 +249,8 @@ class _Impatient(io.BytesIO):
         return super().read(size)
 
 
-def _open(file: _Impatient, name: str) -> Any:
-    """Pillow's view of the header; the pixels wait."""
+def _open(file: _LimitedReads, name: str) -> Any:
+    """Open with Pillow, which reads only the header."""
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:
@@ -261,7 +261,7 @@ def _open(file: _Impatient, name: str) -> Any:
         raise BadSample(
             name, f"not an image of a known kind ({', '.join(FORMATS)}); begins with {file.getvalue()[:8]!r}"
         ) from error
-    # Pillow's readers meet broken headers with whatever their arithmetic raises: struct.error, IndexError, OverflowError, ...
+    # on broken headers, Pillow raises anything: struct.error, IndexError, OverflowError, ...
     except Exception as error:
         raise BadSample(name, _reason(error)) from error
 

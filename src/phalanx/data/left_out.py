@@ -1,4 +1,4 @@
-"""Which damaged samples a rank left out: their number, the names of the last ones, and one warning per epoch."""
+"""Record the damaged samples that a rank skipped: their number, the last names, and one warning per epoch."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class LeftOut:
 
     @property
     def last(self) -> tuple[tuple[str, str], ...]:
-        """(name, reason) of the last ones."""
+        """(name, reason) of the most recent ones."""
         return tuple(self._last)
 
     def note(self, epoch: int, skipped: Sequence[tuple[str, str]], stacklevel: int) -> None:
-        """Some of a micro-batch of `epoch`."""
+        """Record those of a micro-batch of `epoch`, and warn once per epoch."""
         self._last.extend(skipped)
         self.count += len(skipped)
         if skipped and self._warned_in != epoch:

@@ -5,9 +5,9 @@
         for x, y in loader:            # one epoch; the next `for` is the next epoch, in another order
             ...
 
-position.py and batch.py decide what comes when, assemble.py what a micro-batch is, and workers.py who makes it. prefetch.py is
-the queue between them. It continues across the end of an epoch, so the first step of the next one finds its samples ready. Data
-that can only be iterated over come from stream.py. build.py puts it all together.
+position.py and batch.py decide which samples come when, assemble.py makes a micro-batch, and workers.py runs it ahead.
+prefetch.py is the queue between them. It continues across the end of an epoch, so the first step of the next one finds its
+samples ready. stream.py handles data that can only be iterated over. build.py puts it all together.
 """
 
 from __future__ import annotations
@@ -45,29 +45,29 @@ class Loader:
             all ranks.
         comm: A communicator, anything with `rank` and `size`, or None for one process.
         batch: The samples of one update over all ranks, or a `BatchPlan`.
-        shuffle: Visit the samples in a new order in each epoch, the same on all ranks. None shuffles, but not a stream.
+        shuffle: Visit the samples in a new order in each epoch, the same on all ranks. None shuffles everything but a stream.
         seed: Seeds the orders and the random numbers of the transforms.
-        last: What happens to samples that fill no whole batch: `"drop"` them, `"pad"` the batch from the beginning of the epoch,
-            or `"keep"` them as a smaller batch. By default `"drop"` with shuffle and `"keep"` without.
+        last: What to do with samples that do not fill a batch: `"drop"` them, `"pad"` the batch from the beginning of the epoch,
+            or `"keep"` them as a smaller batch. The default is `"drop"` with shuffle and `"keep"` without.
         decode: Turns the bytes of an encoded image into pixels, such as `RandomResizedCrop(224)`.
         transform: Called as `transform(batch, draws)` on a whole micro-batch, such as `Normalise(MEAN, STD)`.
-        micro_batch: The most samples of one backward pass. A step then has several micro-batches.
+        micro_batch: The maximum number of samples per backward pass. A larger step has several micro-batches.
         workers: Threads or processes that make batches ahead. 0 makes them in your thread; None chooses.
         kind: `"thread"` or `"process"`.
         prefetch: Micro-batches in progress per worker.
-        pin_memory: Pin the batches. None pins them where there is an accelerator.
+        pin_memory: Pin the batches. None pins them if there is an accelerator.
         on_bad: `"error"` raises on a damaged sample; `"skip"` leaves it out and warns once per epoch.
-        collate_fn: Makes a micro-batch of a list of samples, in the worker. By default they are stacked as torch does it.
+        collate_fn: Makes a micro-batch of a list of samples, in the worker. By default they are stacked as in torch.
         worker_init_fn: Called in each worker process with its number, before the first sample.
-        multiprocessing_context: How processes start: `"fork"`, `"forkserver"`, `"spawn"` or a context of multiprocessing. None
+        multiprocessing_context: How processes start: `"fork"`, `"forkserver"`, `"spawn"` or a multiprocessing context. None
             forks, so that your script needs no `if __name__ == "__main__":`.
-        sharded: The `IterableDataset` shards itself, by `phalanx.data.stream_share()`. Otherwise the loader shares out its items.
-        on_change: When ranks of an elastic communicator leave or join: `"keep_batch"` shares the same batch among those who are
-            there; `"keep_share"` keeps each rank's share, so that the batch, and the learning rate with it, shrinks and grows.
+        sharded: The `IterableDataset` shards itself, by `phalanx.data.stream_share()`. Otherwise the loader divides its items.
+        on_change: When ranks of an elastic communicator leave or join, `"keep_batch"` divides the same batch over the remaining
+            ranks; `"keep_share"` keeps each rank's share, so the batch and the learning rate shrink and grow.
 
     Raises:
-        ValueError: If an option makes no sense, or the batch does not divide over the ranks.
-        TypeError: If `source` is not a data set, or an option is one of torch's `DataLoader`. The message has the equivalent.
+        ValueError: If an option is invalid, or the batch does not divide over the ranks.
+        TypeError: If `source` is not a data set, or an option is one of torch's `DataLoader`. The message names the equivalent.
 
     Example:
         >>> x, y = torch.arange(12.0).view(12, 1), torch.arange(12)
@@ -131,8 +131,8 @@ class Loader:
         self.world = build.world  # how this loader follows an elastic communicator; None for any other
         self._position = Position(build.seed)
         self._queue: Queue | None = None
-        self._turn = 0  # which iteration is the present one
-        self._under_way: int | None = None  # the epoch that is iterated over; at its last step the position is in the next one
+        self._turn = 0  # number of the current iteration
+        self._under_way: int | None = None  # the epoch being iterated; at its last step the position is already in the next one
         self._closed = False
         self._left_out = LeftOut()
 
@@ -159,14 +159,14 @@ class Loader:
     # -- iterating
 
     def __iter__(self) -> Iterator[Any]:
-        """The micro-batches from the position to the end of its epoch."""
-        for _, made in self._to_the_end_of_the_epoch():
+        """Yield the micro-batches from the position to the end of its epoch."""
+        for _, made in self._rest_of_epoch():
             yield made.data
 
     def steps(self) -> Iterator[Step]:
-        """The rest of the epoch as steps, each with all its micro-batches."""
+        """Yield the rest of the epoch as steps, each with all its micro-batches."""
         parts: list[Made] = []
-        for wanted, made in self._to_the_end_of_the_epoch():
+        for wanted, made in self._rest_of_epoch():
             parts.append(made)
             if wanted.ends_step:
                 micro, samples = tuple(part.data for part in parts), sum(part.samples for part in parts)
@@ -184,11 +184,11 @@ class Loader:
         """The number of steps of `epoch`."""
         return self._supply.step_count(epoch)
 
-    # -- where it stands
+    # -- the position
 
     @property
     def position(self) -> Position:
-        """The place after the last complete step you got. Prefetched batches do not count."""
+        """The position after the last complete step that you got. Prefetched batches do not count."""
         return self._position
 
     def seek(self, position: Position) -> None:
@@ -230,7 +230,7 @@ class Loader:
         """Stop the workers and wait for them. Batches you already have stay valid."""
         self._closed = True
         self._turn += 1
-        self._forget_queue()
+        self._drop_queue()
         self._supply.close()
 
     def __enter__(self) -> Loader:
@@ -245,7 +245,7 @@ class Loader:
     def _epoch(self) -> int:
         return self._position.epoch if self._under_way is None else self._under_way
 
-    def _to_the_end_of_the_epoch(self) -> Iterator[tuple[MicroBatch, Made]]:
+    def _rest_of_epoch(self) -> Iterator[tuple[MicroBatch, Made]]:
         self._follow()
         queue = self._queue_from(self._position)
         self._turn += 1
@@ -256,13 +256,13 @@ class Loader:
                 try:
                     found = queue.get() if self.world is None else self.world.timed(queue.get)
                 except BaseException:
-                    self._forget_queue()  # a new iteration begins again at the last completed step
+                    self._drop_queue()  # a new iteration restarts at the last completed step
                     raise
-                if found is None:  # a stream that ended: nothing is left of its epoch
+                if found is None:  # the stream ended: nothing is left of its epoch
                     resumed_there = self._position == begin
                     self._position = Position(self._position.seed, epoch + 1)
                     if resumed_there:
-                        yield from self._to_the_end_of_the_epoch()
+                        yield from self._rest_of_epoch()
                     return
                 wanted, made = found
                 if wanted.ends_step:
@@ -281,20 +281,20 @@ class Loader:
                 self._under_way = None
 
     def _follow(self, epoch: int | None = None) -> None:
-        if self.world is not None:  # between two steps of an elastic job; `epoch` is the one under way
-            self._position = self.world.settle(self._position)  # before newcomers come, who get it
+        if self.world is not None:  # between two steps of an elastic job; `epoch` is the current one
+            self._position = self.world.follow(self._position)  # before new ranks join: they get this position
             if self.world.has_changed(let_in=epoch is None or self._position.epoch == epoch):
-                self._forget_queue()
+                self._drop_queue()
 
     def _queue_from(self, position: Position) -> Queue:
         if self._closed:
             raise RuntimeError("this loader is closed")
         if self._queue is None or self._queue.at != position:
-            self._forget_queue()
+            self._drop_queue()
             self._queue = self._supply.queue(position)
         return self._queue
 
-    def _forget_queue(self) -> None:
+    def _drop_queue(self) -> None:
         if self._queue is not None:
             self._queue.cancel()
             self._queue = None

@@ -1,4 +1,4 @@
-"""What the loader's options may be together; each function returns what it checked."""
+"""Check the loader's options and their combinations. Each function returns the checked value."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from phalanx.data.scatter import Ranked, Shard
 from phalanx.data.source import Encoded
 from phalanx.data.workers import Kind
 
-if TYPE_CHECKING:  # it needs this file
+if TYPE_CHECKING:  # a circular import at run time
     from phalanx.data.build import Build
 
-# arguments of torch's DataLoader that have another name here, or none; {value} was given, {total} is that on all ranks
+# torch's DataLoader arguments with another name here, or none; {value} was passed, {total} is its sum over ranks
 OF_A_DATALOADER = {
     "batch_size": "write batch={total}: `batch` counts the samples of all ranks together",
-    "sampler": "leave it out: the loader shuffles and shares out every batch; "
+    "sampler": "leave it out: the loader shuffles and divides every batch; "
     "to choose samples yourself, pass torch.utils.data.Subset(dataset, indices)",
     "batch_sampler": "write batch=, the samples of all ranks together; "
     "to choose samples yourself, pass torch.utils.data.Subset(dataset, indices)",
@@ -46,7 +46,7 @@ class Alone:
 
 
 def refuse(options: Mapping[str, Any], ranks: int) -> None:
-    """Options that the loader does not have; those of torch's DataLoader with what to write instead."""
+    """Raise for options that the loader does not have. For those of torch's DataLoader, say what to write instead."""
     for name, value in options.items():
         if name in OF_A_DATALOADER:
             total = value * ranks if isinstance(value, int) else "..."
@@ -64,19 +64,19 @@ def checked_comm(comm: Any) -> Any:
 
 
 def checked_plan(batch: int | BatchPlan | None) -> BatchPlan:
-    """A plan; a number is a plan of one stage."""
+    """The batch plan. A number becomes a plan of one stage."""
     if batch is None:
         raise TypeError("Loader needs batch=, the samples of one update over all ranks together")
     return batch if isinstance(batch, BatchPlan) else BatchPlan([Stage(epochs=1, batch=whole_number("batch", batch, 1))])
 
 
 def is_stream(source: Any) -> bool:
-    """Whether it can only be iterated over."""
+    """Whether the source can only be iterated over."""
     return isinstance(source, IterableDataset) or (hasattr(source, "__iter__") and not hasattr(source, "__getitem__"))
 
 
 def checked_source(source: Any, decode: Decode | None, comm: Ranked) -> Any:
-    """The source; a `TensorDataset` as its tensors, which are taken at once."""
+    """The source. A `TensorDataset` becomes its tensors, which are indexed in one operation."""
     if isinstance(source, Shard) and comm.size > 1:
         raise ValueError("a Shard is one rank's share already: give the Loader the whole data set, it shares out every batch")
     if isinstance(source, Encoded) and decode is None:
@@ -89,12 +89,12 @@ def checked_source(source: Any, decode: Decode | None, comm: Ranked) -> Any:
 
 
 def checked_stream(build: Build, *, shuffle: bool | None, on_bad: str, sharded: bool) -> None:
-    """What a stream cannot do."""
+    """Raise for options that a stream cannot support."""
     source, comm, workers = build.dataset, build.comm, build.workers
     if hasattr(source, "__next__"):
         raise TypeError(f"{type(source).__name__} is used up after one epoch: pass an object whose __iter__ begins again")
     if shuffle:
-        raise ValueError("shuffle=True: an IterableDataset has an order of its own; shuffle in its __iter__")
+        raise ValueError("shuffle=True: an IterableDataset has its own order; shuffle in its __iter__")
     if build.last == "pad":
         raise ValueError("last='pad': a stream does not begin again to fill a batch; use last='drop' or 'keep'")
     if on_bad == "skip":
@@ -111,7 +111,7 @@ def checked_stream(build: Build, *, shuffle: bool | None, on_bad: str, sharded: 
 def checked_maker(
     source: Any, comm: Ranked, *, shuffle: bool, decode: Decode | None, transform: Any, on_bad: Any, collate_fn: Any, kind: Kind
 ) -> Maker:
-    """What makes the micro-batches."""
+    """Create the maker of micro-batches."""
     found = checked_source(source, decode, comm)
     on_bad = one_of("on_bad", on_bad, OnBad)
     maker = Maker(found, shuffle, decode, transform, on_bad, collate_fn=checked_collate(collate_fn))
@@ -120,7 +120,7 @@ def checked_maker(
 
 
 def checked_kind_of_source(build: Build, *, stream: bool, shuffle: bool | None, on_bad: str, sharded: bool) -> None:
-    """What a stream cannot do, and what samples with numbers do not need."""
+    """Raise for options that do not fit a stream or an indexed source."""
     if stream:
         checked_stream(build, shuffle=shuffle, on_bad=on_bad, sharded=sharded)
     elif sharded:
@@ -138,10 +138,10 @@ def checked_kind(kind: Kind, maker: Maker) -> Kind:
 
 
 def checked_context(context: str | BaseContext | None, kind: Kind, worker_init_fn: Any) -> BaseContext | None:
-    """How processes start; None where there are none.
+    """How processes start, or None if there are none.
 
-    By default they are forked. If a program has set the start method to spawn, they are spawned. Python 3.14's own default,
-    forkserver, cannot be told from one that was set, and imports the script again: it has to be asked for here.
+    They are forked by default, or spawned if the program has set the start method to spawn. Python 3.14's own default,
+    forkserver, cannot be told from one that was set, and imports the script again, so you have to request it here.
     """
     if kind != "process":
         for name, value in (("multiprocessing_context", context), ("worker_init_fn", worker_init_fn)):
@@ -161,22 +161,22 @@ def checked_context(context: str | BaseContext | None, kind: Kind, worker_init_f
 
 
 def checked_collate(collate_fn: Any) -> Any:
-    """A function, or None."""
+    """Check that it is a function or None."""
     if collate_fn is not None and not callable(collate_fn):
         raise TypeError(f"collate_fn={collate_fn!r}: must be a function of a list of samples")
     return collate_fn
 
 
 def checked_pin(pin_memory: bool | None) -> bool:
-    """Whether to pin."""
+    """Whether to pin memory."""
     available = torch.accelerator.is_available()
     if pin_memory and not available:
-        raise ValueError("pin_memory=True, but there is no accelerator: None pins only where there is one")
+        raise ValueError("pin_memory=True, but there is no accelerator: None pins only if there is one")
     return available if pin_memory is None else pin_memory
 
 
 def one_of(name: str, value: Any, kinds: Any) -> Any:
-    """`value`, which is one of the literals of `kinds`."""
+    """Check that `value` is one of the literals of `kinds`."""
     if value not in get_args(kinds):
         raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(repr, get_args(kinds)))}")
     return value

@@ -1,12 +1,12 @@
-"""The order of an epoch: a permutation of range(n) that is computed where it is needed, never stored, never sent.
+"""The order of an epoch: a permutation of range(n) that is computed on demand, never stored or sent.
 
-`epoch_order(seed, epoch, n)` is the same on every rank and costs no memory that grows with n: element i is a pure function of
+`epoch_order(seed, epoch, n)` is the same on every rank, and its memory does not grow with n: element i is a pure function of
 (seed, epoch, n, i). It is a Feistel network on pairs (left, right) with left * right just above n (Black and Rogaway, Ciphers
-with arbitrary finite domains, 2002): each round adds a hash of one half to the other, which can be undone and therefore is a
-bijection; the few results that fall outside range(n) are sent through again until they fall inside.
+with arbitrary finite domains, 2002). Each round adds a hash of one half to the other, which can be undone and is therefore a
+bijection. The few results outside range(n) pass through the network again until they fall inside.
 
-A network of so few states as a small n has would repeat itself between epochs, so up to SMALL elements the order is that of
-their 64-bit hashes: 32 KiB, kept.
+For small n, a network with so few states would repeat itself between epochs. So up to SMALL elements the order is that of their
+sorted 64-bit hashes, which are kept: 32 KiB.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from phalanx.data.splitmix import FIRST, GOLDEN, MASK, SECOND, mix, mix_int
 
 Indices = NDArray[np.int64]
 
-SMALL = 4096  # elements whose order is sorted hashes
-ROUNDS = 6  # with 2 an order is visibly regular (tests/data/test_order.py), with 3 no longer; the rest is margin
+SMALL = 4096  # elements; up to here the order is sorted hashes
+ROUNDS = 6  # with 2 an order is visibly regular (tests/data/test_order.py), with 3 it is not; the rest is margin
 BLOCK = 8192  # indices at a time: the five arrays of a block stay in the second-level cache
 LARGEST = 1 << 62  # left and right below 2**31, so that the product of a 32-bit hash and either fits in 64 bits
 
-_DOMAIN = 0x6F72646572  # "order": other users of the same seed and epoch draw other numbers
+_DOMAIN = 0x6F72646572  # "order": so that other uses of the same seed and epoch draw other numbers
 
 
 def epoch_order(seed: int, epoch: int, n: int) -> Order:
-    """The order in which an epoch visits its samples, computed where you read it.
+    """The order in which an epoch visits its samples, computed as you read it.
 
-    It is the same on all ranks, and takes no memory that grows with `n`.
+    It is the same on all ranks, and its memory does not grow with `n`.
 
     Args:
         seed: Any whole number from 0.
@@ -60,7 +60,7 @@ def epoch_order(seed: int, epoch: int, n: int) -> Order:
 
 @dataclass(frozen=True)
 class Order:
-    """A permutation of range(n) that you read like a sequence. `epoch_order` makes it.
+    """A permutation of range(n) that you read like a sequence. Use `epoch_order` to make one.
 
     Args:
         seed: The seed.
@@ -148,12 +148,12 @@ class Order:
 
 
 def permute(places: Indices, n: int, keys: tuple[int, ...]) -> Indices:
-    """Where the permutation of range(n) that `keys` select sends each of `places`; one round per key."""
+    """Apply the permutation of range(n) that `keys` select to `places`, with one round per key."""
     rows = math.isqrt(max(n - 1, 0)) + 1  # rows * columns >= n, and less than n + rows: few fall outside
     columns = -(-n // rows)
     found = _network(places.astype(np.uint64), rows, columns, keys)
     outside = np.flatnonzero(found >= n)
-    while outside.size:  # every orbit that began inside comes back inside
+    while outside.size:  # every orbit that starts inside returns inside
         found[outside] = _network(found[outside], rows, columns, keys)
         outside = outside[found[outside] >= n]
     return found.view(np.int64)
@@ -175,13 +175,13 @@ def _network(x: NDArray[np.uint64], rows: int, columns: int, keys: tuple[int, ..
         np.multiply(h, size, out=h)
         np.right_shift(h, np.uint64(32), out=h)  # 32 bits of hash, scaled to range(size)
         np.add(half, h, out=half)
-        np.subtract(half, size, out=t)  # wraps to something huge where half < size already
+        np.subtract(half, size, out=t)  # wraps to a huge number if half < size already
         np.minimum(half, t, out=half)
     return halves[0] * np.uint64(columns) + halves[1]
 
 
 def _hash(seed: int, epoch: int, number: int) -> int:
-    """64 bits of (seed, epoch, number); seeds and epochs of any length count in full."""
+    """Hash (seed, epoch, number) to 64 bits. Seeds and epochs of any length count in full."""
     state = _DOMAIN
     for value in (seed, epoch, number):
         limbs = max(1, -(-value.bit_length() // 64))

@@ -1,7 +1,7 @@
-"""Samples that a rank took and did not live to train: they come again, first thing in the next step. Arithmetic on ranges.
+"""Samples that a rank took but died before training: they come first in the next step. Arithmetic on ranges.
 
-A step takes the next places of its epoch's order. If a rank dies in a step, and the others finish it without that rank, its share
-of the places is *owed*. The position moves back by as many places, and these places now stand for the ones that are owed:
+A step takes the next places of its epoch's order. If a rank dies in a step and the others finish it without that rank, its share
+of the places is *owed*. The position moves back by that many places, which now stand for the owed ones:
 
     places of the order        0 1 2 3 4 5 6 7 | 8 9 ...
     a step on 4 ranks          a a b b c c d d |                  rank c dies: 4 and 5 are owed
@@ -22,7 +22,7 @@ Ranges = tuple[tuple[int, int], ...]  # (first, behind the last) of runs of plac
 
 
 def count(ranges: Ranges) -> int:
-    """How many places there are."""
+    """The number of places."""
     return sum(last - first for first, last in ranges)
 
 
@@ -60,7 +60,7 @@ def stands_for(places: range, start: int, owed: Ranges) -> Ranges:
 
 
 def within(ranges: Ranges, n: int) -> Ranges:
-    """Places of a padded batch run beyond an epoch's `n` samples and begin again; here they do not."""
+    """Wrap places of a padded batch, which run beyond an epoch's `n` samples, to the beginning."""
     folded = []
     for first, last in ranges:
         while first < last:
@@ -72,6 +72,6 @@ def within(ranges: Ranges, n: int) -> Ranges:
 
 
 def listed(ranges: Iterable[tuple[int, int]]) -> NDArray[np.int64]:
-    """All places, one after the other."""
+    """All places as one array."""
     runs = [np.arange(first, last, dtype=np.int64) for first, last in ranges]
     return np.concatenate(runs) if runs else np.zeros(0, dtype=np.int64)

@@ -1,7 +1,7 @@
-"""How a batch leaves a worker process: its tensors in memory without a name, and the rest of it as a pickle.
+"""Send a batch from a worker process: its tensors in anonymous memory, the rest as a pickle.
 
-A memfd has no name, so nothing stays behind in /dev/shm, whatever is killed. The batch may be any object that can be pickled:
-each dense tensor in it, wherever it is, is replaced by a number.
+A memfd has no name, so nothing stays behind in /dev/shm if a process is killed. The batch may be any object that can be pickled:
+each dense tensor anywhere in it is replaced by a number.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ALIGNED = 64  # bytes: each tensor of a batch begins on a cache line
 
 @dataclass(frozen=True)
 class Slot:
-    """A tensor of a batch: where it lies in the memfd."""
+    """Where a tensor of a batch lies in the memfd."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -41,7 +41,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Parcel:
-    """An object without its tensors; their memory follows."""
+    """A pickled object without its tensors, whose memory follows."""
 
     pickled: bytes
     slots: tuple[Slot, ...]
@@ -53,7 +53,7 @@ class Parcel:
 
 
 class _Packer(ForkingPickler):
-    """Puts tensors aside."""
+    """A pickler that replaces tensors by numbers."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
@@ -74,7 +74,7 @@ class _Packer(ForkingPickler):
 
 
 class _Unpacker(pickle.Unpickler):
-    """Puts them back."""
+    """An unpickler that restores the tensors."""
 
     def __init__(self, parcel: Parcel, flat: Tensor) -> None:
         super().__init__(io.BytesIO(parcel.pickled))
@@ -89,7 +89,7 @@ class _Unpacker(pickle.Unpickler):
 
 @dataclass(frozen=True)
 class Packed:
-    """A parcel that is ready to leave, with the descriptor of its memory."""
+    """A parcel that is ready to send, with the descriptor of its memory."""
 
     parcel: Parcel
     memory: int | None
@@ -129,13 +129,13 @@ def packed(content: Any) -> Packed:
 
 
 def received(parcel: Parcel, connection: Connection) -> Any:
-    """The object of a parcel that has arrived. Its tensors are views of the memory that the worker filled."""
+    """Unpack a parcel. The tensors are views of the memory that the worker filled."""
     memory = mapped(recv_handle(connection), parcel.size) if parcel.size else bytearray(1)
     return _Unpacker(parcel, torch.frombuffer(memory, dtype=torch.uint8)).load()
 
 
 def mapped(number: int, size: int) -> mmap.mmap:
-    """The memory of a descriptor, which is closed."""
+    """Map the memory of a descriptor, and close the descriptor."""
     try:
         return mmap.mmap(number, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
     finally:
@@ -143,6 +143,6 @@ def mapped(number: int, size: int) -> mmap.mmap:
 
 
 def _is_dense(x: Tensor) -> bool:
-    """Whether its elements fill a piece of memory, in whatever order: then the layout travels along (channels last)."""
+    """Whether its elements fill a piece of memory in any order, so that its layout (channels last) can be kept."""
     order = sorted(range(x.dim()), key=lambda d: x.stride(d), reverse=True)
     return x.permute(order).is_contiguous()

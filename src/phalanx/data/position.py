@@ -1,8 +1,8 @@
-"""Which samples a step takes, and which of them a rank gets: the arithmetic of exactly once, and of resuming anywhere.
+"""Which samples a step takes and which a rank gets, so that each comes exactly once and a run resumes anywhere.
 
-An epoch visits the places 0, 1, 2, ... of its order. A step takes the next `batch` places, whatever the number of ranks; the
-ranks cut that run among themselves, and each cuts its part into micro-batches. So where a run stands is one number, the places
-consumed, and the ranks that resume need not be as many as those that stopped:
+An epoch visits the places 0, 1, 2, ... of its order. A step takes the next `batch` places for any number of ranks; the ranks
+divide that run among themselves, and each cuts its part into micro-batches. So a position is one number, the places consumed, and
+a run may resume on another number of ranks:
 
     places of the order    0 1 2 3 4 5 6 7 | 8 9 ...              batch 8
     saved on 4 ranks       a a b b c c d d |                      Position(seed, epoch, samples=8)
@@ -18,7 +18,7 @@ from typing import Literal, get_args
 from phalanx.data.owed import Ranges, after
 
 Last = Literal["drop", "pad", "keep"]
-"""What becomes of the places that fill no whole batch.
+"""What happens to places that do not fill a batch.
 
 drop    they are left out; another epoch leaves out others
 pad     the batch is filled from the beginning of the same epoch's order
@@ -36,7 +36,7 @@ class Position:
         seed: The seed of the run.
         epoch: The epoch, from 0.
         samples: The samples of this epoch that all ranks together have consumed.
-        owed: Places of this epoch that ranks took and did not live to train: they come next. See owed.py.
+        owed: Places of this epoch that ranks took but died before training: they come next. See owed.py.
 
     Raises:
         ValueError: If a value is negative.
@@ -61,7 +61,7 @@ class Position:
 class Steps:
     """The steps of one epoch of `n` samples, from place `start` on: `len(steps)`, `steps[s]` the places of step s.
 
-    Places are a range; those of a padded batch run beyond n and begin again: place p is element p % n of the order.
+    Places are a range; those of a padded batch run beyond n and wrap around: place p is element p % n of the order.
     """
 
     n: int
@@ -89,25 +89,25 @@ class Steps:
 
     @property
     def samples(self) -> int:
-        """How many samples the steps take together, padding counted."""
+        """The number of samples of all steps, including padding."""
         return self[len(self) - 1].stop - self.start if len(self) else 0
 
     def position_after(self, s: int, position: Position) -> Position:
-        """Where the run stands after step s, if it began at `position`; after the last step, at the next epoch."""
+        """The position after step s, if the run began at `position`. After the last step it is in the next epoch."""
         if s == len(self) - 1:
             return Position(position.seed, position.epoch + 1)
         return Position(position.seed, position.epoch, self[s].stop, after(position.owed, self[s].stop - self.start))
 
 
 def share(places: range, parts: int, part: int) -> range:
-    """The contiguous part number `part` of `parts`; their sizes differ by at most one."""
+    """Contiguous part `part` of `parts`, whose sizes differ by at most one."""
     return places[len(places) * part // parts : len(places) * (part + 1) // parts]
 
 
 def micro_batches(places: range, ranks: int, rank: int, largest: int) -> tuple[range, ...]:
-    """What `rank` gets of the `places` of a step, in micro-batches of at most `largest`.
+    """The part of a step's `places` that `rank` gets, in micro-batches of at most `largest`.
 
-    All ranks have equally many, also in a batch that is smaller than the others: some may then be empty.
+    All ranks have the same number of them; in a smaller last batch some may be empty.
     """
     largest_part = -(-len(places) // ranks)
     count = -(-largest_part // largest)
@@ -122,7 +122,7 @@ def check_last(last: str) -> None:
 
 
 def whole_number(name: str, value: int, least: int = 0) -> int:
-    """`value` as an int, or an error that calls it `name`."""
+    """Return `value` as an int. Errors call it `name`."""
     try:
         number = operator.index(value)
     except TypeError:

@@ -12,20 +12,20 @@ from phalanx.data.workers import Future, Pool
 
 
 class Prefetch:
-    """Micro-batches that are being made: at most `depth` at a time, handed out in their order."""
+    """Prepares micro-batches, at most `depth` at a time, and hands them out in order."""
 
     def __init__(self, walk: Iterator[MicroBatch], pool: Pool, depth: int, at: Position) -> None:
         self._walk, self._pool, self._depth = walk, pool, depth
         self._ahead: deque[tuple[MicroBatch, Future]] = deque()
-        self.at: Position | None = at  # where what comes next begins; None amid a step
+        self.at: Position | None = at  # where the next micro-batch begins; None inside a step
 
     def get(self) -> tuple[MicroBatch, Made]:
-        """The next one; waits for it."""
+        """Return the next micro-batch, waiting for it."""
         self._fill(self._depth)
         wanted, future = self._ahead[0]
         made = future.result()
         self._ahead.popleft()
-        self._fill(self._depth)  # a place is free: go on while the user trains
+        self._fill(self._depth)  # refill while the user trains
         self.at = wanted.after if wanted.ends_step else None
         return wanted, made
 

@@ -1,4 +1,4 @@
-"""One rank's route through the epochs: which samples come in which micro-batch. Arithmetic only."""
+"""One rank's route through the epochs: which samples are in which micro-batch. Arithmetic only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from phalanx.data.position import Last, Position, Steps, check_last, micro_batch
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Number `number` of the `of` micro-batches that a rank has in a step: some of the step's places in an order."""
+    """Micro-batch `number` of the `of` that a rank has in a step: some of the step's places in an order."""
 
     seed: int
     epoch: int
@@ -23,7 +23,7 @@ class MicroBatch:
     number: int
     of: int
     places: range  # those of this micro-batch
-    after: Position  # where the run stands when the step is done
+    after: Position  # the position after the step
     owed: Ranges = ()  # what the places from `owed_at` on stand for
     owed_at: int = 0
 
@@ -39,10 +39,10 @@ class MicroBatch:
 
 
 BatchPolicy = Literal["keep_batch", "keep_share"]
-"""What becomes of the batch when ranks leave or join.
+"""What happens to the batch when ranks leave or join.
 
-keep_batch   it stays, and the ranks that are there share it
-keep_share   the share of each rank stays, and the batch shrinks or grows
+keep_batch   its size stays, divided over the current ranks
+keep_share   each rank's share stays, so the batch shrinks or grows
 """
 
 
@@ -50,7 +50,7 @@ keep_share   the share of each rank stays, and the batch shrinks or grows
 class World:
     """How batches follow the number of ranks. `first` is the number of ranks that the batch plan was made for.
 
-    `speeds`: samples are shared out in these proportions; evenly where they are those of another number of ranks.
+    `speeds`: samples are divided in these proportions, or evenly if they are for another number of ranks.
     """
 
     policy: BatchPolicy = "keep_batch"
@@ -72,7 +72,7 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The way of `rank` among `ranks` through `n` samples under a batch plan."""
+    """The path of `rank` of `ranks` through `n` samples under a batch plan."""
 
     n: int
     plan: BatchPlan
@@ -88,7 +88,7 @@ class Route:
             raise ValueError(f"rank {self.rank} of {self.ranks}")
         if self.n < 1:
             raise ValueError("there are no samples")
-        for stage in self.plan.stages:  # now, and not when its first epoch begins
+        for stage in self.plan.stages:  # check now, not when its first epoch begins
             if self.world is None:
                 stage.split(self.ranks, self.micro_batch)
             if self.last == "drop" and stage.batch > self.n:
@@ -115,13 +115,13 @@ class Route:
         return (len(steps) - 1) * first + final
 
     def reach(self, position: Position) -> Position:
-        """`position`, or the next epoch where nothing is left of its own."""
+        """`position`, or the start of the next epoch if nothing is left of its own."""
         if position.samples > self.n:
             raise ValueError(f"{position}: there are {self.n} samples")
         return position if len(self.steps(position)) else Position(position.seed, position.epoch + 1)
 
     def walk(self, position: Position) -> Iterator[MicroBatch]:
-        """All micro-batches from `position` on, through this epoch and the next, without end."""
+        """Yield all micro-batches from `position` on, epoch after epoch, without end."""
         while True:
             steps = self.steps(position)
             for s in range(len(steps)):
@@ -137,14 +137,14 @@ class Route:
         if self.world is None:
             largest = stage.split(self.ranks, self.micro_batch).micro_batch
             return micro_batches(step, self.ranks, self.rank, largest)
-        # any number of ranks divides the batch, one sample more or less; all ranks have equally many micro-batches
+        # any number of ranks can divide the batch, give or take one sample; all ranks have the same number of micro-batches
         mine = self.world.part(step, self.ranks, self.rank)
         most = max(len(self.world.part(step, self.ranks, rank)) for rank in range(self.ranks))
         count = max(1, -(-most // self.micro_batch)) if self.micro_batch else self._even_count(step, epoch)
         return tuple(share(mine, count, i) for i in range(count))
 
     def _even_count(self, step: range, epoch: int) -> int:
-        """Micro-batches of a rank's share, if all shares were equal: they do not become more because some are larger."""
+        """The number of micro-batches if all shares were equal: larger shares do not get more of them."""
         stage = self.plan.at(epoch)
         largest = -(-self.batch(epoch) // (self.ranks * (stage.micro_steps or 1)))
         return max(1, math.ceil(math.ceil(len(step) / self.ranks) / largest))

@@ -14,7 +14,7 @@ def to_state(at: Position, identity: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_state(state: Mapping[str, Any], identity: Mapping[str, Any]) -> Position:
-    """The position in a state. ValueError if it is no state of a loader, or if that loader had another order."""
+    """Read the position from a state. ValueError if it is not a loader's state, or that loader had another order."""
     if missing := [name for name in to_state(Position(0), identity) if name not in state]:
         raise ValueError(f"this is not the state of a Loader: it has no {', '.join(missing)}")
     for name, mine in identity.items():

@@ -3,9 +3,9 @@
     train = scatter_dataset(train, comm, shuffle=True, seed=0)
     loader = torch.utils.data.DataLoader(train, batch_size=32, shuffle=True)
 
-With `equal_length`, as ChainerMN has it, all ranks get ceil(n / size) samples, so that all make equally many steps; neighbours
-may then have a sample in common. Without it shares are disjoint: what evaluation wants. `phalanx.data.Loader` needs neither: it
-shares out every batch anew, exactly once.
+With `equal_length`, as in ChainerMN, all ranks get ceil(n / size) samples, so that all make the same number of steps; neighbours
+may share a sample. Without it, shares are disjoint, which is right for evaluation. `phalanx.data.Loader` needs neither: it
+divides every batch anew, and each sample comes exactly once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from phalanx.data.position import share, whole_number
 
 
 class Ranked(Protocol):
-    """A communicator, or anything else that knows its rank and the number of ranks."""
+    """A communicator, or anything else with a rank and a size."""
 
     @property
     def rank(self) -> int: ...
@@ -30,20 +30,20 @@ class Ranked(Protocol):
 
 
 def scatter_index(n: int, size: int, rank: int, *, equal_length: bool = True) -> range:
-    """One rank's share of range(n), by arithmetic alone.
+    """One rank's share of range(n), by arithmetic only.
 
     Args:
         n: The number of samples.
         size: The number of ranks.
         rank: The rank whose share you want.
-        equal_length: Give every rank ceil(n / size) samples, so that all make equally many steps; neighbours may then share a
-            sample. With False, shares are disjoint and their sizes differ by at most 1. Evaluation wants that.
+        equal_length: Give every rank ceil(n / size) samples, so that all make the same number of steps; neighbours may share a
+            sample. With False, shares are disjoint and their sizes differ by at most 1. Use that for evaluation.
 
     Returns:
         A range of places.
 
     Raises:
-        ValueError: If a number makes no sense, or `n` is 0 with `equal_length`.
+        ValueError: If a number is invalid, or `n` is 0 with `equal_length`.
 
     Example:
         >>> [phalanx.scatter_index(10, 3, rank) for rank in range(3)]
@@ -67,12 +67,12 @@ def scatter_index(n: int, size: int, rank: int, *, equal_length: bool = True) ->
 def scatter_dataset(dataset: Any, comm: Ranked, *, shuffle: bool = False, seed: int = 0, equal_length: bool = True) -> Shard:
     """This rank's share of a data set, as a view. Nothing is copied or sent.
 
-    Use it with torch's DataLoader. `phalanx.data.Loader` takes the whole data set instead and shares out every batch.
+    Use it with torch's DataLoader. `phalanx.data.Loader` takes the whole data set instead and divides every batch.
 
     Args:
         dataset: A map-style data set, a list, a tensor or a tuple of tensors; the same on all ranks.
         comm: A communicator, or anything with `rank` and `size`.
-        shuffle: Shuffle the samples first, in the same way on all ranks.
+        shuffle: Shuffle the samples first, the same way on all ranks.
         seed: Seeds that shuffle.
         equal_length: As in `scatter_index`.
 
@@ -81,7 +81,7 @@ def scatter_dataset(dataset: Any, comm: Ranked, *, shuffle: bool = False, seed: 
 
     Raises:
         TypeError: If `dataset` has no length or no `[]`.
-        ValueError: If an option makes no sense.
+        ValueError: If an option is invalid.
 
     Example:
         >>> phalanx.run_local(2, lambda comm: list(phalanx.scatter_dataset("abcdef", comm)))
@@ -146,7 +146,7 @@ def item_of(dataset: Any, i: int) -> Any:
 
 
 def is_columns(dataset: Any) -> bool:
-    """Whether it is a tuple of tensors (or arrays), (x, y, ...), rather than a sequence of samples."""
+    """Whether it is a tuple (x, y, ...) of tensors or arrays rather than a sequence of samples."""
     return (
         isinstance(dataset, tuple)
         and len(dataset) > 0

@@ -1,7 +1,7 @@
-"""One rank's share of a data set in memory, and the messages in which samples travel between shares.
+"""One rank's share of a data set in memory, and the messages that carry samples between shares.
 
 A `Share` has slots of one size. `take_out` copies samples into a `SampleMessage` and frees their slots; `put` fills free slots.
-So the memory never grows. A message is one flat buffer of bytes, and its parts are views: what you write to them travels.
+So the memory never grows. A message is one flat buffer of bytes. Its parts are views: writing to them fills the message.
 
     | rows x 8 bytes: global indices, -1 where a row is empty | rows of x | rows of y |
 """
@@ -21,13 +21,13 @@ from phalanx.data.exchange import Indices
 Rows = NDArray[np.void]
 
 ALIGNED = 16  # bytes: a view of any dtype may begin there
-READ_AT_ONCE = 4096  # samples that a source is asked for at a time while a share is filled
+READ_AT_ONCE = 4096  # samples read at a time while a share is filled
 EMPTY = -1  # the index of a slot or row without a sample
 
 
 @dataclass(frozen=True)
 class SampleLayout:
-    """What a sample is: the dtypes and shapes of its x and y."""
+    """The dtypes and shapes of a sample's x and y."""
 
     x: torch.dtype
     x_shape: tuple[int, ...]
@@ -36,15 +36,15 @@ class SampleLayout:
 
     @staticmethod
     def of(x: torch.Tensor, y: torch.Tensor) -> SampleLayout:
-        """Of batches x and y."""
+        """The layout of the batches x and y."""
         return SampleLayout(x.dtype, tuple(x.shape[1:]), y.dtype, tuple(y.shape[1:]))
 
     def nbytes(self, rows: int) -> int:
-        """Of a message."""
+        """The size of a message."""
         return self._offsets(rows)[-1]
 
     def message(self, flat: torch.Tensor, rows: int) -> SampleMessage:
-        """A message of `rows` at the beginning of the buffer `flat`, whose contents stay."""
+        """A message of `rows` rows at the beginning of `flat`, whose contents are kept."""
         x_start, y_start, end = self._offsets(rows)
         return SampleMessage(
             flat[:end],
@@ -61,7 +61,7 @@ class SampleLayout:
 
 @dataclass(frozen=True)
 class SampleMessage:
-    """Samples on their way: `flat` is what travels, the others are views of it; x and y row by row, as bytes."""
+    """Samples in transit: `flat` is sent, the others are views of it; x and y are rows of bytes."""
 
     flat: torch.Tensor
     ids: Indices
@@ -92,7 +92,7 @@ class Share:
         return np.sort(self._ids[self._ids != EMPTY])
 
     def index(self) -> None:
-        """Note where every sample lies now; it stays there until it is taken out."""
+        """Record where every sample is. It stays there until it is taken out."""
         occupied = np.flatnonzero(self._ids != EMPTY)
         by_id = np.argsort(self._ids[occupied])
         self._slots, self._sorted = occupied[by_id], self._ids[occupied][by_id]
@@ -135,7 +135,7 @@ def read(source: Any, ids: Indices) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def check_source(source: Any) -> int:
-    """The number of samples of a source that a share can be read from."""
+    """Check that a share can be read from `source`. Returns its number of samples."""
     pair = isinstance(source, tuple | list) and len(source) == 2 and all(isinstance(part, torch.Tensor) for part in source)
     if pair and len(source[0]) == len(source[1]):
         return len(source[0])

@@ -1,13 +1,13 @@
-"""GossipGraD's asynchronous distributed shuffle: samples just read travel to another rank while the next ones are trained.
+"""GossipGraD's asynchronous distributed shuffle: samples just read are sent to another rank while the next ones are trained.
 
     shuffle = phalanx.data.AsyncShuffle((x, y), comm, batch=128)
     for epoch in range(90):
         for x, y in shuffle:                    # one local epoch; the epoch advances by itself
             train(x, y)
 
-A rank keeps only its share in memory, and no rank waits for a file, yet every rank sees all data in the course of the epochs.
-`exchange.py` says what travels where, `share.py` holds the samples; here they are sent. Published by Daily et al., GossipGraD
-(2018), as a ring without a local shuffle; docs/shuffle.md has the differences.
+A rank keeps only its share in memory and never waits for a file, yet over the epochs every rank sees all data. `exchange.py`
+decides what goes where, `share.py` holds the samples, and this file sends them. Published by Daily et al., GossipGraD (2018),
+as a ring without a local shuffle; docs/shuffle.md lists the differences.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from phalanx.data.step import Step
 if TYPE_CHECKING:
     from phalanx.data.draws import Draws
 
-IN_FLIGHT = 2  # exchanges under way at most: each has two steps of time, and one that is late does not stop the training at once
+IN_FLIGHT = 2  # the most exchanges in flight: each has two steps of time, so a late one does not stop training at once
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 Transform = Callable[[torch.Tensor, "Draws"], torch.Tensor]
@@ -39,22 +39,22 @@ Transform = Callable[[torch.Tensor, "Draws"], torch.Tensor]
 class AsyncShuffle:
     """GossipGraD's distributed shuffle: batches of the samples that this rank holds, which change from epoch to epoch.
 
-    After each batch, its samples travel to another rank while you train on the next one. Each rank holds only its share in
-    memory, and sees all data in the course of the epochs. All ranks iterate alike.
+    After each batch, its samples are sent to another rank while you train on the next one. Each rank holds only its share in
+    memory, and sees all data over the epochs. All ranks must iterate in the same way.
 
     Args:
         data: The whole data set, the same on all ranks: `phalanx.data.Arrays`, a pair of tensors, or anything with `len()` and
-            `take(indices) -> (x, y)`. Each rank reads its share before the first batch and then lets go of `data`.
+            `take(indices) -> (x, y)`. Each rank reads its share before the first batch and then drops `data`.
         comm: The communicator.
         batch: Samples per batch of one rank.
-        plan: Where samples travel. `"ring"` is the paper's.
+        plan: Where samples are sent. `"ring"` is the paper's.
         seed: Seeds the shares, the orders and the transform.
-        transform: Called as `transform(x, draws)`. The random numbers belong to the sample, whichever rank holds it.
+        transform: Called as `transform(x, draws)`. The random numbers belong to the sample, not to the rank that holds it.
         local_shuffle: Visit the samples of a rank in a new order in each epoch.
-        last: What happens to samples that fill no whole batch. By default `"drop"` with a local shuffle and `"keep"` without.
+        last: What to do with samples that do not fill a batch. The default is `"drop"` with a local shuffle and `"keep"` without.
 
     Raises:
-        ValueError: If an option makes no sense, or the ranks disagree.
+        ValueError: If an option is invalid, or the ranks disagree.
 
     Example:
         >>> x, y = torch.arange(8.0).view(8, 1), torch.arange(8)
@@ -88,23 +88,23 @@ class AsyncShuffle:
         self._exchanges: deque[tuple[Pending, SampleMessage]] = deque()
 
     def __len__(self) -> int:
-        """Batches of an epoch, the same on all ranks."""
+        """The number of batches of an epoch, the same on all ranks."""
         return self.plan.steps
 
     def __iter__(self) -> Iterator[Batch]:
-        """What is left of the current epoch."""
+        """Yield the rest of the current epoch."""
         for _ in range(self._step, self.plan.steps):
             yield self._next()
 
     def steps(self) -> Iterator[Step]:
-        """The rest of the current epoch, as `Step`s of one micro-batch."""
+        """Yield the rest of the current epoch as `Step`s of one micro-batch."""
         for index in range(self._step, self.plan.steps):
             epoch = self._epoch
             x, y = self._next()
             yield Step(epoch=epoch, index=index, batch=self.plan.trained(index), micro=((x, y),), samples=len(x))
 
     def _next(self) -> Batch:
-        """The next batch; its chunk leaves now, to be on its way while the batch is trained."""
+        """Return the next batch, and start sending its chunk while the batch is trained."""
         share = self._share or self._read_share()
         if self._order is None:
             self._order = self._begin_epoch(share)
@@ -123,10 +123,10 @@ class AsyncShuffle:
             x = self._transform(x, Draws(self.plan.seed, epoch, ids))
         return x, y
 
-    # ---- samples that travel -------------------------------------------------------------------------------------------------
+    # ---- the exchange --------------------------------------------------------------------------------------------------------
 
     def _send(self, share: Share, chunk: Indices) -> None:
-        """Exchange the chunk for as many samples of another rank; they are put in its place when they have come."""
+        """Exchange the chunk for as many samples of another rank, which replace it when they arrive."""
         while self._exchanges and (len(self._exchanges) == IN_FLIGHT or self._exchanges[0][0].done()):
             self._land(share)
         number, rank = self._epoch * self.plan.steps + self._step, self._comm.rank
@@ -138,12 +138,12 @@ class AsyncShuffle:
             self._messages[key] = share.layout.message(to_send, rows), share.layout.message(to_fill, rows)
         outgoing, incoming = self._messages[key]
         share.take_out(chunk, outgoing)
-        # the number as tag: ranks that are not in the same step wait for each other, and do not mix their samples up
+        # the number is the tag: ranks in different steps wait for each other instead of mixing up samples
         pending = self._comm.exchange_async(outgoing.flat, dest, incoming.flat, source, tag=number)
         self._exchanges.append((pending, incoming))
 
     def _land(self, share: Share) -> None:
-        """Wait for the oldest exchange, and put what came into the share."""
+        """Wait for the oldest exchange and put what it brought into the share."""
         pending, incoming = self._exchanges[0]
         pending.wait()
         self._exchanges.popleft()
@@ -156,15 +156,15 @@ class AsyncShuffle:
     # ---- beginnings ------------------------------------------------------------------------------------------------------------
 
     def _begin_epoch(self, share: Share) -> Indices:
-        """The order of the current epoch, over what has come by now."""
+        """The order of the current epoch, over the samples that have arrived."""
         self._land_all()
         share.index()
-        if self._step:  # resumed in mid-epoch: what this rank held at its beginning is partly elsewhere
+        if self._step:  # resumed mid-epoch: some of what this rank held at its beginning is elsewhere
             return self.plan.order(self._epoch, self._comm.rank, self.plan.shares(self._epoch)[self._comm.rank])
         return self.plan.order(self._epoch, self._comm.rank, share.ids())
 
     def _read_share(self) -> Share:
-        """Read what this rank owns at the current position, and make sure that all ranks are at the same one."""
+        """Read what this rank owns at the current position, and check that all ranks are at the same position."""
         held = self.plan.held(self._epoch, self._step, self._comm.rank)
         share = Share(self._data, held, self.plan.capacity)
         kind = {name: str(value) for name, value in asdict(share.layout).items()}
@@ -177,29 +177,29 @@ class AsyncShuffle:
         self._share, self._data = share, None
         return share
 
-    # ---- where it stands -------------------------------------------------------------------------------------------------------
+    # ---- the position ----------------------------------------------------------------------------------------------------------
 
     @property
     def position(self) -> Position:
-        """The place after the last batch you got. Its samples are those that all ranks together have trained in this epoch."""
+        """The position after the last batch you got. It counts the samples of this epoch on all ranks together."""
         trained = sum(self.plan.trained(step) for step in range(self._step))
         return Position(self.plan.seed, self._epoch, trained)
 
     def held(self) -> Indices:
-        """The numbers of the samples that this rank owns now, ascending. Waits for those on their way."""
+        """The numbers of the samples that this rank owns now, ascending. Waits for samples in transit."""
         if self._share is None:
             return self.plan.held(self._epoch, self._step, self._comm.rank)
         self._land_all()
         return self._share.ids()
 
     def state_dict(self) -> dict[str, Any]:
-        """The state as plain data, the same on all ranks. It holds no samples: which rank owns them follows from it."""
+        """The state as plain data, the same on all ranks. It holds no samples, because it determines which rank owns them."""
         return {**asdict(self.plan), "epoch": self._epoch, "step": self._step}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to a saved position, before the first batch. The matching share is then read from `data`.
+        """Load a saved position before the first batch. The share of that position is then read from `data`.
 
-        The seed of the state replaces this one's. Between epochs the number of ranks and the batch may have changed. In
+        The saved seed replaces the current one. Between epochs, the number of ranks and the batch may have changed. In
         mid-epoch they must be the same, because they decide which rank owns what.
         """
         if missing := [name for name in self.state_dict() if name not in state]:
@@ -218,19 +218,19 @@ class AsyncShuffle:
         self._epoch, self._step = state["epoch"], state["step"]
 
     def close(self) -> None:
-        """Wait for samples on their way, so that no neighbour misses them. You may continue to iterate later. Idempotent."""
+        """Wait for samples in transit, so that no neighbour misses them. You may iterate again later. Idempotent."""
         self._land_all()
 
     def __enter__(self) -> AsyncShuffle:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
-        if kind is None:  # after an exception the neighbours may never come
+        if kind is None:  # after an exception, neighbours may never arrive
             self.close()
 
 
 def _agree(comm: Communicator, mine: Mapping[str, Any]) -> None:
-    """Raise, on all ranks, if they differ in anything of `mine`."""
+    """Raise on all ranks if they differ in any entry of `mine`."""
     gathered = comm.allgather_obj(dict(mine))
     for name in mine:
         values = [facts[name] for facts in gathered]

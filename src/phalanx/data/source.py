@@ -1,8 +1,8 @@
-"""What a source is: samples with labels, by number. `open("cifar10:DIR")` finds one by its spec.
+"""Sources: labelled samples by number. `open("cifar10:DIR")` opens one by its spec.
 
-There are two kinds. **Arrays** (and whatever else has `take`) hold decoded samples and give many of them in one indexing
-operation. **Encoded** sources give the bytes of one file at a time, for a decoder. Both have a length, `classes`, and
-`source[i]`; both may be used by several threads at once and pickled to worker processes.
+There are two kinds. **Arrays** (and anything else with `take`) hold decoded samples and return many of them in one indexing
+operation. **Encoded** sources return the bytes of one file at a time, for a decoder. Both have a length, `classes` and
+`source[i]`; both can be used by several threads at once and pickled to worker processes.
 
     Arrays      digits, mnist, fashion-mnist, cifar10, cifar100; synthetic data have the same interface
     Encoded     imagefolder, shards
@@ -24,11 +24,11 @@ from phalanx.schedule.printable import one_line
 
 HELD_OUT = ("val", "validation", "test")
 SPLITS = ("train", *HELD_OUT)
-MAX_EXAMPLES = 20  # of samples left out that are remembered by name; their number is always exact
+MAX_EXAMPLES = 20  # skipped samples that are remembered by name; the count is always exact
 
 
 class SourceError(ValueError):
-    """A source that cannot be opened, or that is not what its spec says. The message names the cause and the remedy.
+    """A source cannot be opened, or does not match its spec. The message names the cause and the remedy.
 
     Example:
         >>> phalanx.data.open("digits:DIR")
@@ -39,7 +39,7 @@ class SourceError(ValueError):
 
 @runtime_checkable
 class Takes(Protocol):
-    """A source of decoded samples: `take` gives those of many numbers at once, as (x, y) with a leading dimension."""
+    """A source of decoded samples. `take` returns many at once, as (x, y) with a leading dimension."""
 
     @property
     def classes(self) -> tuple[str, ...]: ...
@@ -53,7 +53,7 @@ class Takes(Protocol):
 
 @runtime_checkable
 class Encoded(Protocol):
-    """The interface of a source of files: it gives the bytes of one sample at a time, for a decoder.
+    """The interface of a source of files: it returns the bytes of one sample at a time, for a decoder.
 
     Your own class needs these methods; it need not inherit from this one. Several threads may call it at once.
 
@@ -80,7 +80,7 @@ class Encoded(Protocol):
         ...
 
     def name(self, i: SupportsIndex) -> str:
-        """What to call sample `i` in an error message."""
+        """The name of sample `i` for error messages."""
         ...
 
 
@@ -92,7 +92,7 @@ class Arrays:
         x: Samples along the first dimension. Images are uint8, N x C x H x W.
         y: Labels, int64.
         classes: The names of the classes. Empty if you don't know them.
-        name: What to call the data set in error messages.
+        name: The name of the data set in error messages.
 
     Raises:
         SourceError: If `x` and `y` do not fit, or a label has no class.
@@ -135,7 +135,7 @@ class Arrays:
 
 @dataclass(frozen=True)
 class Skipped:
-    """What a source left out when it was indexed: how many, and the first few as (name, reason)."""
+    """The samples that a source skipped when it was indexed: how many, and the first few as (name, reason)."""
 
     count: int = 0
     examples: tuple[tuple[str, str], ...] = ()
@@ -148,7 +148,7 @@ class Skipped:
         return Skipped(self.count + other.count, (self.examples + other.examples)[:MAX_EXAMPLES])
 
     def warn(self, source: str) -> None:
-        """Say so once, with names: a source that shrinks in silence is how accuracy gets lost."""
+        """Warn once, with names: a source that shrinks silently costs accuracy."""
         if self.count:
             named = "; ".join(f"{name}: {reason}" for name, reason in self.examples[:5])
             more = f"; and {self.count - 5} more (`skipped` has the first {MAX_EXAMPLES})" if self.count > 5 else ""
@@ -156,7 +156,7 @@ class Skipped:
 
 
 def at(i: SupportsIndex, n: int) -> int:
-    """The number `i` of n samples, counted from the end if it is negative, as Python's sequences do."""
+    """The index `i` of n samples; negative ones count from the end, as in Python sequences."""
     k = operator.index(i)
     if not -n <= k < n:
         raise IndexError(f"sample {k} of {n}")
@@ -164,7 +164,7 @@ def at(i: SupportsIndex, n: int) -> int:
 
 
 def as_rows(indices: np.ndarray | Tensor) -> Tensor:
-    """Numbers of samples as torch wants them; a mask of booleans would be read as zeros and ones, so it is refused."""
+    """Sample numbers as a tensor. A boolean mask is rejected: torch would read it as zeros and ones."""
     rows = torch.from_numpy(np.ascontiguousarray(indices)) if isinstance(indices, np.ndarray) else torch.as_tensor(indices)
     if rows.dtype == torch.bool or rows.is_floating_point() or rows.dim() != 1:
         raise TypeError(f"take() needs a vector of whole numbers, not {rows.dtype} of shape {tuple(rows.shape)}")
@@ -173,7 +173,7 @@ def as_rows(indices: np.ndarray | Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Spec:
-    """One row of the table of specs: how it is written, and what opens it."""
+    """One row of the table of specs: its form, and the function that opens it."""
 
     form: str
     make: Callable[[str, str], Takes | Encoded]  # (what follows the colon, split) -> source
@@ -199,7 +199,7 @@ def open(spec: str, split: str = "train") -> Takes | Encoded:  # noqa: A001  rea
         >>> digits[0][0].shape, len(digits.classes)
         (torch.Size([1, 8, 8]), 10)
     """
-    from phalanx.data.sources import SPECS  # here, because the sources are made of the types above
+    from phalanx.data.sources import SPECS  # here, because the sources import the types above
 
     name, _, rest = spec.partition(":")
     if name not in SPECS:

@@ -1,4 +1,4 @@
-"""One update of the weights, as the loader and the shuffle hand it out."""
+"""One update of the weights, as the loader and the shuffle yield it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The steps of a data set that can only be iterated over, an `IterableDataset`: one rank's items of each batch.
+"""The steps of an `IterableDataset`, which can only be iterated over: one rank's items of each batch.
 
-Every rank goes through the whole stream and keeps its own items: item k of a step belongs to rank k % ranks. So each item is on
-exactly one rank, all ranks see the end at the same place, and a run resumes on any number of ranks, by skipping. A stream that
-is expensive to go through shards itself instead: each worker of each rank then has a stream of its own (stream_queue.py).
+Every rank iterates over the whole stream and keeps its own items: item k of a step belongs to rank k % ranks. So each item is on
+exactly one rank, all ranks see the end at the same place, and a run resumes on any number of ranks by skipping. A stream that is
+expensive to read shards itself instead: each worker of each rank then has its own stream (stream_queue.py).
 
     items of the stream    0 1 2 3 4 5 6 7 | 8 9 10               batch 8, the end after 11 items
     rank                   a b a b a b a b | a b a                last="keep": a smaller step, ranks differ by at most one item
@@ -24,12 +24,12 @@ from phalanx.data.batch import BatchPlan
 from phalanx.data.draws import Draws
 from phalanx.data.position import Last, share
 
-_NOTHING = object()  # instead of an item: the stream has ended
+_NOTHING = object()  # marks the end of the stream
 
 
 @dataclass(frozen=True, slots=True)
 class StreamShare:
-    """Which part of a stream belongs to the worker that reads it: number `index` of `count`.
+    """The part of a stream that a worker reads: number `index` of `count`.
 
     Args:
         rank: The rank.
@@ -64,8 +64,8 @@ _share: contextvars.ContextVar[StreamShare] = contextvars.ContextVar("share of a
 def stream_share() -> StreamShare:
     """Your share of the stream, for an `IterableDataset` that shards itself: call it in `__iter__`.
 
-    With `Loader(..., sharded=True)` it is the share of this worker of this rank. Otherwise the loader shares the items out, and
-    it is the whole stream, number 0 of 1. So a data set that uses it is right with both.
+    With `Loader(..., sharded=True)` it is the share of this worker of this rank. Otherwise the loader divides the items, and
+    it is the whole stream, number 0 of 1. So a data set that uses it works either way.
 
     Returns:
         A `StreamShare` with `index` and `count`, and `rank`, `size`, `worker` and `workers`.
@@ -83,7 +83,7 @@ def stream_share() -> StreamShare:
 
 @dataclass(frozen=True, slots=True)
 class StepOrder:
-    """Wanted: the step after the first `start` items of an epoch's stream."""
+    """A request for the step after the first `start` items of an epoch's stream."""
 
     seed: int
     epoch: int
@@ -92,21 +92,21 @@ class StepOrder:
 
 @dataclass(frozen=True, slots=True)
 class StreamStep:
-    """A rank's micro-batches of one step; none if the stream has ended."""
+    """A rank's micro-batches of one step, or none if the stream has ended."""
 
     parts: tuple[Made, ...]
-    items: int  # of the step, those of other ranks included
+    items: int  # of the step, including those of other ranks
     ended: bool  # nothing comes after it
     empty: Any = None  # at the end: a micro-batch without samples, for ranks that have less than others
 
     def pinned(self) -> StreamStep:
-        """The same in pinned memory."""
+        """Copy it to pinned memory."""
         return replace(self, parts=tuple(part.pinned() for part in self.parts))
 
 
 @dataclass
 class _Opened:
-    """A stream that is being read: item number `at` is `ahead`."""
+    """A stream that is open: item number `at` is `ahead`."""
 
     seed: int
     epoch: int
@@ -116,14 +116,14 @@ class _Opened:
     drawn: generators.States | None = None  # of the generators, after the items so far
 
     def serves(self, order: StepOrder) -> bool:
-        """Whether what comes next is what `order` wants; behind the end that is nothing."""
+        """Whether the next item is where `order` starts. After the end there is none."""
         here = (self.seed, self.epoch) == (order.seed, order.epoch)
         return here and (self.at == order.start or (self.ahead is _NOTHING and self.at < order.start))
 
 
 @dataclass(frozen=True)
 class _Taken:
-    """The items of a step: a rank's own with their numbers, how many there are in all, and one of them."""
+    """The items of a step: a rank's own with their numbers, the total count, and one example."""
 
     own: list[tuple[int, Any]]
     items: int
@@ -135,8 +135,8 @@ class _Taken:
 class StreamMaker:
     """Makes steps of `maker.source`, one after the other: a worker's task. It keeps the stream open between orders.
 
-    An order for another place begins the epoch again and skips, so the answer depends on nothing but the order. `sharded`: the
-    stream is this worker's own. Otherwise all ranks go through the same one.
+    An order for another place restarts the epoch and skips, so the answer depends only on the order. With `sharded`, the stream
+    is this worker's own. Otherwise all ranks iterate over the same one.
     """
 
     maker: Maker
@@ -151,7 +151,7 @@ class StreamMaker:
         token = _share.set(self.share if self.sharded else StreamShare())
         try:
             with generators.borrowed() if self.maker.is_seeding() else nullcontext():
-                opened, self._opened = self._opened, None  # what raises leaves it closed
+                opened, self._opened = self._opened, None  # an exception leaves it closed
                 if opened is None or not opened.serves(order):
                     opened = self._open(order, reading)
                 elif opened.drawn is not None:
@@ -163,13 +163,13 @@ class StreamMaker:
             _share.reset(token)
 
     def name(self, index: int) -> str:
-        """What an error message calls an item."""
+        """The name of an item for error messages."""
         return f"item {index} of the stream"
 
     def _open(self, order: StepOrder, reading: Callable[[int], None]) -> _Opened:
         dataset = self.maker.source
         if self.maker.is_seeding():
-            who = self.share.index if self.sharded else 0  # a stream that all ranks go through is the same on all
+            who = self.share.index if self.sharded else 0  # a stream that all ranks read is the same on all
             generators.seed_all(generators.word(order.seed, order.epoch, who, generators.STREAMS))
         try:
             if callable(getattr(dataset, "set_epoch", None)):
@@ -210,7 +210,7 @@ class StreamMaker:
                 wanted = f"no batch of {self._batch(order)}{remedy}"
                 raise SampleError(f"the stream of epoch {order.epoch} has {taken.items} items: {wanted}")
             return StreamStep((), 0, ended=True)
-        count = split.micro_steps if self.sharded else -(-taken.items // (self._ranks * split.micro_batch))  # on all ranks alike
+        count = split.micro_steps if self.sharded else -(-taken.items // (self._ranks * split.micro_batch))  # same on all ranks
         cuts = [share(range(len(taken.own)), count, number) for number in range(count)]
         empty = None
         if not all(len(cut) for cut in cuts) or (taken.ended and self.sharded and self.last == "keep"):
@@ -224,7 +224,7 @@ class StreamMaker:
 
     @property
     def _ranks(self) -> int:
-        """How many ranks go through this stream."""
+        """How many ranks read this stream."""
         return 1 if self.sharded else self.share.size
 
     def _batch(self, order: StepOrder) -> int:

@@ -1,11 +1,11 @@
-"""The epochs of a stream as the loader sees them: steps ordered ahead, handed out in their order, until the stream ends.
+"""The epochs of a stream for the loader: steps are requested ahead and handed out in order until the stream ends.
 
-A stream that all ranks go through has one worker, or none. Where the data set shards itself, each worker of a rank has a stream,
-and the rank takes a step of each in turn, as torch's DataLoader does. Such streams end at different places on different ranks. So
-the ranks agree before each step, in one small all-reduce:
+A stream that all ranks read has one worker, or none. If the data set shards itself, each worker of a rank has a stream, and the
+rank takes a step of each in turn, as torch's DataLoader does. These streams end at different places on different ranks. So the
+ranks agree before each step, in one small all-reduce:
 
     last="drop"    the epoch ends when the first rank has no whole batch left
-    last="keep"    it ends when the last rank has nothing left; ranks that have less get batches without rows until then
+    last="keep"    it ends when the last rank has nothing left; ranks that run out get empty batches until then
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Streamed:
 
 
 class _Ahead:
-    """The steps of one stream, `depth` of them ordered ahead."""
+    """The steps of one stream, with `depth` of them requested ahead."""
 
     def __init__(self, pool: Pool, depth: int, begin: Position, stride: int) -> None:
         self._pool, self._depth, self._begin, self._stride = pool, depth, begin, stride
@@ -98,7 +98,7 @@ class _Ahead:
         self.ended = False
 
     def begin_at(self, start: int) -> None:
-        """The first step comes after `start` items."""
+        """Start after `start` items."""
         self._next = start
 
     def get(self) -> StreamStep:
@@ -124,7 +124,7 @@ class _Ahead:
 
 
 class _Steps:
-    """Hands out the micro-batches of one step after the other; a child finds the next step."""
+    """Hands out the micro-batches of one step after the other. Subclasses find the next step."""
 
     def __init__(self, position: Position, plan: StreamPlan) -> None:
         self._position, self._batch = position, plan.batches.at(position.epoch).batch
@@ -156,7 +156,7 @@ class _Steps:
 
 
 class _Whole(_Steps):
-    """Of a stream that every rank goes through."""
+    """The steps of a stream that every rank reads."""
 
     def __init__(self, stream: _Ahead, position: Position, plan: StreamPlan) -> None:
         super().__init__(position, plan)
@@ -172,14 +172,14 @@ class _Whole(_Steps):
 
 
 class _Agreed(_Steps):
-    """Of streams that end at different places on different ranks."""
+    """The steps of streams that end at different places on different ranks."""
 
     def __init__(self, streams: list[_Ahead], position: Position, plan: StreamPlan, comm: Any) -> None:
         super().__init__(position, plan)
         self._all, self._live, self._comm, self._keep = streams, deque(streams), comm, plan.last == "keep"
         self._micro_steps = plan.batches.at(position.epoch).split(comm.size, plan.micro_batch).micro_steps
         self._empty: Any = None
-        for _ in range(position.samples // self._batch):  # resumed: in the same turns as before
+        for _ in range(position.samples // self._batch):  # resumed: keep the turns as they were
             self._own()
 
     def cancel(self) -> None:
@@ -187,7 +187,7 @@ class _Agreed(_Steps):
             stream.cancel()
 
     def _own(self) -> StreamStep | None:
-        """The next step of this rank, of its streams in turn; None if all have ended."""
+        """The next step of this rank, from its streams in turn, or None if all have ended."""
         while self._live:
             stream = self._live.popleft()
             step = stream.get()

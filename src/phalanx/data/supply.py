@@ -1,4 +1,4 @@
-"""Where a loader gets its micro-batches from: samples with numbers, or a stream. Both look alike from the loader."""
+"""Where a loader gets its micro-batches: from indexed samples or from a stream, with one interface."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from phalanx.data.workers import Pool
 
 
 class Queue(Protocol):
-    """Micro-batches in their order, from one position on."""
+    """Micro-batches in order, from one position on."""
 
     @property
     def at(self) -> Position | None:
-        """Where what comes next begins; None amid a step."""
+        """Where the next micro-batch begins; None inside a step."""
         ...
 
     def get(self) -> tuple[MicroBatch, Made] | None:
-        """The next one; None where a stream turns out to have ended before it."""
+        """The next micro-batch, or None if a stream has ended before it."""
         ...
 
     def cancel(self) -> None: ...
 
 
 class Supply(Protocol):
-    """What comes when, and who makes it."""
+    """Which micro-batches come when, and what makes them."""
 
     def micro_count(self, epoch: int) -> int:
         """The number of micro-batches of a whole epoch, on this rank."""
@@ -39,11 +39,11 @@ class Supply(Protocol):
         ...
 
     def reach(self, position: Position) -> Position:
-        """`position`, or the next epoch where nothing is known to be left of its own."""
+        """`position`, or the start of the next epoch if its own is known to be finished."""
         ...
 
     def identity(self) -> dict[str, Any]:
-        """What must be equal where a state is loaded, as plain data."""
+        """What must match when a state is loaded, as plain data."""
         ...
 
     def queue(self, position: Position) -> Queue: ...
@@ -52,7 +52,7 @@ class Supply(Protocol):
 
 
 class Numbered:
-    """Samples with numbers: a route through them, and a pool that makes what lies on it. `start` starts the pool."""
+    """Indexed samples: a route through them, and a pool that makes the micro-batches. `start` starts the pool."""
 
     def __init__(self, route: Route, shuffle: bool, depth: int, start: Callable[[], Pool]) -> None:
         self.route, self._shuffle, self._depth, self._start = route, shuffle, depth, start

@@ -1,7 +1,7 @@
-"""From a batch of pixels to what a model takes.
+"""Turn a batch of pixels into the input of a model.
 
 A transform is a frozen value, called with a batch N x C x H x W and the draws of its N samples. So the result for a sample
-depends on nothing but the sample, the seed and the epoch. Pixels stay uint8 until `Normalise`: a quarter of the memory to move.
+depends only on the sample, the seed and the epoch. Pixels stay uint8 until `Normalise`, which moves a quarter of the memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .draws import FLIP, PAD_CROP, Draws
 
 Transform = Callable[[Tensor, Draws], Tensor]
 
-CACHED = 1 << 18  # numbers of one piece of `Normalise`: 1 MiB as float32, what an L2 cache holds
+CACHED = 1 << 18  # numbers that `Normalise` processes at a time: 1 MiB as float32, which fits an L2 cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,8 @@ class PadCrop:
         planes = torch.arange(n * channels).view(n, channels, 1) * plane
         lines = torch.arange(height) * line
         starts = planes + lines + (top * line + left).view(n, 1, 1)
-        # A line of the result is `width` neighbours in memory, wherever it begins. So let a window of that width begin at every
-        # address; then one gather takes all lines of the batch, each in one piece.
+        # A line of the result is `width` adjacent elements, starting anywhere. So view the memory as windows of that width, one
+        # per address; then one gather copies all lines of the batch, each in one piece.
         windows = padded.as_strided((padded.numel() - width + 1, width), (1, 1))
         return windows.index_select(0, starts.flatten()).view(x.shape)
 
@@ -86,7 +86,7 @@ class Flip:
 
     def __call__(self, x: Tensor, draws: Draws) -> Tensor:
         mirrored = torch.from_numpy(draws.uniform(FLIP) < self.p)
-        # each sample's choice among both: copies of whole images, where a mask would be asked for every pixel
+        # select whole images from both: a mask would be evaluated for every pixel
         return torch.cat([x, x.flip(-1)]).index_select(0, torch.arange(len(x)) + len(x) * mirrored)
 
 
@@ -98,10 +98,10 @@ class Normalise:
         mean: One number per channel, in units of [0, 1].
         std: One number per channel, more than 0.
         dtype: The dtype of the result.
-        channels_last: Make a result in channels-last memory order.
+        channels_last: Return the result in channels-last memory order.
 
     Raises:
-        ValueError: If an option makes no sense, or the batch is not uint8 N x C x H x W.
+        ValueError: If an option is invalid, or the batch is not uint8 N x C x H x W.
 
     Example:
         >>> images = torch.full((1, 1, 2, 2), 255, dtype=torch.uint8)
@@ -130,14 +130,14 @@ class Normalise:
         else:
             out = recycled.empty((n, channels, height, width), self.dtype)
         scale, shift = self._coefficients(width)
-        # Piece by piece, small enough to stay in the cache between the operations: the memory sees one pass.
+        # In pieces small enough to stay in the cache between operations, so that memory is read and written once.
         step = max(1, CACHED // max(1, channels * height * width))
         for first in range(0, n, step):
             pixels, piece = x[first : first + step], out[first : first + step]
             exact = piece if self.dtype == torch.float32 else torch.empty_like(piece, dtype=torch.float32)
             if pixels.is_contiguous(memory_format=layout):
                 exact.copy_(pixels)
-            else:  # from one memory order to the other numpy takes 2/3 of torch's time
+            else:  # numpy changes the memory order in 2/3 of torch's time
                 np.copyto(exact.numpy(), pixels.numpy())
             self._lines(exact).mul_(scale).add_(shift)
             if exact is not piece:
@@ -148,7 +148,7 @@ class Normalise:
         std = torch.tensor(self.std, dtype=torch.float64)
         scale = (1 / (255 * std)).float()
         shift = (-torch.tensor(self.mean, dtype=torch.float64) / std).float()
-        if self.channels_last:  # one for each number of a line of pixels: an inner loop of width x C, not of C
+        if self.channels_last:  # one per number of a line of pixels, for an inner loop of width x C, not of C
             return scale.repeat(width), shift.repeat(width)
         return scale[:, None], shift[:, None]
 
@@ -158,7 +158,7 @@ class Normalise:
 
 @dataclass(frozen=True, slots=True, init=False)
 class Chain:
-    """Apply transforms one after the other. Two of the same kind draw the same numbers.
+    """Apply transforms in sequence. Two of the same kind draw the same numbers.
 
     Args:
         *transforms: Each is called with a batch and its draws.

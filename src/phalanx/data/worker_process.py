@@ -7,12 +7,12 @@
                  maps it: the tensors of the batch <--------- sends the rest, then the descriptor (parcel.py)
 
 The process notes in a page that both have mapped which sample it reads: if it dies, its thread can say where. It ends when its
-trainer does, whatever ends the trainer.
+trainer does, however that ends.
 
-Processes are forked by default, as those of torch's DataLoader. Spawn and forkserver import the script again, which must then
-begin its work below `if __name__ == "__main__":`. What makes a fork safe:
+Processes are forked by default, as in torch's DataLoader. Spawn and forkserver import the script again, which must then start
+its work below `if __name__ == "__main__":`. What makes a fork safe:
 
-- The thread that trains forks, between two steps. No operation of torch is under way in that thread.
+- The thread that trains forks, between two steps. No torch operation is running in that thread.
 - A child has one torch thread. A second one would wait for the parent's thread pool, which a fork leaves behind.
 - A child uses no communicator and no GPU, and forgets the parent's signal handlers. Locks of ours are new in it.
 - Forks of several threads do not mix: a child holds no end of another one's pipe that its parent has yet to close.
@@ -45,24 +45,24 @@ from phalanx.data.assemble import SampleError
 from phalanx.data.generators import seed_worker
 from phalanx.data.image import BadSample
 
-LOOK_UP = 1.0  # seconds after which a thread that waits for its process looks whether the trainer is leaving
-LONGEST_START = 120.0  # seconds; a process that takes longer got stuck: in a lock that another thread held during the fork
-STARTING = -1  # instead of the number of a sample
-FOR_THE_TRAINER = (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # sent to a whole group; the trainer decides
+LOOK_UP = 1.0  # seconds between checks for the trainer's exit, while a thread waits for its process
+LONGEST_START = 120.0  # seconds; a process that takes longer is stuck in a lock that another thread held during the fork
+STARTING = -1  # in place of a sample number
+HANDLED_BY_TRAINER = (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # sent to a whole group; the trainer decides
 
 _starting = threading.Lock()
 
 
 class Stopped(BaseException):
-    """The loader was closed, or the interpreter is leaving, while a micro-batch was being made."""
+    """The loader was closed, or the interpreter is leaving, while a micro-batch was in progress."""
 
 
 class KilledWorkerError(SampleError):
-    """A worker process was killed by a signal: another one may succeed."""
+    """A worker process was killed by a signal. Another one may succeed."""
 
 
 class Task(Protocol):
-    """What a worker does: it makes the answer to an order, and names samples for error messages."""
+    """The work of a worker: it answers an order, and names samples for error messages."""
 
     def __call__(self, order: Any, reading: Callable[[int], None], /) -> Any: ...
 
@@ -71,7 +71,7 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class Assignment:
-    """What a worker process is: number `worker` of `workers`, with a seed of its own."""
+    """The role of a worker process: number `worker` of `workers`, with its own seed."""
 
     task: Task
     dataset: Any  # for torch.utils.data.get_worker_info()
@@ -103,14 +103,14 @@ class WorkerProcess:
                     "multiprocessing_context='fork', or kind='thread'"
                 ) from error
             finally:
-                theirs.close()  # so that ours ends when the process does
+                theirs.close()  # so that our end closes when the process dies
         self._born = time.monotonic()
         self._now: mmap.mmap | None = None
         self._stuck = False
         self.alive = True
 
     def make(self, order: Any, go_on: Callable[[int], None]) -> Any:
-        """The answer to `order`; EOFError or ConnectionError if the process died."""
+        """Return the answer to `order`. EOFError or ConnectionError if the process died."""
         try:
             if self._now is None:
                 self._await(go_on, self._born + LONGEST_START)
@@ -121,7 +121,7 @@ class WorkerProcess:
             if isinstance(reply, parcel.Parcel):
                 return parcel.received(reply, self._connection)
         except BaseException:
-            self.alive = False  # what is left in the connection is of no use
+            self.alive = False  # the rest of the connection's data is useless
             raise
         raise reply.exception()
 
@@ -132,7 +132,7 @@ class WorkerProcess:
                 self._stuck = True
                 self._process.kill()
             if not self._process.is_alive() and not self._connection.poll(0):
-                raise EOFError  # and another child of the trainer holds its end of the connection
+                raise EOFError  # dead, although a sibling still holds its end of the connection
 
     def cause_of_death(self) -> SampleError:
         """How the process died, and what it was reading."""
@@ -151,17 +151,17 @@ class WorkerProcess:
         return kind(f"a worker process of the loader {how} before its first sample: {hint}")
 
     def terminate(self) -> None:
-        """Ask it to go, whatever it is doing. It holds nothing that must be put back."""
+        """Ask it to stop at once. It holds nothing that has to be restored."""
         if self._process.is_alive():
             self._process.terminate()
 
     def dismiss(self) -> None:
-        """Tell an idle process that there is no more to do. To close the connection is not enough: siblings hold copies of it."""
+        """Tell an idle process to exit. Closing the connection is not enough: siblings hold copies of it."""
         with contextlib.suppress(OSError, ValueError):
             self._connection.send(None)
 
     def end(self) -> None:
-        """Return when it is gone."""
+        """Wait until it has exited."""
         self._connection.close()
         for remedy in (self._process.terminate, self._process.kill):
             self._process.join(5)
@@ -172,7 +172,7 @@ class WorkerProcess:
 
 @dataclass(frozen=True)
 class _Failed:
-    """What happened instead of a batch. A traceback is not picklable, so its text travels."""
+    """The error of a failed batch. A traceback is not picklable, so its text is sent."""
 
     error: BadSample | SampleError
     worker: int
@@ -185,8 +185,8 @@ class _Failed:
 
 def serve(connection: Connection, assignment: Assignment) -> None:
     """The main loop of a worker process."""
-    torch.set_num_threads(1)  # there are as many workers as there are cores to spare
-    gc.freeze()  # what the parent left to collect is not ours: its finalizers would end the parent's things
+    torch.set_num_threads(1)  # there are as many workers as spare cores
+    gc.freeze()  # never collect the parent's garbage: its finalizers would close the parent's resources
     _forget_signals()
     threading.Thread(target=_leave_with_the_trainer, daemon=True).start()
     seed_worker(assignment.seed)
@@ -221,7 +221,7 @@ def _answer(assignment: Assignment, order: Any, reading: Callable[[int], None], 
 
 
 def _begin(assignment: Assignment) -> _Failed | None:
-    """Call the user's worker_init_fn; what it raised is the answer to every order."""
+    """Call the user's worker_init_fn. If it raises, that is the answer to every order."""
     try:
         if assignment.init is not None:
             assignment.init(assignment.worker)
@@ -238,8 +238,8 @@ def _failure(error: Exception, worker: int) -> _Failed:
 
 @contextlib.contextmanager
 def _signals_held_back() -> Iterator[None]:
-    """Around a fork: a child must not run the trainer's handlers before it has forgotten them."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*FOR_THE_TRAINER, signal.SIGTERM))
+    """Block signals around a fork: a child must not run the trainer's handlers before it has reset them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*HANDLED_BY_TRAINER, signal.SIGTERM))
     try:
         yield
     finally:
@@ -247,21 +247,21 @@ def _signals_held_back() -> Iterator[None]:
 
 
 def _forget_signals() -> None:
-    """A fork has the trainer's handlers, and those of libraries in it."""
+    """Reset the signal handlers that a fork inherits from the trainer and its libraries."""
     signal.set_wakeup_fd(-1)
-    for number in FOR_THE_TRAINER:
+    for number in HANDLED_BY_TRAINER:
         signal.signal(number, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (*FOR_THE_TRAINER, signal.SIGTERM))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (*HANDLED_BY_TRAINER, signal.SIGTERM))
 
 
 def _leave_with_the_trainer() -> None:
     trainer = multiprocessing.parent_process()
     assert trainer is not None
     assert trainer.pid is not None
-    signs: list[Any] = [trainer.sentinel]  # a pipe, whose other end siblings may hold, too
-    with contextlib.suppress(OSError):  # no such process any more; or a kernel before 5.3
+    signs: list[Any] = [trainer.sentinel]  # a pipe whose other end siblings may also hold
+    with contextlib.suppress(OSError):  # the process is gone, or the kernel is older than 5.3
         signs.append(os.pidfd_open(trainer.pid))
     wait(signs)
     os._exit(1)

@@ -1,7 +1,7 @@
-"""What makes micro-batches ahead of time: nothing, threads, or processes.
+"""Make micro-batches ahead of time: in the calling thread, in threads, or in processes.
 
-Threads are enough where the work is in C (decoding, tensor operations) and needs no interpreter lock. Processes are for data sets
-written in Python; each has a thread of the pool that waits for it (worker_process.py), so both kinds look alike from here.
+Threads are enough if the work is in C (decoding, tensor operations) and needs no interpreter lock. Processes are for data sets
+written in Python. Each has a thread of the pool that waits for it (worker_process.py), so both kinds look the same from here.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from phalanx.data.worker_process import LOOK_UP, KilledWorkerError, Stopped, Tas
 
 Kind = Literal["thread", "process"]
 
-RESTARTS = 2  # that a micro-batch is worth: a sample that kills every process is the reason itself
-MOST_WORKERS = 8  # by default: beyond it threads queue for the interpreter lock
+RESTARTS = 2  # per micro-batch: a sample that kills every process is itself the cause
+MOST_WORKERS = 8  # by default: more threads would queue for the interpreter lock
 
 
 def default_workers(maker: Maker, comm: Ranked, kind: Kind, stream: bool) -> int:
-    """The cores of this host that the ranks on it leave free, shared among them; at least one, at most MOST_WORKERS.
+    """The host's spare cores, divided among its ranks: at least one, at most MOST_WORKERS.
 
-    One for data in memory, and for a process that reads a stream. None for data sets of the user's, unless in processes: they
-    may draw from generators that threads share, and need not stand several threads.
+    One for data in memory, and for a process that reads a stream. None for a user's data set, unless in processes: it may draw
+    from generators that threads share, and need not be thread-safe.
     """
     if maker.takes_at_once:
         return 1
@@ -46,7 +46,7 @@ def default_workers(maker: Maker, comm: Ranked, kind: Kind, stream: bool) -> int
 
 
 class Future(Protocol):
-    """An answer that may not be there yet: a micro-batch or a step, with a method `pinned`."""
+    """A pending answer: a micro-batch or a step, with a method `pinned`."""
 
     def result(self) -> Any: ...
 
@@ -54,7 +54,7 @@ class Future(Protocol):
 
 
 class Pool(Protocol):
-    """Something that answers orders; results are asked for in the order of submission."""
+    """Answers orders. Results are requested in the order of submission."""
 
     def submit(self, order: Any) -> Future: ...
 
@@ -63,7 +63,7 @@ class Pool(Protocol):
 
 @dataclass(frozen=True)
 class CallerThread:
-    """No worker: the calling thread does the work when it asks for the result."""
+    """No worker: the calling thread does the work when it requests the result."""
 
     task: Task
     pin: bool
@@ -76,9 +76,9 @@ class CallerThread:
 
 
 class Workers:
-    """Threads that do `work`. They end when the pool is closed or forgotten, and before the interpreter does.
+    """Threads that do `work`. They end when the pool is closed or dropped, and before the interpreter exits.
 
-    They are daemons, because the interpreter waits for others without telling them that it is leaving; but it does run
+    They are daemons, because the interpreter waits for other threads without telling them that it is exiting. But it does run
     finalizers, and ours waits for the sample that is being read.
     """
 
@@ -94,13 +94,13 @@ class Workers:
             thread.start()
 
     def submit(self, order: Any) -> Future:
-        """A future; its exception is the worker's."""
+        """Returns a future, which raises the worker's exception."""
         if isinstance(self._work, RemoteWork):
             return _Restarted(self._work, lambda: self._put(order))
         return self._put(order)
 
     def close(self) -> None:
-        """Return when no thread and no process is left; what is being read is finished, the rest is not begun."""
+        """Wait until all threads and processes have ended. The sample being read is finished, the rest is dropped."""
         self._finalizer()
 
     def _put(self, order: Any) -> concurrent.futures.Future[Any]:
@@ -110,16 +110,16 @@ class Workers:
 
 
 class LocalWork:
-    """An order carried out by the thread itself."""
+    """Carries out an order in the thread itself."""
 
     def __init__(self, task: Task | None, *, pin: bool) -> None:
         self._task, self._pin = task, pin
-        # the current GPU is one of a thread's properties: pinning in a new thread would open a context on GPU 0
+        # the current GPU is per thread: pinning in a new thread would open a context on GPU 0
         self._gpu = torch.cuda.current_device() if pin and torch.cuda.is_available() else None
         self._stopped = threading.Event()
 
     def enter_thread(self) -> None:
-        """Called first in every thread that does this work."""
+        """Called first in every thread of the pool."""
         if self._gpu is not None:
             torch.cuda.set_device(self._gpu)
 
@@ -127,7 +127,7 @@ class LocalWork:
         return _finished(self._make(order), self._pin)
 
     def stop(self) -> None:
-        """Let nothing new begin."""
+        """Start nothing new."""
         self._stopped.set()
 
     def end(self) -> None:
@@ -143,7 +143,7 @@ class LocalWork:
 
 
 class RemoteWork(LocalWork):
-    """An order carried out by a process. `start(number)` starts one, here and now: threads of ours never fork."""
+    """Carries out an order in a process. `start(number)` starts one in the calling thread: our threads never fork."""
 
     def __init__(self, start: Callable[[int], WorkerProcess], count: int, *, pin: bool) -> None:
         super().__init__(None, pin=pin)
@@ -157,12 +157,12 @@ class RemoteWork(LocalWork):
         self._count = count
 
     def replace_the_dead(self) -> None:
-        """Start another process for each that died. The thread that trains calls this."""
+        """Replace each process that died. Called by the training thread."""
         while self._gone:
             self._idle.put(self._start(self._gone.pop()))
 
     def stop(self) -> None:
-        """Let nothing new begin, and what has begun not end."""
+        """Start nothing new, and abandon running orders."""
         super().stop()
         with self._lock:
             for process in self._busy:
@@ -190,7 +190,7 @@ class RemoteWork(LocalWork):
         try:
             return process.make(order, self._go_on)
         except (EOFError, ConnectionError):
-            self._go_on()  # it died because the loader was closed
+            self._go_on()  # raises if it died because the loader was closed
             raise process.cause_of_death() from None
         finally:
             with self._lock:
@@ -204,9 +204,9 @@ class RemoteWork(LocalWork):
 
 
 class _Restarted:
-    """The answer of a process. If it is killed, another one starts and answers the same order.
+    """A process's answer. If the process is killed, another one starts and answers the same order.
 
-    What a micro-batch holds does not depend on the worker that makes it, so that nothing is lost, doubled or reordered.
+    A micro-batch does not depend on the worker that makes it, so nothing is lost, duplicated or reordered.
     """
 
     def __init__(self, work: RemoteWork, put: Callable[[], concurrent.futures.Future[Any]]) -> None:
@@ -229,7 +229,7 @@ class _Restarted:
     def _awaited(self) -> Any:
         self._work.replace_the_dead()
         while not (self._future.done() or concurrent.futures.wait([self._future], LOOK_UP).done):
-            self._work.replace_the_dead()  # whatever died has an answer of its own, but this order may need its process
+            self._work.replace_the_dead()  # a dead process answers for itself, but this order may need a replacement
         return self._future.result()
 
 
@@ -245,7 +245,7 @@ class _Later:
 
 
 def _do(work: LocalWork, ordered: queue.SimpleQueue[tuple[Any, concurrent.futures.Future[Any]] | None]) -> None:
-    """The main loop of a thread. It knows the work, not the pool, so that a dropped pool can end."""
+    """The main loop of a thread. It references the work, not the pool, so that a dropped pool can be collected."""
     work.enter_thread()
     while (order := ordered.get()) is not None:
         wanted, future = order
@@ -254,11 +254,11 @@ def _do(work: LocalWork, ordered: queue.SimpleQueue[tuple[Any, concurrent.future
                 future.set_result(work(wanted))
             except BaseException as error:  # noqa: BLE001  it is raised where the result is asked for
                 future.set_exception(error)
-        del order, future  # a batch lives no longer than its user wants
+        del order, future  # do not keep the batch alive
 
 
 def _end(owner: int, work: LocalWork, ordered: queue.SimpleQueue[Any], threads: list[threading.Thread]) -> None:
-    if os.getpid() != owner:  # a fork of it, which has neither these threads nor these children
+    if os.getpid() != owner:  # in a fork, which has neither these threads nor these children
         return
     work.stop()
     for _ in threads:

@@ -1,4 +1,4 @@
-"""Synchronous data parallelism, as a value: what `create_multi_node_optimizer(sync=...)` takes."""
+"""Synchronous data parallelism as a value, for `create_multi_node_optimizer(sync=...)`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class AllReduce:
     Args:
         growing: Fujitsu's groups of gradients, whose k-th boundary is after growing * k**3 tensors, instead of groups of equal
             bytes.
-        overlap: Send groups while backward runs. None measures both ways in the first steps and keeps the faster. Ranks of one
-            host never overlap gradients of less than 20 MiB with None.
+        overlap: Send groups while backward runs. None measures both ways in the first steps and keeps the faster. With None,
+            ranks of one host do not overlap if their gradients are smaller than 20 MiB or if backward keeps all cores busy.
         weighted: Take the mean over samples instead of over ranks. Set `opt.weight` to the size of each local batch.
         record: Keep times for `opt.report()`.
         fused: Update the parameters while the gradients are summed. Parameters and moments then exist once per host, and
@@ -22,14 +22,14 @@ class AllReduce:
             on one host; otherwise you get one warning and the plain step.
         check_every: Compare the parameters and the optimizer state of the ranks after this many steps. 0 never does.
         on_difference: What to do if they differ, for example because a bit flipped in memory. `"stop"` raises `ReplicaError`,
-            which names the rank. `"heal"` copies what differs from the majority, warns, and continues. With two ranks nobody
-            can tell which is right, so both stop.
+            which names the rank. `"heal"` copies what differs from the majority, warns, and continues. Two ranks have no
+            majority, so both stop.
         on_slow: With `elastic=True`, what to do about a rank that is slow in 20 steps: `"warn"` names it and the cause;
             `"rebalance"` also shares the samples of a `phalanx.data.Loader` out by speed, and weighs gradients by samples, so
             that the mean stays exact; `"evict"` ends it; `"ignore"` measures nothing.
 
     Raises:
-        ValueError: If `growing`, `check_every`, `on_difference` or `on_slow` makes no sense.
+        ValueError: If `growing`, `check_every`, `on_difference` or `on_slow` is invalid.
 
     Example:
         >>> model = torch.nn.Linear(4, 2)

@@ -1,14 +1,14 @@
 """Synchronous data parallelism: when `backward()` returns, every gradient is the mean over the ranks.
 
-    backward     a hook per parameter: its gradient is complete, bring it into the arena; the group's last one makes it ready
-    its end      the engine calls: what has not left leaves now (a missing gradient counts as zeros), then wait for all
-    step         a rank that had no backward joins here, with zeros
+    during backward     a hook per parameter copies the complete gradient into the arena; a group is sent when all of it is there
+    end of backward     the engine's callback sends the remaining groups (a missing gradient counts as zeros), then waits for all
+    step                a rank that had no backward joins here, and sends zeros
 
-One such exchange takes place per backward, so ranks call `backward()` equally often between two steps, or not at all. They notice
-where they do not: every message is labelled with its step and exchange, and messages with different labels never meet.
+Each backward has one exchange, so all ranks must call `backward()` equally often between two steps, or not at all. If they don't,
+they find out: every message carries its step and exchange in a label, and messages with different labels never match.
 
-The first backward is only watched: its order, as rank 0 saw it, becomes the order of the arena and of the groups, on all ranks.
-`simple.py` does the same in 20 lines, without hooks, groups and overlap. `exchange.py` has the way of the groups.
+During the first backward nothing is sent. The order in which rank 0 saw its gradients becomes the order of the arena and of the
+groups on all ranks. `simple.py` does the same job in 20 lines, without hooks, groups and overlap. `exchange.py` sends the groups.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from phalanx.grad.wires import Wire, check_any_wire
 class Averager:
     """Replaces every gradient of `params` by its mean over the ranks of `comm`.
 
-    `in_backward` is False if the fused step sums the gradients: then nothing happens before `step`, as with double buffering.
+    With `in_backward=False` nothing is sent before `step`. The fused step needs that, because it sums the gradients itself.
     """
 
     _reducer_kind = GroupReducer
@@ -66,7 +66,7 @@ class Averager:
         check_any_wire(wire)
         self._comm, self._sync, self._wire, self.delayed = comm, sync, wire, delayed
         self.in_backward = in_backward and not delayed
-        self._sparse = sparse  # gradients are sparse, and stay so
+        self._sparse = sparse  # gradients are sparse tensors, and so are their means
         self._trained = Trained(comm, sync, wire=wire, bucket_bytes=bucket_bytes, delayed=delayed)
         self._reducer = self._reducer_kind(comm, weighted=sync.weighted)
         self._untouched = Untouched(comm.rank)
@@ -78,17 +78,17 @@ class Averager:
         self._health, self._second = Health(comm, sync), SecondAverage(comm, AVERAGED)
         self._hooks = Hooks(None if at_the_end else self._exchange.before, self._after)
         self._end = EndOfBackward(self._end_backward)
-        self._refused: ReplicaError | None = None  # found at the end of a backward
-        self._paused = self._busy = False  # busy: a gradient has come since the last exchange
+        self._refused: ReplicaError | None = None  # raised in a backward, kept for the step
+        self._paused = self._busy = False  # busy: a gradient was computed since the last exchange
         self.steps = self._exchanges = 0  # steps so far, and exchanges since the last one
-        self._exchanged = False  # the gradients of this step, or of this evaluation of its closure
-        self._said = Said()  # in the last exchange
+        self._exchanged = False  # whether the gradients are means already, in this step or evaluation of its closure
+        self._said = Said()  # the flags of all ranks in the last exchange
         self._records = Records()
         self.transfers: list[TransferTime] = []  # of the groups that arrived in the last exchange
         self.watch(params, names)
 
     def watch(self, params: Sequence[torch.nn.Parameter], names: Sequence[str]) -> None:
-        """From now on average the gradients of these; all ranks call it. The groups are learned anew in the next exchange."""
+        """Average the gradients of `params` from now on. All ranks call it, and agree on new groups in the next exchange."""
         self._trained.set(params, names)
         self._untouched.names, self._exchanged = self._trained.names, False
         self._hook()
@@ -101,20 +101,20 @@ class Averager:
 
     @property
     def _in_backward_now(self) -> bool:
-        """Whether gradients are averaged in backward, where at most one optimizer per parameter may do it: the youngest."""
+        """Whether gradients are averaged in backward. Only the newest optimizer of a parameter may do that."""
         return self.in_backward and not self._hooks.superseded
 
     @property
     def ready(self) -> bool:
-        """Whether the gradients are a mean that a step may apply: not in the first step of double buffering."""
+        """Whether the gradients are a mean that a step may apply. In the first step of double buffering they are not."""
         return not self.delayed or self._previous.ready
 
     # ---- during backward ---------------------------------------------------------------------------------------------------
 
     def _after(self, p: torch.nn.Parameter) -> None:
-        """The gradient of `p` is complete, for this backward."""
+        """Autograd has completed the gradient of `p` for this backward."""
         self._busy = True
-        if p in self._hooks.superseded:  # a younger optimizer has it, too, and makes its mean
+        if p in self._hooks.superseded:  # a newer optimizer averages it
             return
         if not self._paused and self._in_backward_now:
             self._end.expect()
@@ -130,24 +130,24 @@ class Averager:
         if self._busy:
             try:
                 self._average(at_step=False)
-            except ReplicaError as error:  # all ranks have it; a step is what it forbids, and where people expect it
+            except ReplicaError as error:  # on all ranks. `step()` raises it, where people expect it
                 self._refused = error
 
     # ---- the exchange --------------------------------------------------------------------------------------------------------
 
     def synchronize(self) -> None:
-        """After it, every gradient is the mean. Called by all ranks; after a backward that has seen to it, it does nothing."""
+        """Make every gradient the mean. All ranks call it. It does nothing if backward has already averaged."""
         if self._refused is not None:
             error, self._refused = self._refused, None
             raise error
-        while not self._exchanged or self._busy or self._said.mixed:  # mixed: ranks at their step wait for those in a backward
+        while not self._exchanged or self._busy or self._said.mixed:  # mixed: some ranks are still in a backward
             self._average(at_step=True)
 
     def _average(self, *, at_step: bool) -> None:
         begun, early = time.perf_counter(), self._exchange.early_bytes
         if at_step and not self.delayed:
-            # hooks have run, but no callback at the end of backward: it failed, or ran inside another one, or this optimizer
-            # is not the youngest of its parameters
+            # The hooks ran without a callback at the end of backward: backward failed or was nested, or a newer optimizer has
+            # the same parameters.
             self._exchange.check_untouched("before it was averaged; call opt.synchronize() first")
         if self._sparse:
             average_sparse(self._trained.now, self._comm)
@@ -173,17 +173,17 @@ class Averager:
         return f"gradients of step {self.steps + 1}, backward {self._exchanges + 1}"
 
     def drop_graphs(self) -> None:
-        """Before an update: the exact means instead of gradients that had a graph."""
+        """Before an update: replace gradients that have a graph by the exact means."""
         for arena in self._exchange.arenas:
             arena.drop_graphs()
 
     def collect(self) -> list[Arena]:
-        """The arenas with this rank's own gradients, for the fused step. All ranks call it instead of `synchronize`."""
+        """Return the arenas with this rank's own gradients, for the fused step. All ranks call it instead of `synchronize`."""
         begun = time.perf_counter()
         if self._trained.changed:
             self._learn(at_step=True)
         groups = self._exchange.groups
-        if not self._exchanged or self._busy:  # otherwise they are means already, and the mean of equal ones is the same
+        if not self._exchanged or self._busy:  # if not, they are means already, and averaging them again changes nothing
             self._exchange.check_untouched("before step(), which sums with AllReduce(fused=True); opt.synchronize() first")
             self._health.warn_of_unused(self._trained.names)
             for group in groups:
@@ -203,11 +203,11 @@ class Averager:
         self._exchange.finish()
 
     def _learn(self, *, at_step: bool) -> None:
-        """Let what is under way arrive, and agree on groups for the parameters that are trained now."""
+        """Finish the exchange in flight, then agree on groups for the parameters that are trained now."""
         if self.delayed:
             self._reducer.arrive_all(self._exchange.groups)
         elif self._exchange.groups and self._in_backward_now:
-            # on some ranks more groups have left than on others: now all have
+            # Some ranks have sent more groups than others. Now all ranks send all of them.
             self._exchange.complete(self._label, at_step=at_step, at_once=not self._overlap.now)
         self._exchange.start_with([])
         self._previous.ready = False
@@ -219,11 +219,11 @@ class Averager:
     # ---- the step --------------------------------------------------------------------------------------------------------------
 
     def next_evaluation(self) -> None:
-        """A closure is about to be called: gradients as of a step of its own."""
+        """The optimizer is about to call a closure, which computes new gradients."""
         self._exchanged = False
 
     def next_step(self) -> None:
-        """The gradients were used."""
+        """The update is done."""
         if self._said.ill:
             self._health.warn_of_nan(self._exchange.finite, self.steps + 1)
         self.steps += 1
@@ -232,7 +232,7 @@ class Averager:
         self._records.next_step()
 
     def check_replicas(self, state: OptimizerState) -> None:
-        """After an update: in every `check_every`-th step the ranks compare their parameters."""
+        """After an update: compare the parameters of the ranks, every `check_every` steps."""
         self._health.check_drift(self._trained.names, state, self.steps)
 
     @property
@@ -240,13 +240,13 @@ class Averager:
         return tuple(self._health.drift.found)
 
     def drop(self) -> None:
-        """The gradients are about to be zeroed, whatever they were: a step without another backward sends zeros."""
+        """The user is about to zero the gradients. A step without another backward then sends zeros."""
         self._exchanged = False
         self._exchange.forget_what_is_at_home()
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Backward inside only accumulates."""
+        """Only accumulate gradients in this block, without communication."""
         self._paused, before = True, self._paused
         try:
             yield
@@ -264,7 +264,7 @@ class Averager:
 
     @property
     def weight(self) -> float:
-        """What the gradients of this rank count for in the mean."""
+        """The weight of this rank's gradients in the mean."""
         return self._reducer.weights.mine
 
     @weight.setter

@@ -1,8 +1,8 @@
-"""Replicas that have become different: a bit that flipped in memory, or a script that treats its ranks differently.
+"""Compares replicas, to find a bit that flipped in memory, or a script that treats its ranks differently.
 
-After a step all ranks hold the same parameters and the same optimizer state, bit for bit. So they compare sums of their bits.
-One number per rank tells whether they agree. Only if they do not, all sums travel, and name the rank and the tensors. With three
-ranks or more the majority is right. With two, nobody can tell which of them is.
+After a step all ranks hold the same parameters and the same optimizer state, bit for bit. So they compare sums of their bits. One
+number per rank shows whether they agree. Only if they don't, they exchange all sums, which name the rank and the tensors. With
+three ranks or more the majority is right. With two, you cannot tell which one is right.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from phalanx.comm.streams import HostCopy
 from phalanx.comm.verdict import name_ranks
 from phalanx.grad.replicas import ReplicaError, some
 
-OptimizerState = Mapping[Any, Mapping[str, Any]]  # as torch's optimizers have it
+OptimizerState = Mapping[Any, Mapping[str, Any]]  # as in torch's optimizers
 REASONS = (
     "They were equal at the first step. Usual reasons: gradients or parameters changed by hand on one rank, a checkpoint loaded "
     "on one rank, different learning rates, a step that one rank skipped; or, if your script does none of that, a bit that "
@@ -35,8 +35,8 @@ class Difference:
 
     Args:
         step: The step after which it was found.
-        ranks: The ranks that differ from the majority. Without a majority, all of them: nobody can tell which of them is right.
-        tensors: What differs, by name.
+        ranks: The ranks that differ from the majority. Without a majority, all of them, because any of them may be right.
+        tensors: The names of the tensors that differ.
         healed: Whether the ranks got the content of the majority, and training continued.
     """
 
@@ -47,7 +47,7 @@ class Difference:
 
 
 def bit_sum(x: torch.Tensor) -> torch.Tensor:
-    """The sum of the bytes of `x`, eight at a time: exact, so equal for equal contents whatever the processor, and fast."""
+    """Return the sum of the bytes of `x`, eight at a time. It is exact, so equal contents have equal sums on any processor."""
     dense = torch.view_as_real(x.detach().resolve_conj()) if x.is_complex() else x.detach()
     flat = bytes_of(dense.contiguous())
     if flat.storage_offset() % 8:
@@ -57,12 +57,12 @@ def bit_sum(x: torch.Tensor) -> torch.Tensor:
 
 
 def bit_sums(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """A number per tensor, on the device of the first: one copy to the host is enough for all."""
+    """Return a number per tensor, on the device of the first, so that one copy to the host is enough."""
     return torch.stack([bit_sum(x).to(tensors[0].device) for x in tensors]) if tensors else torch.zeros(0, dtype=torch.int64)
 
 
 def contents(names: Mapping[torch.nn.Parameter, str], state: OptimizerState) -> dict[str, torch.Tensor]:
-    """Everything that is equal on all ranks after a step: parameters, and the tensors of the optimizer's state."""
+    """Return everything that is equal on all ranks after a step: parameters, and the tensors of the optimizer's state."""
     found: dict[str, torch.Tensor] = {name: p.detach() for p, name in names.items()}
     for p, name in names.items():
         own = state.get(p, {})
@@ -81,11 +81,11 @@ class Compared:
 
     def equal(self) -> bool:
         """Whether all ranks had the same sum."""
-        return sum(self._ends.tolist()) % (1 << 64) == 0  # as 64 bits, in which the device computed them
+        return sum(self._ends.tolist()) % (1 << 64) == 0  # modulo 2**64, because the device computed them in 64 bits
 
 
 def minority(every: Sequence[Any]) -> tuple[int, ...] | None:
-    """The ranks that differ from more than half of all; None if no content has such a majority."""
+    """Return the ranks that differ from more than half of all, or None if no content has such a majority."""
     usual = max(every, key=every.count)
     if 2 * every.count(usual) <= len(every):
         return None
@@ -93,19 +93,19 @@ def minority(every: Sequence[Any]) -> tuple[int, ...] | None:
 
 
 class Drift:
-    """Compares the replicas of the ranks of `comm`. All ranks call it alike."""
+    """Compares the replicas of the ranks of `comm`. All ranks call it the same way."""
 
     def __init__(self, comm: Communicator, *, heals: bool) -> None:
         self._comm, self._heals = comm, heals
-        self._compared: Compared | None = None  # on a GPU: the comparison whose result is on its way to the host
+        self._compared: Compared | None = None  # on a GPU: the comparison whose result is still being copied to the host
         self.found: list[Difference] = []
 
     def check(self, tensors: Mapping[str, torch.Tensor], step: int) -> None:
-        """Raise ReplicaError, on all ranks, if replicas that began equal have become different; or heal them."""
+        """Raise ReplicaError, on all ranks, if replicas that started equal have become different, or heal them."""
         sums = bit_sums(list(tensors.values()))
         ends = self._comm.all_reduce(torch.stack([sums.sum(), -sums.sum()]), op="max")
         now = Compared(step, ends)
-        if ends.is_cuda:  # looked at when the next one is made: the host does not wait for the device
+        if ends.is_cuda:  # read when the next one is made, so that the host does not wait for the device
             now, self._compared = self._compared or now, now
             if now is self._compared:
                 return
@@ -113,7 +113,7 @@ class Drift:
             self._judge(tensors, sums, now.step)
 
     def _judge(self, tensors: Mapping[str, torch.Tensor], sums: torch.Tensor, step: int) -> None:
-        """The ranks differ: name who and where."""
+        """Find out which ranks and tensors differ. Then raise or heal."""
         every = [tuple(own.tolist()) for own in self._comm.allgather(sums.cpu())]
         where = tuple(name for name, own in zip(tensors, zip(*every)) if len(set(own)) > 1)
         who = minority(every)
@@ -126,7 +126,7 @@ class Drift:
             two = "With two ranks" if len(every) == 2 else f"Without a majority among {len(every)} ranks"
             others = tuple(rank for rank, own in enumerate(every) if own != every[0])
             raise ReplicaError(
-                f"after step {step} the {what} of {name_ranks(others)} differ from rank 0's, in {some(where)}. {two} nobody can "
+                f"after step {step} the {what} of {name_ranks(others)} differ from rank 0's, in {some(where)}. {two} you cannot "
                 f"tell which is right. {REASONS}. {REMEDY}, with three ranks or more"
             )
         differ = f"after step {step} the {what} of {name_ranks(who)} differ from the other ranks', in"

@@ -13,10 +13,10 @@ from typing import Any, Literal
 import torch
 
 from phalanx.comm.communicator import Communicator
-from phalanx.comm.elastic.communicator import ElasticCommunicator
 from phalanx.comm.failure import CommunicationError
 from phalanx.grad.allreduce import AllReduce
 from phalanx.grad.averager import Averager
+from phalanx.grad.following import Following
 from phalanx.grad.kept import Kept
 from phalanx.grad.measure import Overlap
 from phalanx.grad.pace import SlowRank
@@ -40,41 +40,35 @@ class KeepingReducer(GroupReducer):
 class ElasticAverager(Averager):
     """As Averager, on ranks that may die and join."""
 
-    _reducer_kind = KeepingReducer
+    _reducer_kind: type[GroupReducer] = KeepingReducer
+    _delays = False  # whether it is double buffering
 
     def __init__(
         self,
         params: Sequence[torch.nn.Parameter],
         names: Sequence[str],
-        comm: ElasticCommunicator,
+        following: Following,
         sync: AllReduce,
         *,
         wire: Wire | None,
         bucket_bytes: int | None,
     ) -> None:
-        self.comm = comm
-        self.loader: Any = None  # which shares the samples out, if it is ours
-        self.seen = comm.membership.epoch  # the last membership that hooks of the optimizer were called for
+        self.comm, self.following = following.comm, following
         self._learned_in = -1  # the epoch whose ranks have agreed on the groups
         self._begun_with: float | None = None  # the sum of weights before this exchange
-        super().__init__(params, names, comm, sync, wire=wire, bucket_bytes=bucket_bytes, delayed=False)
-        assert isinstance(self._reducer, KeepingReducer)
-        self._kept = self._reducer.kept
+        super().__init__(params, names, self.comm, sync, wire=wire, bucket_bytes=bucket_bytes, delayed=self._delays)
+        self._kept = self._reducer.kept if isinstance(self._reducer, KeepingReducer) else Kept()
         # told and not measured: a newcomer has measured nothing
-        self._overlap = Overlap(bool(sync.overlap))
-        self._slow = SlowRanks(comm, sync.on_slow)
+        self._overlap = Overlap(bool(sync.overlap) and not self._delays)
+        self._slow = SlowRanks(self.comm, sync.on_slow)
 
     def _weigh(self) -> None:
         """If the number of ranks does not divide the batch, the gradients count by samples: the mean stays exact."""
-        if self.loader is not None and not self._sync.weighted and not self._exchange.begun:
-            world, weights = self.loader.world, self._reducer.weights
+        loader = self.following.loader
+        if loader is not None and not self._sync.weighted and not self._exchange.begun:
+            world, weights = loader.world, self._reducer.weights
             weights.by_samples = world.uneven
             weights.mine = float(world.samples) if world.uneven else 1.0
-
-    @property
-    def batch_share(self) -> float:
-        """The batch of now, in terms of the planned one: the learning rate follows it."""
-        return 1.0 if self.loader is None else float(self.loader.world.batch_share)
 
     def _after(self, p: torch.nn.Parameter) -> None:
         if not self._busy:
@@ -101,33 +95,33 @@ class ElasticAverager(Averager):
 
         def exchange() -> None:
             if self._learned_in != self.comm.membership.epoch:
-                self._start_again(warned)
+                self._start_again(warned, self._begun_with)
             super(ElasticAverager, self)._make_means(at_step=at_step)
             self._learned_in = self.comm.membership.epoch
 
         self.comm.round(exchange, counts=True)
         self._kept.clear()
-        self._slow.exchanged(begun, self.steps + 1, self.loader)
+        self._slow.exchanged(begun, self.steps + 1, self.following.loader)
 
     @property
     def slow_ranks(self) -> tuple[SlowRank, ...]:
         return tuple(self._slow.found)
 
-    def _start_again(self, warned: list[str]) -> None:
+    def _start_again(self, warned: list[str], usual: float | None) -> None:
         """Forget the groups of a world that is over; gradients that have left are this rank's own again."""
         self._kept.restore()
         self._exchange.finish()
         self._exchange.start_with([])
         self._trained.agreed = False
-        self._reducer.weights.forget(self._begun_with)
+        self._reducer.weights.forget(usual)
         self._health.warned = warned
 
     # ---- what a newcomer gets ------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         """What ranks that take part in the next exchange have in common."""
-        return {"steps": self.steps, "seen": self.seen, "usual": self._reducer.weights.usual, "warned": self._health.warned}
+        return {"steps": self.steps, "usual": self._reducer.weights.usual, "warned": self._health.warned}
 
     def load(self, state: dict[str, Any]) -> None:
-        self.steps, self.seen, self._health.warned = state["steps"], state["seen"], state["warned"]
+        self.steps, self._health.warned = state["steps"], state["warned"]
         self._reducer.weights.forget(state["usual"])

@@ -1,4 +1,4 @@
-"""What autograd's engine tells about the backward that runs now: torch's own calls, used by its DDP and FSDP as well."""
+"""A callback at the end of a backward pass, through the calls of autograd's engine that DDP and FSDP use, too."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class EndOfBackward:
         self._number = -1  # of the last backward whose end was expected
 
     def expect(self) -> None:
-        """Call at the end of the running backward, before `backward()` returns; an exception of it leaves `backward()`."""
+        """Call `method` at the end of the running backward. If it raises, `backward()` raises."""
         number = graph_task_id()  # a backward inside another has a number of its own
         if number != self._number:
             self._number = number

@@ -1,9 +1,9 @@
-"""The groups of one backward on their way: they leave in index order, and every rank gets all of them back as means.
+"""The exchange of one backward: groups of gradients are sent in index order, and come back as means.
 
-A gradient may come in several pieces (reentrant checkpointing). If a piece comes after its group has left, the rank raises a
-flag. It travels with the last group, which therefore always waits for the end of backward. Then all groups go again, and from the
-next backward on that group waits for the end, too. So every group leaves equally often on all ranks, whatever happens on one of
-them, and no rank has to ask. `flags.py` has all that ranks tell each other in this way.
+Autograd may deliver a gradient in several pieces (reentrant checkpointing). If a piece arrives after its group was sent, the rank
+raises a flag. It travels with the last group, which is therefore always sent at the end of backward. Then all ranks send
+all groups again, and from the next backward on they send that group at the end, too. So every rank sends every group equally
+often, and no rank has to ask the others. `flags.py` lists all flags.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from phalanx.grad.untouched import Untouched
 
 
 class Exchange:
-    """Groups that all ranks have agreed on, and which of them have left."""
+    """The groups that all ranks have agreed on, and which of them were sent."""
 
     def __init__(self, comm: Communicator, reducer: GroupReducer, untouched: Untouched, *, at_the_end: bool) -> None:
         self._comm, self._reducer, self._untouched = comm, reducer, untouched
-        self._at_the_end = at_the_end  # nothing leaves early, and all gradients are brought into the arena in one go
+        self._at_the_end = at_the_end  # send nothing early, and copy all gradients into the arena in one call
         self.groups: list[Group] = []
-        self._whole: Group | None = None  # all groups as one, where that is faster when none leaves during backward
-        self._home: dict[int, Group] = {}  # by the id of the parameter
-        self._complete: set[torch.nn.Parameter] = set()  # those whose gradients are, in this backward
-        self._next = 0  # the group that leaves next
-        self._again = False  # here a gradient came after its group had left
+        self._whole: Group | None = None  # all groups as one, if sending them together is faster
+        self._home: dict[int, Group] = {}  # the group of a parameter, by the id of the parameter
+        self._complete: set[torch.nn.Parameter] = set()  # parameters whose gradients are complete, in this backward
+        self._next = 0  # the group to send next
+        self._again = False  # on this rank a gradient came after its group was sent
         self._flags = Flags(comm, beside=False)
         self.finite = Finite([])
         self._writers = Writers()
 
     def start_with(self, groups: list[Group]) -> None:
-        """All ranks have agreed on these groups, in this order."""
+        """Use these groups, which all ranks have agreed on in this order."""
         self.groups = groups
         self._whole = self._as_one()
         rounded = any(group.wire is not None and not group.wire.keeps_flags for group in groups)
@@ -49,7 +49,7 @@ class Exchange:
         self._next, self._again = 0, False
 
     def _as_one(self) -> Group | None:
-        """One call on the whole arena instead of one per group: twenty waits for the slower rank cost a tenth of a step."""
+        """Reduce the whole arena in one call: twenty waits for the slower rank, one per group, cost a tenth of a step."""
         if len(self.arenas) != 1 or not self._comm.shares_memory:
             return None
         if any(group.wire is not None or group.travels is not group.flat for group in self.groups):
@@ -58,34 +58,34 @@ class Exchange:
         return Group(arena, arena.flat, [p for group in self.groups for p in group.params], arena.flat, None, early=False)
 
     def group_of(self, key: int) -> Group | None:
-        """Where the gradient of a parameter travels, by the id of the parameter."""
+        """The group of a parameter, by the id of the parameter."""
         return self._home.get(key)
 
     @property
     def arenas(self) -> list[Arena]:
-        """Where the gradients of all groups lie."""
+        """The arenas that hold the gradients of all groups."""
         return list(dict.fromkeys(group.arena for group in self.groups))
 
     @property
     def begun(self) -> bool:
-        """Whether groups have left."""
+        """Whether any group was sent."""
         return any(group.left is not None for group in self.groups)
 
     @property
     def early_bytes(self) -> int:
-        """What has left so far."""
+        """The bytes that were sent so far."""
         return sum(group.flat.nbytes for group in self.groups if group.left is not None)
 
     # ---- during backward ---------------------------------------------------------------------------------------------------
 
     def before(self, key: int) -> None:
-        """A gradient is about to be added to a parameter: not while its group is on the wire."""
+        """Autograd is about to accumulate into a gradient: wait first if its group is in flight."""
         group = self._home.get(key)
         if group is not None and group.left is not None and group.pending is not None:
             self._arrive(group)
 
     def take(self, p: torch.nn.Parameter, *, accumulates: bool) -> bool:
-        """The gradient of `p` has come: complete for this backward, or it only `accumulates`. Whether a group may leave now."""
+        """Take over the gradient of `p`, which is complete or only `accumulates`. Return whether a group may be sent now."""
         group = self._home.get(id(p))
         if group is None:
             return False
@@ -96,9 +96,9 @@ class Exchange:
             self._untouched.note(p)
         if self._at_the_end:
             return False
-        if group.left is not None:  # too late for its group, which from now on waits for the end
+        if group.left is not None:  # too late: from now on this group is sent at the end of backward
             self._again = group.surprised = True
-        elif p.grad is not None and p.grad.requires_grad:  # it has a graph: its group waits for the end
+        elif p.grad is not None and p.grad.requires_grad:  # it has a graph: send its group at the end of backward
             group.missing += p in self._complete
             self._complete.discard(p)
         elif not accumulates and p not in self._complete:
@@ -108,13 +108,13 @@ class Exchange:
         return False
 
     def leave_in_order(self, label: str) -> None:
-        """What is complete leaves, in index order: the order of the hooks may differ between ranks."""
-        while self._next < len(self.groups) - 1:  # the last one waits for the end, it carries the flags
+        """Send complete groups in index order. The order of the hooks may differ between ranks."""
+        while self._next < len(self.groups) - 1:  # the last one is sent at the end, because it carries the flags
             group = self.groups[self._next]
             if group.missing > 0 or not group.early:
                 return
             self._writers.wait(group)
-            group.arena.take_all(group.params)  # a hook of the user's may have replaced a gradient since it came
+            group.arena.take_all(group.params)  # a hook of the user may have replaced a gradient
             for p in group.params:
                 self._untouched.note(p)
             self._reducer.leave(group, label)
@@ -124,7 +124,7 @@ class Exchange:
     # ---- at its end --------------------------------------------------------------------------------------------------------
 
     def complete(self, label: str, *, at_step: bool, at_once: bool) -> Said:
-        """What has not left leaves now; wait for all. `at_once`: no rank lets groups leave during backward."""
+        """Send the remaining groups and wait for all. `at_once`: no rank sends groups during backward."""
         if not self.groups:
             return Said()
         if at_once and self._whole is not None:
@@ -160,7 +160,7 @@ class Exchange:
         return self._reducer.weights.counts and self.finite.look(last)
 
     def _arrive(self, group: Group) -> None:
-        """Wait for a group; what the user wrote to its gradients meanwhile is in no mean, or half of it is."""
+        """Wait for a group. Raise if the user changed its gradients in flight: the change is lost, or half applied."""
         self._reducer.arrive(group)
         if group.left_early:
             self._untouched.check(group.params, "while it was under way to the other ranks", may_be_dropped=False)
@@ -169,27 +169,27 @@ class Exchange:
         self._agree_on_late_groups()
         for group in self.groups[:-1]:
             group.arena.take_all(group.params)
-            group.overflowed = False  # what counts is what comes now
+            group.overflowed = False  # only the second exchange counts
             self._reducer.leave(group, f"{label}, again")
         self._reducer.arrive_all(self.groups)
 
     def _agree_on_late_groups(self) -> None:
-        """After a surprise, on any rank: which groups wait for the end of backward from now on."""
+        """Agree on the groups that are sent at the end of backward from now on, because a gradient came too late on some rank."""
         told = self._comm.allgather_obj([group.surprised for group in self.groups])
         for group, surprised in zip(self.groups, zip(*told)):
             group.early, group.surprised = group.early and not any(surprised), False
 
     def check_untouched(self, when: str) -> None:
-        """Raise if a gradient that is going to leave was changed since it was complete."""
+        """Raise if the user changed a gradient after it was complete and before it was sent."""
         for group in self.groups:
             self._untouched.check(group.params, when, may_be_dropped=not group.left_early)
 
     def forget_what_is_at_home(self) -> None:
-        """Gradients that have not left may change again."""
+        """Allow changes again to gradients that were not sent."""
         self._untouched.forget(keep=[p for group in self.groups if group.left is not None for p in group.params])
 
     def finish(self) -> None:
-        """All are back. The next backward begins anew."""
+        """Prepare for the next backward. No group is in flight."""
         self._again = False
         self._untouched.forget()
         self._complete.clear()
@@ -200,7 +200,7 @@ class Exchange:
 
 
 def overflowed(groups: Sequence[Group]) -> set[int]:
-    """The ids of the parameters whose means are not finite after a wire that compresses; each is returned once."""
+    """The ids of the parameters whose means are not finite after a compressing wire. Each is returned once."""
     over = {id(p) for group in groups if group.overflowed for p in group.params}
     for group in groups:
         group.overflowed = False

@@ -1,7 +1,7 @@
-"""Whether gradients are finite: asked in every exchange, answered at once on the CPU and a few steps later on a GPU.
+"""Checks in every exchange whether gradients are finite. The answer is known at once on the CPU, and a few steps later on a GPU.
 
-On a GPU an answer at once would make the host wait for the device in every step. So a bad answer stays on the device until a copy
-of it in pinned memory has come.
+On a GPU the host would have to wait for the device in every step to know at once. So the answer stays on the device until an
+asynchronous copy of it has reached pinned memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NEVER = 1 << 62
 
 
 class DeviceFlags:
-    """`count` yes-or-no answers on one GPU, which the host sees without waiting."""
+    """`count` boolean flags on one GPU, which the host reads without waiting."""
 
     def __init__(self, count: int, device: torch.device) -> None:
         self._flags = torch.zeros(count, dtype=torch.bool, device=device)
@@ -26,11 +26,11 @@ class DeviceFlags:
         self._copy: HostCopy | None = None  # in `_seen`
 
     def raise_if(self, number: int, condition: torch.Tensor) -> None:
-        """Raise a flag where the condition, a boolean on the device, holds."""
+        """Set a flag if the condition, a boolean on the device, holds."""
         self._flags[number].logical_or_(condition)
 
     def look(self) -> list[int]:
-        """The flags that have been raised, as far as is known by now, each once; and fetch what is new."""
+        """Return the flags known to be set, each once, and start to fetch new ones."""
         if self._copy is not None and not self._copy.arrived:
             return []
         raised = [] if self._copy is None else [i for i, flag in enumerate(self._copy.tolist()) if flag]
@@ -40,7 +40,7 @@ class DeviceFlags:
 
 
 class Finite:
-    """The answers about `groups`: whose means overflowed on a 16-bit wire, and whether this rank's own gradients are finite."""
+    """Knows which means of `groups` overflowed on a 16-bit wire, and whether this rank's own gradients are finite."""
 
     def __init__(self, groups: Sequence[Group]) -> None:
         self._groups = list(groups)

@@ -1,13 +1,13 @@
-"""What the ranks tell each other along with their gradients.
+"""Flags that the ranks exchange along with their gradients.
 
-A rank writes 1 or 0, and what comes back is not 0 if any rank wrote 1:
+A rank writes 1 or 0, and a flag comes back nonzero if any rank wrote 1:
 
-    SENT_AGAIN              a gradient came after its group had left: all groups go again
-    IN_BACKWARD, AT_STEP    both: some ranks have joined at their step, and wait for more backwards
+    SENT_AGAIN              a gradient came after its group was sent: all ranks send all groups again
+    IN_BACKWARD, AT_STEP    if both are set, some ranks are at their step and wait for ranks that are still in a backward
     NOT_FINITE              a rank has NaN or inf in its own gradients
 
-On the CPU they travel in the last elements of the last group. On a GPU they travel beside it, from host to host: to read them
-from the group, the host would have to wait for the device. Beside a wire that rounds a 1 to 0, too.
+On the CPU they travel in the last elements of the last group. On a GPU they travel in a message of their own between the hosts'
+memories: to read them from the group, the host would have to wait for the device. A wire that rounds a 1 to 0 needs that, too.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ SENT_AGAIN, IN_BACKWARD, AT_STEP, NOT_FINITE = range(-FLAGS, 0)
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What came back."""
+    """The flags of all ranks, combined."""
 
-    again: bool = False  # somewhere a gradient came after its group had left
+    again: bool = False  # on some rank a gradient came after its group was sent
     mixed: bool = False  # some ranks were in a backward, and others at their step
     ill: bool = False  # some rank has NaN or inf
 
 
 class Flags:
-    """The flags of one exchange after another. `beside`: they do not travel with the gradients."""
+    """Sends and receives the flags of every exchange. `beside`: in a message of their own."""
 
     def __init__(self, comm: Communicator, *, beside: bool) -> None:
         self._comm, self._beside = comm, beside
         self._pending: Pending | None = None
 
     def send(self, label: str, *, again: bool, at_step: bool, ill: bool) -> Sequence[bool]:
-        """Say something; returns what the last group has to carry."""
+        """Send the flags of this rank. Return those that the last group has to carry."""
         words = [again, not at_step, at_step, ill]
         if not self._beside:
             return words
@@ -49,7 +49,7 @@ class Flags:
         return ()
 
     def receive(self, last: torch.Tensor) -> Said:
-        """What the ranks said; `last` is the group that may have carried it."""
+        """Return the flags of all ranks. `last` is the group that may have carried them."""
         answer = last[-FLAGS:] if self._pending is None else self._pending.wait()
         self._pending = None
         words = [word != 0 for word in answer.tolist()]

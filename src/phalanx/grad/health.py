@@ -1,7 +1,7 @@
-"""Errors of training that no exception shows: replicas that drift apart, NaN from one rank, the same data on every rank.
+"""Finds training errors that raise no exception: replicas that drift apart, NaN from one rank, the same data on every rank.
 
-All of it is cheap enough to be on by default: replicas are compared every `AllReduce.check_every` steps (drift.py), and a NaN is
-looked for in a few elements, because a loss that is NaN makes all of them so.
+All checks are cheap enough to be on by default. Replicas are compared every `AllReduce.check_every` steps (drift.py). Only a few
+elements are checked for NaN, because a loss that is NaN makes all of them NaN.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger("phalanx")
 
 
 class Health:
-    """What the ranks of `comm` look at beside the gradients' sums, and what they warn of, each once. All ranks call it alike."""
+    """Runs the checks of the ranks of `comm`, and warns once of each problem. All ranks call it the same way."""
 
     def __init__(self, comm: Communicator, sync: AllReduce) -> None:
         self._comm, self._every = comm, sync.check_every
@@ -33,7 +33,7 @@ class Health:
 
     @property
     def warned(self) -> list[str]:
-        """What was warned of, or looked at. All ranks of an elastic job have the same."""
+        """The warnings and checks that were already made. They are the same on all ranks of an elastic job."""
         return sorted(self._warned)
 
     @warned.setter
@@ -41,25 +41,25 @@ class Health:
         self._warned = set(what)
 
     def _first(self, what: str) -> bool:
-        """Whether this was not warned of, or looked at, before."""
+        """Whether this is the first time, for a warning or a check."""
         first = what not in self._warned
         self._warned.add(what)
         return first
 
     def check_drift(self, names: Mapping[torch.nn.Parameter, str], state: OptimizerState, step: int) -> None:
-        """In every `check_every`-th step: compare the replicas (drift.py)."""
+        """Compare the replicas in every `check_every`-th step (drift.py)."""
         if self._every and self._comm.size > 1 and step and step % self._every == 0:
             self.drift.check(contents(names, state), step)
 
     def warn_of_nan(self, finite: Finite, step: int) -> None:
-        """Some rank's gradients are not finite: name the first one, on all ranks. The others have what it sent them."""
+        """Name, on all ranks, the first rank whose gradients are not finite. The others only got what it sent."""
         if not self._first("nan"):
             return
         every = self._comm.allgather_obj(finite.ago())
         longest = max((ago for ago in every if ago is not None), default=None)
         if longest is not None:
             who = [rank for rank, ago in enumerate(every) if ago == longest]
-            when = f"step {step}" if longest == 0 else f"before step {step}"  # on a GPU it becomes known later
+            when = f"step {step}" if longest == 0 else f"before step {step}"  # on a GPU this becomes known later
             warnings.warn(
                 f"{when}: the gradients of {name_ranks(who)} are not finite, so neither is the mean on any rank. Look at "
                 "the loss and the data of that rank. You get this warning once",
@@ -67,7 +67,7 @@ class Health:
             )
 
     def warn_of_equal_gradients(self, params: Sequence[torch.nn.Parameter]) -> None:
-        """Warn, on rank 0, if all ranks come with the same first gradients: they read the same samples."""
+        """Warn, on rank 0, if all ranks have the same first gradients, because then they read the same samples."""
         if self._comm.size == 1 or not self._first("equal"):
             return
         gradients = [p.grad.detach() for p in params if p.grad is not None and p.grad.layout is torch.strided]
@@ -80,7 +80,7 @@ class Health:
             )
 
     def warn_of_unused(self, names: Mapping[torch.nn.Parameter, str]) -> None:
-        """Parameters that are trained and have no gradient."""
+        """Warn of trained parameters without a gradient."""
         unused = [name for p, name in names.items() if p.requires_grad and p.grad is None]
         if unused and self._first("unused"):
             warnings.warn(
@@ -90,16 +90,16 @@ class Health:
             )
 
     def warn_of_overflow(self, names: Mapping[torch.nn.Parameter, str], over: set[int], wire: Wire | None) -> None:
-        """Means that are not finite after a wire that compresses, of the parameters with these ids."""
+        """Warn of means that are not finite after a compressing wire, for the parameters with these ids."""
         if wire is None or not over or not self._first("overflow"):
             return
         gone = {name: p for p, name in names.items() if id(p) in over}
-        # on a GPU this becomes known when the gradients are those of a later step
+        # on a GPU this becomes known only when the gradients belong to a later step
         bad = [name for name, p in gone.items() if not (p.grad is None or bool(torch.isfinite(p.grad).all()))] or list(gone)
         why = "some rank's gradient was not, and what travels with it becomes NaN. Look at the loss, or use a GradScaler"
         if isinstance(wire, torch.dtype):
             why = (
-                f"on the way as {wire} it exceeded {torch.finfo(wire).max:g}, or it was not finite before. "
+                f"sent as {wire} it exceeded {torch.finfo(wire).max:g}, or it was not finite before. "
                 "Use wire=torch.bfloat16, or a GradScaler"
             )
         warnings.warn(f"the mean gradient of {some(bad)} is not finite: {why}. This is the only warning", stacklevel=7)

@@ -1,4 +1,4 @@
-"""Hooks on parameters: called before a gradient is added to one, and when its gradient is complete for the running backward."""
+"""Autograd hooks on parameters: one runs before a gradient is accumulated, one when it is complete for this backward pass."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-# the hooks of a parameter. Two of them must not send during backward: the gradient of one is memory that the other reads
+# All Hooks of each parameter. Only one of them may send during backward, because the others read the same gradient.
 _watchers: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 class Hooks:
-    """Calls the methods `before(id of the parameter)` and `after(parameter)`, as long as their objects live."""
+    """Calls the methods `before(id(p))` and `after(p)` for every hooked parameter, while their objects are alive."""
 
     def __init__(self, before: Callable[[int], None] | None, after: Callable[[torch.nn.Parameter], None]) -> None:
-        # a parameter outlives its optimizer, and must not keep it
+        # Weak references: a parameter outlives its optimizer and must not keep it alive.
         self._before, self._after = before and weakref.WeakMethod(before), weakref.WeakMethod(after)
         self._hooks: dict[torch.nn.Parameter, list[Any]] = {}
         self._handles: list[Any] = []
         self.alone = True  # no other optimizer hooks these parameters
-        self.superseded: set[torch.nn.Parameter] = set()  # those that a younger optimizer hooks, or hooked: creation has an order
-        # that is the same on all ranks, the garbage collector has not
+        # Parameters that a newer optimizer hooks or has hooked: garbage is collected at different times on different ranks.
+        self.superseded: set[torch.nn.Parameter] = set()
         weakref.finalize(self, _remove, self._handles)
 
     def on(self, params: Sequence[torch.nn.Parameter], *, among: Sequence[torch.nn.Parameter]) -> None:
-        """Hook these as well, and keep only hooks of what is `among` all."""
+        """Hook `params` too, and remove the hooks of all parameters that are not in `among`."""
         for p in self._hooks.keys() - set(among):
             _remove(self._hooks.pop(p))
             _watchers[p].discard(self)
             self.superseded.discard(p)
         for p in params:
-            if not p.is_leaf:  # differentiable optimizers have such; their gradients are set by hand
+            if not p.is_leaf:  # differentiable optimizers have these, and the user sets their gradients
                 continue
             if p not in self._hooks:
                 before = [p.register_hook(_calling_before(self._before, id(p)))] if self._before else []
@@ -49,7 +49,7 @@ class Hooks:
         watchers.add(self)
 
     def look_for_others(self) -> None:
-        """Others that hooked the same parameters may have gone."""
+        """Check whether the other optimizers that hooked these parameters are gone."""
         self.alone = self.alone or all(len(_watchers[p]) == 1 for p in self._hooks)
 
 

@@ -1,7 +1,7 @@
-"""Which gradients travel together, and where: agreed by all ranks once, from what the first backward showed, then fixed.
+"""Decides which gradients are sent together, and where they are. All ranks agree once, after the first backward.
 
-The order is the one in which gradients came on rank 0; what rank 0 has not seen comes last, from the back of the network. Only
-ranks whose parameters are equal get so far: they are compared here.
+The order is the one in which rank 0 computed its gradients. Gradients that rank 0 has not seen come last, from the back of the
+network. The ranks compare their parameters here, and continue only if they are equal.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Kind = tuple[torch.dtype, torch.device, torch.Size, tuple[int, ...]]
 
 
 def kind_of(p: torch.Tensor) -> Kind:
-    """All of a parameter on which its gradient's place depends; the stride of a dimension of size 1 means nothing."""
+    """Return all that determines the place of a parameter's gradient. The stride of a dimension of size 1 means nothing."""
     return p.dtype, p.device, p.shape, tuple(step if size != 1 else 0 for size, step in zip(p.shape, p.stride()))
 
 
 def place_of(p: torch.nn.Parameter, group: Group) -> range:
-    """Where the gradient of `p` lies in the group."""
+    """Return the place of the gradient of `p` in the group."""
     first = group.arena.starts[p] - (group.flat.storage_offset() - group.arena.flat.storage_offset())
     return range(first, first + p.numel())
 
@@ -47,10 +47,10 @@ def agree_on_groups(
     bucket_bytes: int | None,
     delayed: bool,
 ) -> list[Group]:
-    """The groups of the parameters that are trained now, in the order in which they leave. Called by all ranks.
+    """Return the groups of the parameters that are trained now, in sending order. All ranks call it.
 
-    `seen` has the pieces in which each gradient came to this rank in its last backward, in the order in which they came. One that
-    comes in several pieces keeps its group at home until the end of backward, on all ranks.
+    `seen` maps each parameter to the number of pieces of its gradient in this rank's last backward, in the order of their
+    arrival. A gradient in several pieces keeps its group until the end of backward, on all ranks.
     """
     options: list[Any] = [repr(replace(sync, record=False)), delayed, str(wire), bucket_bytes]
     check_replicas(params, names, options, comm)
@@ -58,14 +58,14 @@ def agree_on_groups(
     order = [number[p] for p in dict.fromkeys([*seen, *reversed(params)]) if p in number and p.requires_grad]
     several = [number[p] for p, pieces in seen.items() if pieces > 1 and p in number]
     device = params[order[0]].device if order else torch.device("cpu")
-    small = sum(p.nbytes for p in params) <= SMALLEST  # one group, whatever we would measure
+    small = sum(p.nbytes for p in params) <= SMALLEST  # one group, whatever a measurement would say
     order, bucket = comm.bcast_obj((order, bucket_bytes or (SMALLEST if small else measure_bucket(comm, device))))
     late = {i for own in comm.allgather_obj(several) for i in own}
-    alike: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    by_kind: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     for i in order:
-        alike.setdefault((params[i].dtype, params[i].device), []).append(i)
+        by_kind.setdefault((params[i].dtype, params[i].device), []).append(i)
     made: list[tuple[int, Group]] = []
-    for members in alike.values():
+    for members in by_kind.values():
         own = [params[i] for i in members]
         sizes = [p.numel() * p.element_size() for p in own]
         runs = growing(len(own), sync.growing) if sync.growing is not None else even(sizes, bucket)
@@ -77,5 +77,5 @@ def agree_on_groups(
             shapes = {place_of(p, group): rows_of(p) for p in group.params}
             group.wire = carrier_of(wire, comm, flat, shapes=shapes, number=len(made))
             made.append((order.index(members[run[-1]]), group))
-    made.sort(key=lambda item: item[0])  # by when the last gradient came; equal on all ranks
+    made.sort(key=lambda item: item[0])  # by when the last gradient was computed; the same on all ranks
     return [group for _, group in made]

@@ -1,4 +1,4 @@
-"""What is found out by measuring, in the first steps: how large a group should be, and whether groups leave during backward."""
+"""Measures in the first steps how large a group should be, and whether to send groups during backward."""
 
 from __future__ import annotations
 
@@ -10,39 +10,43 @@ from statistics import median
 import torch
 
 from phalanx.comm.communicator import Communicator
+from phalanx.comm.cores import has_idle_core
 from phalanx.grad.allreduce import AllReduce
 
-LATENCY_SHARE = 0.05  # of a group's time that its latency may take, when its size is chosen by measuring
+LATENCY_SHARE = 0.05  # of a group's time that its latency may take, when a measurement decides its size
 SMALL = 20 << 20  # bytes of all gradients: 5 M parameters
-SMALLEST, LARGEST = 1 << 20, 32 << 20  # bytes of a group so chosen
-# times the latency of gloo on idle cores, where cores compute: every hop waits for its turn (6 MB groups in a lab of 4 x 2 ranks
-# at 1 Gbit/s: a step of 2.37 s, groups of 25 MB: 2.04)
+SMALLEST, LARGEST = 1 << 20, 32 << 20  # bytes of a group whose size was measured
+# multiplies the latency that gloo has on idle cores, if cores compute: every hop waits for its turn (6 MB groups in a lab of
+# 4 x 2 ranks at 1 Gbit/s: a step of 2.37 s, groups of 25 MB: 2.04)
 BUSY = 8
-TRIALS = 3  # steps with, and then without overlap, before the faster way is kept
+TRIALS = 3  # steps with overlap, and then without, before the faster way is kept
 
 
 @dataclass(slots=True)
 class Overlap:
-    """Whether groups leave during backward: told, or found out by trying both."""
+    """Whether groups are sent during backward: `told` by an option, or found out by trying both."""
 
     told: bool | None
     times: dict[bool, list[float]] = field(default_factory=lambda: {True: [], False: []})
     now: bool = True
-    last_end: float | None = None  # of the exchange before
+    last_end: float | None = None  # of the previous exchange
 
     def __post_init__(self) -> None:
         self.now = True if self.told is None else self.told
 
     def exchange_ended(self, now: float, comm: Communicator) -> None:
-        """As long as nothing is decided, the time from one end to the next is a trial."""
-        if self.told is None and self.last_end is not None:
-            self._tried(now - self.last_end, comm)
+        """Note the end of an exchange. Until the choice is made, the time from one end to the next is a trial."""
+        if self.told is None:
+            if self.last_end is not None:
+                self._tried(now - self.last_end, comm)
+            elif comm.shares_memory and _is_without_idle_cores(comm):
+                self.told = self.now = False
         self.last_end = time.perf_counter()
 
     def _tried(self, seconds: float, comm: Communicator) -> None:
-        """A step took so long. After enough of them on both sides, all ranks choose the side that is faster for the slowest."""
+        """Record the time of a step. After enough trials, all ranks choose the way that is faster for the slowest rank."""
         self.times[self.now].append(seconds)
-        if len(self.times[self.now]) <= TRIALS:  # one more than TRIALS: the first after a switch does not count
+        if len(self.times[self.now]) <= TRIALS:  # one more than TRIALS, because the first after a switch does not count
             return
         if self.now:
             self.now = False
@@ -52,11 +56,21 @@ class Overlap:
         self.told = self.now = bool(medians[0] < medians[1])
 
 
-def overlap_of(sync: AllReduce, params: Sequence[torch.Tensor], comm: Communicator) -> bool | None:
-    """What is said about overlap; None if it has to be found out. On a GPU it always pays: the host only queues the groups.
+def _is_without_idle_cores(comm: Communicator) -> bool:
+    """Whether backward keeps every core of a rank busy, on any rank. All ranks call it.
 
-    Nor could it be found out there: the host's clock does not see what the device does. A few MB between ranks that share memory
-    are summed in the time in which a thread wakes up, so there it never pays.
+    Then the thread that sums takes its time from backward, and both ranks of a sum rarely run at once. A ResNet-50 step of two
+    ranks on two cores took 234 ms with overlap and 219 without. Trials get this wrong on a noisy machine.
+    """
+    busy = torch.tensor([not has_idle_core(comm.size)], dtype=torch.int64)
+    return bool(comm.all_reduce(busy, op="max"))
+
+
+def overlap_of(sync: AllReduce, params: Sequence[torch.Tensor], comm: Communicator) -> bool | None:
+    """Return whether to overlap, or None if that has to be measured. On a GPU it always pays: the host only queues the groups.
+
+    It could not be measured there either, because the host's clock does not see what the device does. Ranks that share memory sum
+    a few MB in the time it takes to wake a thread, so there it never pays.
     """
     if sync.overlap is None and any(p.is_cuda for p in params):
         return True
@@ -64,12 +78,12 @@ def overlap_of(sync: AllReduce, params: Sequence[torch.Tensor], comm: Communicat
 
 
 def is_small(params: Sequence[torch.Tensor]) -> bool:
-    """Whether all gradients together still lie in a cache when backward ends."""
+    """Whether all gradients together still fit in a cache when backward ends."""
     return all(p.is_cpu for p in params) and sum(p.nbytes for p in params) <= SMALL
 
 
 def measure_bucket(comm: Communicator, device: torch.device) -> int:
-    """The size at which latency is a small share of a group's time; 25 MB of noise would be a bad guess, so take medians."""
+    """Return the size at which latency is a small share of a group's time. Medians, because one noisy sample would mislead."""
     if comm.size == 1:
         return LARGEST
     times = []

@@ -1,8 +1,8 @@
-"""Which rank slows the others down, why, and what share of the samples suits each rank. Values and pure functions.
+"""Finds the rank that slows the others down, the cause, and the share of samples that suits each rank. Values and pure functions.
 
 Synchronous steps take equally long on all ranks, because fast ranks wait for slow ones. What differs is the time *before* a rank
-waits: from the end of one exchange of gradients to the begin of the next. Within it the rank waits for input, or computes. The
-ranks tell each other their times every few steps. One slow moment is noise; a slow rank is slow again and again.
+waits: from the end of one exchange of gradients to the start of the next. In that time the rank waits for input or computes. The
+ranks exchange their times every few steps. One slow step is noise; a slow rank is slow again and again.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-EVERY = 5  # steps of a window; ranks tell each other the median of it, so that one slow step says nothing
-WINDOWS = 3  # in a row, before a rank is named: at most 19 steps after it became slow
-SLOW = 1.5  # times the median of the others
+EVERY = 5  # steps of a window; ranks exchange its median, so that a single slow step does not count
+WINDOWS = 3  # slow windows in a row before a rank is named: at most 19 steps after it became slow
+SLOW = 1.5  # times the median of the others, for a rank to count as slow
 LEAST = 0.005  # seconds per step that a slow rank takes longer, at least
-GAIN = 1.08  # a step must become faster by this much before samples are shared out anew
-NETWORK = 0.6  # share of a step that all ranks wait, before the network is named
+GAIN = 1.08  # a step must become this much faster before samples are redistributed
+NETWORK = 0.6  # share of a step that all ranks must wait before the network is named
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Seconds of a usual step of one rank: waiting for input, computing, and exchanging gradients; and its samples in a step."""
+    """Seconds of a typical step of one rank: waiting for input, computing, exchanging gradients. And its samples per step."""
 
     input: float
     compute: float
@@ -39,10 +39,10 @@ class SlowRank:
 
     Args:
         step: The step after which it was named.
-        rank: The rank; None if the network slows all of them down.
+        rank: The rank, or None if the network slows all of them down.
         cause: `"compute"`, `"input"` or `"network"`.
-        factor: How many times as long as the others it takes; for the network, the share of a step that all ranks wait.
-        action: What was done: `"warn"`, `"rebalance"` or `"evict"`.
+        factor: How many times as long as the others it takes. For the network, the share of a step that all ranks wait.
+        action: The action taken: `"warn"`, `"rebalance"` or `"evict"`.
     """
 
     step: int
@@ -59,7 +59,7 @@ class SlowRank:
 
 
 def find_slow(paces: Sequence[Pace]) -> tuple[int | None, str, float] | None:
-    """The slow rank of one window, its cause and its factor; None if there is none."""
+    """Return the slow rank of one window, its cause and its factor, or None if there is none."""
     if len(paces) < 2:
         return None
     own = [_per_sample(pace, paces) for pace in paces]
@@ -78,13 +78,13 @@ def find_slow(paces: Sequence[Pace]) -> tuple[int | None, str, float] | None:
 
 
 def _per_sample(pace: Pace, paces: Sequence[Pace]) -> float:
-    """Seconds of a step, if the rank had as many samples as the others: a rank with a small share is as slow as before."""
+    """Return the seconds of a step if the rank had as many samples as the others: a small share must not hide a slow rank."""
     mean = sum(each.samples for each in paces) / len(paces)
     return pace.own * (mean / pace.samples if pace.samples and mean else 1.0)
 
 
 def suitable_speeds(paces: Sequence[Pace]) -> tuple[float, ...] | None:
-    """Samples per second of each rank, by which samples are shared out; None if that gains nothing."""
+    """Return the samples per second of each rank, to distribute samples by, or None if that gains nothing."""
     if len(paces) < 2 or any(pace.samples <= 0 or pace.own <= 0 for pace in paces):
         return None
     speeds = tuple(pace.samples / pace.own for pace in paces)
@@ -94,18 +94,18 @@ def suitable_speeds(paces: Sequence[Pace]) -> tuple[float, ...] | None:
 
 
 class Suspicion:
-    """Names a rank that stays slow, once for as long as it does."""
+    """Names a rank that stays slow, once per slow period."""
 
     def __init__(self) -> None:
-        self._whom: tuple[int | None, str] | None = None
+        self._suspect: tuple[int | None, str] | None = None
         self._windows, self._named = 0, False
 
     def window(self, paces: Sequence[Pace]) -> tuple[int | None, str, float] | None:
-        """A window is over; returns the slow rank if there is now enough evidence."""
+        """Evaluate a window. Return the slow rank if there is now enough evidence."""
         found = find_slow(paces)
-        whom = found[:2] if found is not None else None
-        if whom != self._whom:
-            self._whom, self._windows, self._named = whom, 0, False
+        suspect = found[:2] if found is not None else None
+        if suspect != self._suspect:
+            self._suspect, self._windows, self._named = suspect, 0, False
         self._windows += 1
         if found is None or self._named or self._windows < WINDOWS:
             return None

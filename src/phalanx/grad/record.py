@@ -1,4 +1,4 @@
-"""What a step's communication cost in time, kept for the last steps."""
+"""How long the communication of each step took, kept for the last steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KEPT = 10_000  # steps
 
 @dataclass(slots=True)
 class StepRecord:
-    """Times of one step, in seconds: how long groups were under way, and how long the rank waited for them, from `begun` on."""
+    """Times of one step in seconds: how long groups were in flight, and how long the rank waited for them, from `begun` on."""
 
     wait: float
     under_way: float
@@ -23,14 +23,14 @@ class StepRecord:
 
 
 class Records:
-    """One record per step, over all of its exchanges."""
+    """One record per step, which sums over its exchanges."""
 
     def __init__(self) -> None:
         self.all: deque[StepRecord] = deque(maxlen=KEPT)
         self._current: StepRecord | None = None
 
     def add(self, groups: Sequence[Group], *, begun: float, ended: float, early_bytes: int) -> None:
-        """An exchange is over. A step with several backwards has several."""
+        """Record an exchange that has ended. A step with several backwards has several."""
         first = min((group.left for group in groups if group.left is not None), default=ended)
         own = StepRecord(ended - begun, ended - first, early_bytes, sum(group.flat.nbytes for group in groups), begun)
         if self._current is None:

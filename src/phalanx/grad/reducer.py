@@ -1,4 +1,4 @@
-"""Groups of gradients on their way: how one leaves, and what it is when it arrives, the mean over ranks."""
+"""Send a group of gradients, and make it the mean over the ranks when it comes back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from phalanx.grad.wires.carrier import Carrier
 
 @dataclass(frozen=True, slots=True)
 class TransferTime:
-    """One group's way: when it left, when it was over, by `time.perf_counter()`, and how much it carried."""
+    """One transfer of a group: when it began, when it ended (both by `time.perf_counter()`), and its bytes."""
 
     left: float
     ended: float
@@ -26,51 +26,51 @@ class TransferTime:
 
 
 class CameBack(Protocol):
-    """What looks at a group when it is back."""
+    """Looks at a group when its mean has come back."""
 
     def came_back(self, group: Group, finite: torch.Tensor) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """Gradients that travel together, and where they are on their way."""
+    """Gradients that travel together, and the state of their transfer."""
 
     arena: Arena
     flat: torch.Tensor
     params: list[torch.nn.Parameter]
     travels: torch.Tensor  # `flat`, or with double buffering the buffer beside it
-    wire: Carrier | None  # how it travels, if not as it is
-    early: bool  # may leave during backward
+    wire: Carrier | None  # how it is compressed; None sends it as it is
+    early: bool  # may be sent during backward
     missing: int = 0
-    left: float | None = None  # when it left, in this step
-    left_early: bool = False  # during backward
-    set_out: float = 0.0  # the same, but kept until it arrives, which with double buffering is a step later
+    left: float | None = None  # when it was sent, in this step
+    left_early: bool = False  # whether that was during backward
+    set_out: float = 0.0  # the same as `left`, but kept until the mean arrives, which is a step later with double buffering
     pending: Pending | None = None
-    surprised: bool = False  # a gradient came after it had left
+    surprised: bool = False  # a gradient came after it was sent
     overflowed: bool = False
-    landed: bool = False  # the mean of what is pending is in `travels` already
+    landed: bool = False  # the mean is in `travels` already, though the group is still pending
 
 
 class GroupReducer:
-    """Averages groups over the ranks of `comm`: alike, or `weighted` by the samples of each rank."""
+    """Averages groups over the ranks of `comm`, with equal weights or `weighted` by the samples of each rank."""
 
     def __init__(self, comm: Communicator, *, weighted: bool) -> None:
         self._comm = comm
         self.weights = Weights(comm, by_samples=weighted)
-        self.finite: CameBack  # what is asked about the groups that come back; set with them
-        self.transfers: list[TransferTime] = []  # of what arrived since they were last taken
+        self.finite: CameBack  # looks at the groups that come back; set together with the groups
+        self.transfers: list[TransferTime] = []  # of the groups that arrived since the list was last taken
 
     def leave(self, group: Group, label: str, *, flags: Sequence[bool] = ()) -> None:
-        """Start its way; messages meet only those with the same `label`.
+        """Send the group. Messages match only messages with the same `label`.
 
-        `flags` go along in the last elements, where each ends as something else than 0 if any rank says yes.
+        `flags` travel in the last elements. A flag comes back nonzero if any rank has set it.
         """
         x, op = self._load(group, flags)
         send = group.wire.leave if group.wire is not None else self._comm.all_reduce_async
         group.pending = send(x, op, label=label)
 
     def average(self, group: Group, label: str, *, flags: Sequence[bool] = ()) -> None:
-        """Leave and arrive at once, in this thread if ranks share memory. For a group without a wire."""
+        """Send the group and wait for its mean, in this thread if ranks share memory. The group must have no wire."""
         x, op = self._load(group, flags)
         self._comm.all_reduce(x, op, label=label)
         self.transfers.append(TransferTime(group.set_out, time.perf_counter(), x.nbytes))
@@ -86,12 +86,12 @@ class GroupReducer:
         return x, "sum" if weighted else "mean"
 
     def arrive(self, group: Group) -> None:
-        """Wait for its mean, which ends its way."""
+        """Wait for the mean and end the transfer."""
         self.land(group)
         group.pending, group.landed = None, False
 
     def land(self, group: Group) -> None:
-        """Wait for its mean; it stays pending, for a step that is going to apply it."""
+        """Wait for the mean. The group stays pending until a step applies it."""
         assert group.pending is not None
         if group.landed:
             return
@@ -103,7 +103,7 @@ class GroupReducer:
         group.landed = True
 
     def arrive_all(self, groups: Sequence[Group]) -> None:
-        """Wait for all that are under way."""
+        """Wait for all groups in flight."""
         for group in groups:
             if group.pending is not None:
                 self.arrive(group)

@@ -1,4 +1,4 @@
-"""Whether the ranks begin alike. If parameters, shapes or options differ, all ranks raise an error that names where."""
+"""Checks that all ranks start equal. If parameters, shapes or options differ, all ranks raise an error that names them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ReplicaError(RuntimeError):
 def check_replicas(
     params: Sequence[torch.nn.Parameter], names: Sequence[str], options: Sequence[Any], comm: Communicator
 ) -> None:
-    """Raise, on all ranks, where parameters or options differ."""
+    """Raise, on all ranks, if parameters or options differ."""
     kinds = [(list(p.shape), str(p.dtype), list(p.stride()), p.requires_grad) for p in params]
     prints = [_fingerprint(p) for p in params]
     if not odd(comm.allgather_obj(_digest((options, kinds, prints)))):
@@ -53,7 +53,7 @@ def check_replicas(
 
 
 def _fingerprint(p: torch.Tensor) -> int:
-    """A number that differs for different contents, or the same in another order."""
+    """Return a number that differs for different contents, or the same contents in another order."""
     dense = torch.view_as_real(p.detach().resolve_conj()) if p.is_complex() else p.detach()
     return zlib.crc32(bytes_of(dense.contiguous()).cpu().numpy().data)
 
@@ -63,11 +63,11 @@ def _digest(value: Any) -> str:
 
 
 def odd(values: Sequence[Any]) -> str:
-    """The ranks whose value is not that of rank 0, as words; empty if there is none."""
+    """Name the ranks whose value differs from rank 0's. Empty if there are none."""
     others = [str(rank) for rank, value in enumerate(values) if value != values[0]]
     return f"{'rank' if len(others) == 1 else 'ranks'} {', '.join(others)}" if others else ""
 
 
 def some(names: Sequence[str]) -> str:
-    """The first of many names."""
+    """Join the first few of many names."""
     return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")

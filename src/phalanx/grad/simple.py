@@ -14,7 +14,7 @@ from phalanx.comm.communicator import Communicator
 
 
 def average_gradients(params: Iterable[torch.nn.Parameter], comm: Communicator) -> None:
-    """Called by all ranks, with the same parameters in the same order. A missing gradient counts as zeros."""
+    """Average all gradients. All ranks call it with the same parameters in the same order. A missing gradient counts as zeros."""
     for p in params:
         if p.requires_grad:
             if p.grad is None:

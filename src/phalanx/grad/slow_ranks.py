@@ -1,4 +1,4 @@
-"""Slow ranks of an elastic job: every rank measures itself before it waits, all compare, and follow a policy."""
+"""Finds slow ranks of an elastic job: every rank measures itself before it waits, then all compare and follow a policy."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class SlowRanks:
         self._comm, self._policy = comm, policy
         self.found: list[SlowRank] = []
         self._ended: float | None = None  # when the last exchange ended
-        self._waited = 0.0  # seconds that the loader had waited for input then
+        self._waited = 0.0  # seconds that the loader had waited for input by then
         self._steps: list[Pace] = []
         self._suspicion = Suspicion()
         self._epoch = -1
 
     def exchanged(self, begun: float, step: int, loader: Any) -> None:
-        """The exchange of `step` is over, which `begun` at that time. All ranks call it."""
+        """Note the end of the exchange of `step`, which started at `begun`. All ranks call it."""
         now = time.perf_counter()
         waited = loader.world.waited if loader is not None else 0.0
-        if self._epoch != self._comm.membership.epoch:  # other ranks: what was measured is about another world
+        if self._epoch != self._comm.membership.epoch:  # the ranks have changed, so earlier measurements no longer apply
             self._epoch, self._steps, self._suspicion = self._comm.membership.epoch, [], Suspicion()
         elif self._ended is not None:
             own, read = begun - self._ended, waited - self._waited
@@ -55,10 +55,10 @@ class SlowRanks:
             self._name(SlowRank(step, *named, self._action(named[0])))
         if self._policy == "rebalance" and loader is not None and (speeds := suitable_speeds(paces)) is not None:
             loader.world.rebalance(speeds)
-        self._ended = time.perf_counter()  # nobody is slow because of this
+        self._ended = time.perf_counter()  # this comparison must not make any rank look slow
 
     def _action(self, rank: int | None) -> str:
-        """What is done about it. A rank leaves only if enough are left."""
+        """Return what to do about it. A rank is evicted only if enough others are left."""
         enough = self._comm.size - 1 >= max(2, self._comm.least)
         return "warn" if rank is None or (self._policy == "evict" and not enough) else self._policy
 

@@ -1,6 +1,6 @@
-"""Sparse gradients stay sparse for torch.optim.SparseAdam, which takes no others: ranks gather indices and values.
+"""Averages sparse gradients for torch.optim.SparseAdam, which accepts no others: ranks gather indices and values.
 
-For every other optimizer a sparse gradient is made dense and travels with the rest: it computes the same from zeros.
+For every other optimizer a sparse gradient is made dense and sent with the rest. The optimizer computes the same from zeros.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def wants_sparse(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def average_sparse(params: Sequence[torch.nn.Parameter], comm: Communicator) -> None:
-    """Replace every sparse gradient by its mean over the ranks, one without a gradient counting as empty. All ranks call it."""
+    """Replace every sparse gradient by its mean over the ranks. A missing one counts as empty. All ranks call it."""
     for p in params:
         mine = _coalesced(p)
         indices, values = comm.allgather(mine.indices()), comm.allgather(mine.values())
@@ -31,5 +31,5 @@ def _coalesced(p: torch.nn.Parameter) -> torch.Tensor:
         rows = torch.empty(1, 0, dtype=torch.int64, device=p.device)
         return torch.sparse_coo_tensor(rows, p.new_empty(0, *p.shape[1:]), p.shape, check_invariants=False).coalesce()
     if p.grad.layout is not torch.sparse_coo:
-        raise ValueError(f"SparseAdam wants sparse gradients, got a dense one for a parameter of shape {tuple(p.shape)}")
+        raise ValueError(f"SparseAdam needs sparse gradients, got a dense one for a parameter of shape {tuple(p.shape)}")
     return p.grad.detach().coalesce()

@@ -1,4 +1,4 @@
-"""Which parameters are trained now, in which order their gradients came, and whether the groups made of them are still right."""
+"""Tracks which parameters are trained, the order of their gradients, and whether the groups still match them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from phalanx.grad.wires.carrier import Carrier, give, keep
 
 
 class Trained:
-    """The parameters of an optimizer. A frozen one neither travels nor gets a gradient. The options are those of its groups."""
+    """The parameters of an optimizer. Frozen ones are not sent and get no gradient. The options are those of the groups."""
 
     def __init__(
         self, comm: Communicator, sync: AllReduce, *, wire: Wire | None, bucket_bytes: int | None, delayed: bool
@@ -33,22 +33,22 @@ class Trained:
         self._seen: dict[torch.nn.Parameter, int] = {}  # pieces in which a gradient came, in the order of the first backward
 
     def set(self, params: Sequence[torch.nn.Parameter], names: Sequence[str]) -> None:
-        """From now on it is these."""
+        """Replace the parameters."""
         self.params, self.names = list(params), dict(zip(params, names))
         self.agreed = False
         self._seen = dict.fromkeys(self._seen, 0)
 
     def are(self, params: Sequence[torch.nn.Parameter]) -> bool:
-        """Whether it is these, in this order."""
+        """Whether the parameters are `params`, in this order."""
         return _same(self.params, params)
 
     def look(self) -> list[torch.nn.Parameter]:
-        """See again which parameters are frozen."""
+        """Update and return the list of parameters that are not frozen."""
         self.now = [p for p in self.params if p.requires_grad]
         return self.now
 
     def saw(self, p: torch.nn.Parameter) -> None:
-        """A gradient came, or a piece of one."""
+        """Note that a gradient came, or a piece of one."""
         if not self.agreed:
             self._seen[p] = self._seen.get(p, 0) + 1
 
@@ -58,11 +58,11 @@ class Trained:
         now = [p for p in self.params if p.requires_grad]
         if not self.agreed or not _same(self.now, now):
             return True
-        # the exact kind takes long to compute, so first what is usually equal
+        # The exact kind is slow to compute, so compare first what is usually equal.
         return any(_looks(p) != looks and kind_of(p) != kind for p, (looks, kind) in zip(now, self._kinds))
 
     def agree(self) -> list[Group]:
-        """Groups for the parameters trained now, the same on all ranks, which all call it."""
+        """Make groups of the parameters trained now. All ranks call it and get the same groups."""
         names = [self.names[p] for p in self.params]
         self._kept = self.kept_by_wires()
         groups = agree_on_groups(
@@ -84,11 +84,11 @@ class Trained:
     # ---- what wires keep between steps -----------------------------------------------------------------------------------------
 
     def kept_by_wires(self) -> dict[str, dict[str, torch.Tensor]]:
-        """The errors of this rank and the like, by the name of the parameter. Nothing may be under way."""
+        """What wires keep on this rank, such as error feedback, by parameter name. Nothing may be in flight."""
         return self._kept | keep(self._carriers())
 
     def give_to_wires(self, kept: dict[str, dict[str, torch.Tensor]]) -> None:
-        """Continue with these, now or when there are groups."""
+        """Restore what wires keep, now or as soon as there are groups."""
         give(self._carriers(), kept)
         self._kept = {} if self._groups else kept
 

@@ -1,8 +1,8 @@
-"""Gradients that are averaged twice: by a multi-node optimizer, and by DistributedDataParallel around the same model.
+"""Detects gradients that are averaged twice: by a multi-node optimizer, and by DistributedDataParallel around the same model.
 
-torch does not tell which parameters DDP reduces. What can be seen is the result: at the end of backward DDP writes its means into
-every `p.grad`, after our own callback, which was queued before its. So we look at the gradients once more after all callbacks:
-a gradient that was written between the two looks was written by someone else. A version counter tells it; nothing is copied.
+torch does not reveal which parameters DDP reduces, but the result is visible. At the end of backward DDP writes its means into
+every `p.grad`, after our own callback, which was queued first. So we check the gradients again after all callbacks. If one was
+written in between, we did not write it. The version counter shows that, so nothing is copied.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from phalanx._torch_private import queue_callback, version_of
 from phalanx.comm.communicator import Communicator
 from phalanx.grad.engine import EndOfBackward
 
-AVERAGED = "Every gradient travels twice, and the other mean is the one that counts"
+AVERAGED = "Every gradient is sent twice, and only the other mean counts"
 GOSSIPED = "All replicas get the same gradients from it, so gossip saves nothing"
 
 
 class SecondAverage:
-    """Warns once, on rank 0, if others write gradients at the end of a backward. `consequence` says what that means.
+    """Warns once, on rank 0, if other code writes gradients at the end of a backward. `consequence` states what that means.
 
-    An optimizer without hooks of its own gives its parameters: then hooks on them call `expect`, until `stop`.
+    An optimizer without hooks of its own passes its parameters. Then hooks on them call `expect`, until `stop`.
     """
 
     def __init__(self, comm: Communicator, consequence: str, params: Sequence[torch.nn.Parameter] = ()) -> None:
@@ -40,7 +40,7 @@ class SecondAverage:
             self._watch(params)
 
     def expect(self, params: Sequence[torch.nn.Parameter]) -> None:
-        """A gradient has come: look at all of them at the end of this backward. Call it after what queues our own callback."""
+        """Check all gradients at the end of this backward. Call it for every gradient, after our own callback was queued."""
         if not self._done:
             self._params = params
             self._end.expect()
@@ -48,19 +48,19 @@ class SecondAverage:
     def _watch(self, params: Sequence[torch.nn.Parameter]) -> None:
         look = weakref.WeakMethod(self.expect)
 
-        def came(_: torch.Tensor) -> None:
+        def computed(_: torch.Tensor) -> None:
             if (expect := look()) is not None:
                 expect(params)
 
-        self._handles += [p.register_post_accumulate_grad_hook(came) for p in params if p.is_leaf and p.requires_grad]
+        self._handles += [p.register_post_accumulate_grad_hook(computed) for p in params if p.is_leaf and p.requires_grad]
 
     def stop(self) -> None:
-        """What was not seen until the first step will not come later."""
+        """Remove the hooks: what did not happen before the first step will not happen later."""
         _remove(self._handles)
 
     def _note(self) -> None:
         self._noted = [(p, p.grad, version_of(p.grad)) for p in self._params if p.grad is not None]
-        queue_callback(_calling(weakref.WeakMethod(self._look)))  # the engine allows it in a callback, and calls it last
+        queue_callback(_calling(weakref.WeakMethod(self._look)))  # the engine allows this in a callback, and calls it last
 
     def _look(self) -> None:
         written = sum(p.grad is not grad or version_of(grad) != version for p, grad, version in self._noted)

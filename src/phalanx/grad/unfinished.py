@@ -36,3 +36,13 @@ class Unfinished:
         """A state that was saved by another number of ranks, for this one: without the errors of single ranks."""
         kept = {name: {part: x for part, x in own.items() if part != "error"} for name, own in state.get("wires", {}).items()}
         return state | {"wires": kept}
+
+
+class NothingElse:
+    """Of an optimizer whose `state_dict` has everything."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing to load."""

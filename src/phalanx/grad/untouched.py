@@ -1,4 +1,4 @@
-"""Notices gradients that the user changed while they were on their way to the other ranks: such a change is in no mean."""
+"""Detects gradients that the user changed while they were in flight. No mean would contain such a change."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from phalanx._torch_private import version_of
 
 
 class Print(NamedTuple):
-    """A gradient as it was: which object, at which address, written to how often."""
+    """A gradient at one moment: the object, its address, and how often it was written."""
 
     grad: torch.Tensor | None
     address: int
@@ -26,7 +26,7 @@ class Print(NamedTuple):
 
 
 class Untouched:
-    """Gradients as they were when they were complete, or left."""
+    """Remembers gradients as they were when they became complete or were sent."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -34,11 +34,11 @@ class Untouched:
         self._prints: dict[torch.nn.Parameter, Print] = {}
 
     def note(self, p: torch.nn.Parameter) -> None:
-        """From now on its gradient must stay as it is."""
+        """From now on the gradient of `p` must not change."""
         self._prints[p] = Print.of(p.grad)
 
     def forget(self, keep: Iterable[torch.nn.Parameter] = ()) -> None:
-        """Gradients may change again, but for those of `keep`."""
+        """Allow changes again, except to the gradients of `keep`."""
         self._prints = {p: self._prints[p] for p in keep if p in self._prints}
 
     def check(self, params: Iterable[torch.nn.Parameter], when: str, *, may_be_dropped: bool) -> None:

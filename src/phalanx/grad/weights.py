@@ -1,7 +1,7 @@
-"""What the gradients of each rank count for in the mean: all alike, or by the samples in each rank's batch.
+"""How much the gradients of each rank count in the mean: all the same, or by the samples in each rank's batch.
 
-The sum of all weights is known only when the gradients are back. So they are first divided by the sum of the step before, which
-keeps a 16-bit sum small, and corrected when they arrive.
+The sum of all weights is known only when the gradients have arrived. So they are first divided by the sum of the previous step,
+which keeps a 16-bit sum small, and corrected when they arrive.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from phalanx.comm.pending import Pending
 
 
 class Weights:
-    """The weight of this rank, `mine`, and the sums of those of all ranks. Without `by_samples` it has no effect."""
+    """The weight of this rank, `mine`, and the sum of the weights of all ranks. Without `by_samples` it has no effect."""
 
     def __init__(self, comm: Communicator, *, by_samples: bool) -> None:
         self._comm, self.by_samples = comm, by_samples
         self.mine: float = 1.0
-        self._total: tuple[torch.Tensor, Pending] | None = None  # the sum of this step's weights, under way
+        self._total: tuple[torch.Tensor, Pending] | None = None  # the sum of this step's weights, in flight
         self._usual: torch.Tensor | None = None  # the sum of an earlier step's weights
 
     @property
@@ -43,24 +43,24 @@ class Weights:
             x.zero_()  # the mean over an empty batch is NaN, and so is 0 * NaN
 
     def correct(self, x: torch.Tensor) -> None:
-        """Make a sum of weighed gradients the mean: its share was a guess from the step before."""
+        """Turn a sum of weighted gradients into the mean. Its share was a guess from the previous step."""
         if self._total is not None and self._usual is not None:
             total, pending = self._total
             pending.wait()
             x.mul_((self._usual / _positive(total)).to(x.device))
 
     def settle(self) -> None:
-        """The step is over: its sum of weights is the next one's guess."""
+        """End the step. Its sum of weights is the guess for the next one."""
         if self._total is not None:
             self._usual, self._total = _positive(self._total[0]), None
 
     def forget(self, usual: float | None) -> None:
-        """The step broke, and is done again: with the sum of weights that it began with."""
+        """Prepare to repeat a step that broke, with the sum of weights that it started with."""
         self._total, self.usual = None, usual
 
     @property
     def usual(self) -> float | None:
-        """The sum of weights by which those of the next step are divided first: part of how its mean is rounded."""
+        """The sum of weights by which the next step's weights are divided first. It affects how the mean is rounded."""
         known = self._total[0] if self._total is not None else self._usual
         return None if known is None else float(_positive(known))
 
@@ -69,7 +69,7 @@ class Weights:
         self._usual = None if total is None else torch.tensor(total, dtype=torch.float64)
 
     def mean(self, loss: Any) -> Any:
-        """The mean of a loss, a number or a tensor with one, over the ranks as the gradients' mean; all ranks call it."""
+        """Return the mean of a loss, a number or a one-element tensor, weighted like the gradients. All ranks call it."""
         if not isinstance(loss, float | int | torch.Tensor):
             return loss
         device = loss.device if isinstance(loss, torch.Tensor) else torch.device("cpu")

@@ -1,1 +1,1 @@
-"""Phalanx inside other frameworks. Import the file of yours: nothing here is loaded by `import phalanx`."""
+"""Phalanx inside other frameworks. Import the module for yours; `import phalanx` loads none of them."""

@@ -30,22 +30,22 @@ except ImportError as error:
 
 
 class PhalanxStrategy(DDPStrategy):
-    """Fabric's DDPStrategy with a multi-node optimizer in the place of DistributedDataParallel.
+    """Fabric's DDPStrategy with a multi-node optimizer in place of DistributedDataParallel.
 
     Set the model and its optimizers up together: `model, optimizer = fabric.setup(model, optimizer)`. `fabric.save` first makes
-    all replicas equal. Before an evaluation call `optimizer.average_()` on all ranks, which gossip and batch norms need.
+    all replicas equal. Before an evaluation, call `optimizer.average_()` on all ranks: gossip and batch norms need it.
 
     Args:
         sync: How replicas stay together: `phalanx.AllReduce(...)`, the default, `Gossip`, `LocalSGD` or `DiLoCo`.
         double_buffering: As in `create_multi_node_optimizer`, and so are `wire` and `bucket_bytes`.
         wire: Send torch.float16, torch.bfloat16, `phalanx.Int8(...)` or `phalanx.PowerSGD(...)` instead of the gradients as
             they are.
-        bucket_bytes: The size of a group of gradients that travels together.
+        bucket_bytes: The size of a group of gradients that is sent together.
         algorithm: The schedule of all-reduces, as in `create_communicator`.
         process_group_backend: Of Fabric's own process group: "gloo", "nccl" or "phalanx".
         timeout: Bounds every wait.
         start_method: How Fabric starts the ranks if no launcher has: "popen", "spawn", "fork" or "forkserver".
-        fabrics: What Fabric itself sets: `accelerator`, `parallel_devices`, `cluster_environment`, `checkpoint_io`, `precision`.
+        fabrics: Set by Fabric itself: `accelerator`, `parallel_devices`, `cluster_environment`, `checkpoint_io`, `precision`.
 
     Raises:
         TypeError: If you pass an option of DistributedDataParallel.
@@ -71,7 +71,7 @@ class PhalanxStrategy(DDPStrategy):
         **fabrics: Any,
     ) -> None:
         extra = fabrics.keys() - {"accelerator", "parallel_devices", "cluster_environment", "checkpoint_io", "precision"}
-        if extra:  # DDPStrategy would keep them for a DistributedDataParallel that does not exist here
+        if extra:  # DDPStrategy would keep them for a DistributedDataParallel, which we do not use
             raise TypeError(
                 f"PhalanxStrategy has no argument {sorted(extra)[0]!r}: options of DistributedDataParallel do not apply"
             )
@@ -92,12 +92,12 @@ class PhalanxStrategy(DDPStrategy):
         self.comm = create_communicator(self._algorithm, timeout=self._seconds)
 
     def setup_module(self, module: torch.nn.Module) -> Any:
-        """Give all ranks the module of rank 0, and wrap it in nothing."""
+        """Give all ranks the module of rank 0, without wrapping it."""
         bcast_parameters(module, self.comm)
         return module
 
     def setup_module_and_optimizers(self, module: torch.nn.Module, optimizers: list[Any], scheduler: Any = None) -> Any:
-        """The first optimizer also keeps the running statistics of the module together."""
+        """Set up the module and its optimizers. The first optimizer also synchronises the module's running statistics."""
         module = self.setup_module(module)
         models = [module, *[None] * len(optimizers)]
         made = [self._plan.wrap(optimizer, self.comm, model) for optimizer, model in zip(optimizers, models)]
@@ -105,7 +105,7 @@ class PhalanxStrategy(DDPStrategy):
         return module, made, scheduler
 
     def setup_optimizer(self, optimizer: torch.optim.Optimizer) -> Any:
-        """An optimizer that is set up without its module."""
+        """Set up an optimizer without its module."""
         self._optimizers.append(self._plan.wrap(optimizer, self.comm, None))
         return self._optimizers[-1]
 
@@ -115,7 +115,7 @@ class PhalanxStrategy(DDPStrategy):
         super().save_checkpoint(*args, **kwargs)
 
     def teardown(self) -> None:
-        """Leave the ranks."""
+        """Close the communicator."""
         comm = self.__dict__.pop("comm", None)
         if comm is not None:
             comm.close()
@@ -123,7 +123,7 @@ class PhalanxStrategy(DDPStrategy):
 
 
 class _Pausing:
-    """What `fabric.no_backward_sync(model)` asks for."""
+    """Implements `fabric.no_backward_sync(model)`."""
 
     def __init__(self, optimizers: list[Any]) -> None:
         self._optimizers = optimizers

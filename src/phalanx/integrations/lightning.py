@@ -17,23 +17,23 @@ except ImportError as error:
 
 
 class PhalanxStrategy(MultiNodeReplicas, DDPStrategy):
-    """Lightning's DDPStrategy with a multi-node optimizer in the place of DistributedDataParallel.
+    """Lightning's DDPStrategy with a multi-node optimizer in place of DistributedDataParallel.
 
     Args:
         sync: How replicas stay together: `phalanx.AllReduce(...)`, the default, `Gossip`, `LocalSGD` or `DiLoCo`.
         double_buffering: As in `create_multi_node_optimizer`, and so are `wire` and `bucket_bytes`.
         wire: Send torch.float16, torch.bfloat16, `phalanx.Int8(...)` or `phalanx.PowerSGD(...)` instead of the gradients as
             they are.
-        bucket_bytes: The size of a group of gradients that travels together.
+        bucket_bytes: The size of a group of gradients that is sent together.
         algorithm: The schedule of all-reduces, as in `create_communicator`.
         process_group_backend: Of Lightning's own process group, for metrics and barriers: "gloo", "nccl" or "phalanx".
         timeout: Bounds every wait.
         start_method: How Lightning starts the ranks if no launcher has: "popen", "spawn", "fork" or "forkserver".
-        accelerator: These five are Lightning's own; the Trainer sets them.
-        parallel_devices: See there.
-        cluster_environment: See there.
-        checkpoint_io: See there.
-        precision_plugin: See there.
+        accelerator: This and the next four are Lightning's own; the Trainer sets them.
+        parallel_devices: See `accelerator`.
+        cluster_environment: See `accelerator`.
+        checkpoint_io: See `accelerator`.
+        precision_plugin: See `accelerator`.
 
     Example:
         >>> from phalanx.integrations.lightning import PhalanxStrategy  # doctest: +SKIP

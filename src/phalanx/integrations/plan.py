@@ -1,4 +1,4 @@
-"""What every framework needs of us: the options of a multi-node optimizer, kept until the framework has made an optimizer."""
+"""Shared by all frameworks: the options of a multi-node optimizer, kept until the framework has made an optimizer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Plan:
     bucket_bytes: int | None = None
 
     def wrap(self, optimizer: torch.optim.Optimizer, comm: Communicator, model: torch.nn.Module | None) -> Any:
-        """The multi-node optimizer, which also keeps the running statistics of `model` together. All ranks call it."""
+        """Wrap an optimizer in a multi-node one, which also synchronises the running statistics of `model`. Collective."""
         wrapped: Any = create_multi_node_optimizer(  # type: ignore[call-overload, unused-ignore]  # any of the two kinds
             optimizer,
             comm,
@@ -44,14 +44,14 @@ class Plan:
 
 
 def seconds_of(timeout: timedelta) -> float:
-    """Lightning's timeout as a communicator has it."""
+    """Lightning's timeout in seconds."""
     if not isinstance(timeout, timedelta):
         raise TypeError(f"timeout is a datetime.timedelta, as in Lightning's DDPStrategy, got {timeout!r}")
     return timeout.total_seconds()
 
 
 def multi_node(optimizer: Any) -> Any:
-    """The multi-node optimizer inside the wrappers of a framework; None if there is none."""
+    """The multi-node optimizer inside a framework's wrappers, or None."""
     while not isinstance(optimizer, WrappedOptimizer) or isinstance(optimizer.optimizer, WrappedOptimizer):
         optimizer = getattr(optimizer, "optimizer", None)
         if optimizer is None:
@@ -69,7 +69,7 @@ def average(optimizers: Iterable[Any]) -> None:
 
 @contextmanager
 def pause(optimizers: Iterable[Any]) -> Iterator[None]:
-    """Backward inside only accumulates."""
+    """Inside, backward only accumulates gradients."""
     with ExitStack() as paused:
         for optimizer in optimizers:
             own = multi_node(optimizer)

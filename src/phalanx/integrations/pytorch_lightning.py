@@ -17,4 +17,4 @@ except ImportError as error:
 
 
 class PhalanxStrategy(MultiNodeReplicas, DDPStrategy):
-    """As `phalanx.integrations.lightning.PhalanxStrategy`, for the other package."""
+    """Like `phalanx.integrations.lightning.PhalanxStrategy`, for the package pytorch_lightning."""

@@ -1,7 +1,7 @@
-"""The part of a Lightning strategy that is ours, for `lightning.pytorch` and for `pytorch_lightning`, whose classes differ.
+"""Our part of a Lightning strategy, shared by `lightning.pytorch` and `pytorch_lightning`, whose classes differ.
 
-Lightning's DDPStrategy starts the ranks, connects them and reduces metrics. In the place of DistributedDataParallel comes a
-multi-node optimizer: the module stays bare.
+Lightning's DDPStrategy starts the ranks, connects them and reduces metrics. A multi-node optimizer replaces
+DistributedDataParallel, so the module is not wrapped.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from phalanx.nn.init import bcast_parameters
 from phalanx.optim.wrapped import WrappedOptimizer
 from phalanx.schedule import Schedule
 
-TIMEOUT = timedelta(minutes=30)  # Lightning's own: work of rank 0 alone may take minutes. A rank that dies is noticed at once
+TIMEOUT = timedelta(minutes=30)  # Lightning's own: work on rank 0 alone may take minutes. A dead rank is noticed at once
 
 
 class ClosureFirst(WrappedOptimizer):
-    """Calls a closure once, then makes the step without it.
+    """Calls a closure once, then steps without it.
 
-    Lightning's closure is forward and backward. Inside of `step` an optimizer could call it again, as LBFGS does, so there the
+    Lightning's closure runs forward and backward. Inside `step`, an optimizer could call it again, as LBFGS does, so the
     gradients would have to be averaged in every call: no double buffering, no fused step.
     """
 
@@ -54,7 +54,7 @@ class ClosureFirst(WrappedOptimizer):
 
 
 class MultiNodeReplicas:
-    """Mixed into Lightning's DDPStrategy: the bare module, and multi-node optimizers."""
+    """Mixed into Lightning's DDPStrategy: an unwrapped module, and multi-node optimizers."""
 
     comm: Communicator
 
@@ -96,17 +96,17 @@ class MultiNodeReplicas:
         self.comm = create_communicator(self._algorithm, timeout=self._seconds)
 
     def configure_ddp(self: Any) -> None:
-        """Give all ranks the module of rank 0, as DistributedDataParallel does, and wrap it in nothing."""
+        """Give all ranks the module of rank 0, as DistributedDataParallel does, without wrapping it."""
         bcast_parameters(self.model, self.comm)
 
     def setup_optimizers(self: Any, trainer: Any) -> None:
-        """Make every optimizer of `configure_optimizers` a multi-node one. Schedulers keep the optimizer inside it."""
+        """Make every optimizer of `configure_optimizers` a multi-node one. Schedulers keep the inner optimizer."""
         super().setup_optimizers(trainer)  # type: ignore[misc]
-        models = [self.lightning_module, *[None] * len(self.optimizers)]  # one of them follows the statistics
+        models = [self.lightning_module, *[None] * len(self.optimizers)]  # only the first follows the statistics
         self.optimizers = [self._plan.wrap(opt, self.comm, model) for opt, model in zip(self.optimizers, models)]
 
     def teardown(self: Any) -> None:
-        """Leave the ranks."""
+        """Close the communicator."""
         comm = self.__dict__.pop("comm", None)
         if comm is not None:
             comm.close()
@@ -115,34 +115,34 @@ class MultiNodeReplicas:
     # ---- the step ----------------------------------------------------------------------------------------------------------
 
     def optimizer_step(self: Any, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
-        """As Lightning's. The closure runs before the step, except for an optimizer that wants to call it several times."""
-        scales = getattr(self.precision_plugin, "scaler", None) is not None  # then the plug-in itself calls the closure first
+        """Like Lightning's, but the closure runs before the step, unless the optimizer has to call it several times."""
+        scales = getattr(self.precision_plugin, "scaler", None) is not None  # if so, the plug-in itself calls the closure first
         if not scales and not isinstance(optimizer.optimizer, torch.optim.LBFGS):
-            optimizer = ClosureFirst(optimizer)
+            optimizer = ClosureFirst(optimizer, self.comm)
         return super().optimizer_step(optimizer, closure, model, **kwargs)  # type: ignore[misc]
 
     def block_backward_sync(self: Any) -> AbstractContextManager[Any]:
-        """For `accumulate_grad_batches`: backward inside only accumulates."""
+        """For `accumulate_grad_batches`: inside, backward only accumulates gradients."""
         return pause(self.optimizers)
 
     # ---- one model for all ranks ---------------------------------------------------------------------------------------------
 
     def on_validation_start(self: Any) -> None:
-        """All ranks evaluate the same model."""
+        """Average, so that all ranks evaluate the same model."""
         self._average()
         super().on_validation_start()  # type: ignore[misc]
 
     def on_train_end(self: Any) -> None:
-        """All ranks return the same model."""
+        """Average, so that all ranks return the same model."""
         self._average()
         super().on_train_end()  # type: ignore[misc]
 
     def lightning_module_state_dict(self: Any) -> dict[str, Any]:
-        """What a checkpoint holds is the mean of all replicas. All ranks call it, as for every checkpoint of Lightning."""
+        """Return the mean of all replicas for a checkpoint. All ranks call it, as for every Lightning checkpoint."""
         self._average()
         return super().lightning_module_state_dict()  # type: ignore[misc]
 
     def _average(self: Any) -> None:
-        """Of optimizers whose training has ended the replicas are equal already, and their communicator is closed."""
+        """Average the replicas. After training they are already equal, and the communicator is closed."""
         comm = self.__dict__.get("comm")
         average(optimizer for optimizer in self.optimizers if optimizer.comm is comm)

@@ -2,8 +2,8 @@
 
     trainer = PhalanxTrainer(model=model, args=args, train_dataset=data, sync=phalanx.Gossip())
 
-A plain Trainer wraps the model in DistributedDataParallel. A multi-node optimizer inside it would average every gradient a second
-time. For a Trainer of your own: `class MyTrainer(MultiNodeTraining, Seq2SeqTrainer): ...`
+A plain Trainer wraps the model in DistributedDataParallel, so a multi-node optimizer inside it would average every gradient a
+second time. For your own Trainer: `class MyTrainer(MultiNodeTraining, Seq2SeqTrainer): ...`
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ except ImportError as error:
 
 
 class Bare(torch.nn.Module):
-    """Stands where DistributedDataParallel would: the Trainer takes the model for wrapped, and asks it for `no_sync`."""
+    """Takes the place of DistributedDataParallel: the Trainer treats the model as wrapped, and calls its `no_sync`."""
 
     def __init__(self, module: torch.nn.Module, optimizer: Any) -> None:
         super().__init__()
         self.module = module
-        self._optimizers = [optimizer]  # in a list: an optimizer is no part of a module
+        self._optimizers = [optimizer]  # in a list, so that it is not part of the module
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """For `gradient_accumulation_steps`: backward inside only accumulates."""
+        """For `gradient_accumulation_steps`: inside, backward only accumulates gradients."""
         return pause(self._optimizers)
 
 
 class Together(TrainerCallback):
-    """At the end of an epoch, and so of training, all ranks have the same model."""
+    """Averages at the end of every epoch, so that all ranks end training with the same model."""
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         average([kwargs.get("optimizer")])
 
 
 class MultiNodeTraining:
-    """Mixed into a Trainer: `create_optimizer` makes a multi-node optimizer, and the model stays out of DistributedDataParallel.
+    """Mixin for a Trainer: `create_optimizer` makes a multi-node optimizer, and DistributedDataParallel is not used.
 
     `evaluate` and checkpoints first make all replicas equal: gossip's weights, and running statistics of batch norms.
     """
@@ -77,10 +77,10 @@ class MultiNodeTraining:
         self.add_callback(Together())  # type: ignore[attr-defined]  # the Trainer's
 
     def create_optimizer(self: Any, model: Any = None) -> Any:
-        """The Trainer's own optimizer, or the one that you passed, as a multi-node one."""
+        """Wrap the Trainer's optimizer, or the one that you passed, in a multi-node one."""
         self._check()
         optimizer = super().create_optimizer(model)  # type: ignore[misc]
-        if multi_node(optimizer) is None:  # a second `train()` has it already
+        if multi_node(optimizer) is None:  # already wrapped in a second `train()`
             if self.comm is None:  # accelerate has connected the ranks by now
                 self.comm = create_communicator(self._algorithm, timeout=float(self.args.ddp_timeout))
             self.optimizer = self._plan.wrap(optimizer, self.comm, self.model if model is None else model)
@@ -93,8 +93,8 @@ class MultiNodeTraining:
             return model
         self._check()
         own = multi_node(self.optimizer)
-        bcast_parameters(model, own.comm)  # all ranks begin with rank 0's, as with DistributedDataParallel
-        # mixed precision and torch.compile as the arguments say, and no DistributedDataParallel
+        bcast_parameters(model, own.comm)  # all ranks start with rank 0's, as with DistributedDataParallel
+        # mixed precision and torch.compile as configured, but no DistributedDataParallel
         return Bare(self.accelerator.prepare_model(model, evaluation_mode=True), own)
 
     def _check(self: Any) -> None:
@@ -110,16 +110,16 @@ class MultiNodeTraining:
             )
 
     def training_step(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-        """As the Trainer's, which looks at the class of the model in some places."""
+        """Like the Trainer's, which checks the class of the model in some places."""
         return super().training_step(model.module if isinstance(model, Bare) else model, *args, **kwargs)  # type: ignore[misc]
 
     def evaluate(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """As the Trainer's, of one model on all ranks. All ranks call it, as always."""
+        """Like the Trainer's, with the same model on all ranks. All ranks call it, as always."""
         average([self.optimizer])
         return super().evaluate(*args, **kwargs)  # type: ignore[misc]
 
     def save_model(self: Any, output_dir: str | None = None, _internal_call: bool = False) -> None:  # noqa: FBT002  as there
-        """As the Trainer's. What it saves during training is the mean of all replicas."""
+        """Like the Trainer's. During training it saves the mean of all replicas."""
         if _internal_call:  # on all ranks; your own call may be on one
             average([self.optimizer])
         super().save_model(output_dir, _internal_call)  # type: ignore[misc]
@@ -129,14 +129,14 @@ class PhalanxTrainer(MultiNodeTraining, Trainer):
     """Hugging Face's Trainer with a multi-node optimizer.
 
     Args:
-        args: The Trainer's own arguments, `model` first; so are the keyword arguments that are not named here.
+        args: The Trainer's own arguments, `model` first.
         sync: How replicas stay together: `phalanx.AllReduce(...)`, the default, `Gossip`, `LocalSGD` or `DiLoCo`.
         double_buffering: As in `create_multi_node_optimizer`, and so are `wire` and `bucket_bytes`.
         wire: Send torch.float16, torch.bfloat16, `phalanx.Int8(...)` or `phalanx.PowerSGD(...)` instead of the gradients as
             they are.
-        bucket_bytes: The size of a group of gradients that travels together.
+        bucket_bytes: The size of a group of gradients that is sent together.
         algorithm: The schedule of all-reduces, as in `create_communicator`.
-        kwargs: See `args`.
+        kwargs: The Trainer's own keyword arguments.
 
     Raises:
         ValueError: In `train()`, with DeepSpeed and FSDP.

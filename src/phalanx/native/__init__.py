@@ -1,1 +1,1 @@
-"""The native core in csrc/: what ranks of one host do in shared memory. `comm` uses it for bytes, `optim` for updates."""
+"""The native core in csrc/: shared-memory operations of the ranks of a host. `comm` uses it for bytes, `optim` for updates."""

@@ -1,4 +1,4 @@
-"""8-bit codes of float32 in blocks: by the native core where it can, by torch elsewhere, with the same bits.
+"""8-bit block codes of float32: by the native core if it can, otherwise by torch, with the same bits.
 
 A code of n numbers is one float32 scale per block, then n signed bytes. `comm/block_code.py` says what they mean.
 """
@@ -12,14 +12,14 @@ import torch
 from phalanx.native import core
 
 LARGEST = 127.0
-TINY = 2.0**-100  # blocks of smaller numbers travel as zeros: the inverse of their scale would overflow
+TINY = 2.0**-100  # blocks of smaller numbers are sent as zeros: the inverse of their scale would overflow
 WORD = 0xFFFFFFFF
 
 
 def encode(x: torch.Tensor, error: torch.Tensor | None, out: torch.Tensor, block: int, key: int | None, at: int) -> None:
-    """Write the code of `x` plus `error` to `out`, and what was rounded away to `error`; None for none.
+    """Write the code of `x` plus `error` to `out`, and the rounding error to `error`, which may be None.
 
-    With a `key` rounding is stochastic: it depends on the key and on the place of a number, `at` being that of the first.
+    With a `key`, rounding is stochastic. It depends on the key and on each number's position; `at` is that of the first.
     """
     if x.numel() == 0:
         return
@@ -31,7 +31,7 @@ def encode(x: torch.Tensor, error: torch.Tensor | None, out: torch.Tensor, block
 
 
 def add(encoded: Sequence[torch.Tensor], x: torch.Tensor, block: int) -> None:
-    """Add what the codes stand for to `x`, in their order."""
+    """Decode each code and add it to `x`, in order."""
     if x.numel() and _in_core(x, *encoded):
         sources = torch.tensor([code.data_ptr() for code in encoded], dtype=torch.int64)
         core._native.add_blocks(sources.data_ptr(), len(encoded), x.data_ptr(), x.numel(), block)
@@ -41,7 +41,7 @@ def add(encoded: Sequence[torch.Tensor], x: torch.Tensor, block: int) -> None:
 
 
 def decode(encoded: torch.Tensor, x: torch.Tensor, block: int, factor: float) -> None:
-    """Write `factor` times what the code stands for to `x`."""
+    """Decode, multiply by `factor`, and write to `x`."""
     if x.numel() and _in_core(x, encoded):
         core._native.decode_blocks(encoded.data_ptr(), x.data_ptr(), x.numel(), block, factor)
     elif x.numel():
@@ -81,7 +81,7 @@ def _encode(x: torch.Tensor, error: torch.Tensor | None, out: torch.Tensor, bloc
         rounded = steps.floor().clamp(-LARGEST, LARGEST)
     if error is not None:
         rest = blocks - rounded * scale[:, None]
-        known = bad.repeat_interleave(block)[:count]  # what is not finite is not sent, so the error stays as it was
+        known = bad.repeat_interleave(block)[:count]  # non-finite blocks are not sent, so their error is kept
         error.copy_(torch.where(known, error, rest.view(-1)[:count]))
     scales.copy_(torch.where(bad, torch.full_like(scale, float("nan")), scale))
     bytes_.copy_(rounded.view(-1)[:count])
@@ -94,7 +94,7 @@ def _numbers(encoded: torch.Tensor, count: int, block: int, factor: float) -> to
 
 
 def _uniform(key: int, at: int, count: int, device: torch.device) -> torch.Tensor:
-    """Numbers from [0, 1), in steps of 2**-24: a hash of the place and the key (Wellons, hash-prospector's lowbias32)."""
+    """Numbers from [0, 1), in steps of 2**-24: a hash of the position and the key (Wellons, hash-prospector's lowbias32)."""
     h = (torch.arange(at, at + count, dtype=torch.int64, device=device) * 0x9E3779B9 + key) & WORD
     h = ((h ^ (h >> 16)) * 0x21F0AAAD) & WORD
     h = ((h ^ (h >> 15)) * 0xD35A2D97) & WORD

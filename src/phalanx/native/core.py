@@ -1,4 +1,4 @@
-"""The extension `phalanx._native`, or the reason why there is none. Its numbers for dtypes and operations come from itself."""
+"""Load the extension `phalanx._native`, or record why it is unavailable. It defines the numbers of dtypes and operations."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ try:
     TYPES = {getattr(torch, name): number for number, name in enumerate(_native.TYPES)}
     TYPES[torch.bool] = TYPES[torch.uint8]
     OPS = {name: number for number, name in enumerate(_native.OPS)}
-    BEGUN = _native.STATUSES.index("begun")  # the number of Status.BEGUN: compared in every call
+    BEGUN = _native.STATUSES.index("begun")  # the number of Status.BEGUN, kept because every call compares it
 except ImportError as error:
     UNAVAILABLE = f"no native core ({error})"
     TYPES, OPS, BEGUN = {}, {}, -1
-    if os.environ.get("PHALANX_NATIVE") != "0":  # if you switched it off, you know
+    if os.environ.get("PHALANX_NATIVE") != "0":  # no warning for a core that was switched off on purpose
         log.warning("phalanx: %s: ranks of one host talk through torch.distributed; pip install with a C++ compiler", UNAVAILABLE)
 
 
 class Status(Enum):
-    """How a call of the core ended, by the names that the extension gives its numbers."""
+    """How a call of the core ended, named as the extension names it."""
 
     OK = "ok"
     DISAGREE = "disagree"
@@ -45,5 +45,5 @@ class Status(Enum):
 
 
 def is_native() -> bool:
-    """Whether the native core is there, and not switched off by PHALANX_NATIVE=0."""
+    """Whether the native core is available and not disabled by PHALANX_NATIVE=0."""
     return not UNAVAILABLE and os.environ.get("PHALANX_NATIVE") != "0"

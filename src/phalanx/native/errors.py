@@ -1,4 +1,4 @@
-"""What can go wrong between ranks that share memory, and the words for it."""
+"""Errors of ranks that share memory, and their messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from phalanx.native.core import OPS, TYPES
 
 
 class SharedMemoryError(RuntimeError):
-    """A collective that did not happen. `dead` ranks have ended or left, `late` ones did not come; `author` noticed."""
+    """A collective failed. `dead` ranks have ended or left, `late` ranks did not arrive; `author` noticed it."""
 
     def __init__(self, message: str, *, author: int, dead: Sequence[int] = (), late: Sequence[int] = ()) -> None:
         super().__init__(message)
@@ -19,19 +19,19 @@ class SharedMemoryError(RuntimeError):
 
 
 class RankDied(SharedMemoryError):  # noqa: N818  says what happened
-    """A process ended, or closed the team. You cannot use the team any more."""
+    """A process ended or closed the team. The team is unusable."""
 
 
 class RankLate(SharedMemoryError):  # noqa: N818  says what happened
-    """A rank did not come within the timeout. You cannot use the team any more."""
+    """A rank did not arrive within the timeout. The team is unusable."""
 
 
 class Aborted(SharedMemoryError):  # noqa: N818  says what happened
-    """Rank `author` called abort(), or a signal handler raised there. You cannot use the team any more."""
+    """Rank `author` called abort(), or a signal handler raised there. The team is unusable."""
 
 
 class Disagreement(SharedMemoryError):  # noqa: N818  says what happened
-    """Ranks called different things. Nothing was touched and the team still works; `late` are the odd ranks."""
+    """Ranks made different calls. No data was touched and the team still works. `late` holds the odd ranks."""
 
 
 class Refused(SharedMemoryError):  # noqa: N818  says what happened
@@ -39,7 +39,7 @@ class Refused(SharedMemoryError):  # noqa: N818  says what happened
 
 
 class Call(NamedTuple):
-    """What a rank called, as the core reports it after a disagreement."""
+    """What a rank called, as reported by the core after a disagreement."""
 
     verb: str
     kind: int
@@ -53,19 +53,19 @@ class Call(NamedTuple):
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """For a sentence: "rank 3", or "ranks 1, 3"."""
+    """Ranks as text: "rank 3", or "ranks 1, 3"."""
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
 
 
 def call_text(verb: str, x: torch.Tensor, op: str = "") -> str:
-    """What was called, for errors: all_reduce(float32[1000], sum)."""
+    """The call as text for errors: all_reduce(float32[1000], sum)."""
     return f"{verb}({str(x.dtype).removeprefix('torch.')}[{x.numel()}]{', ' + op if op else ''})"
 
 
 def disagreement(call: str, author: int, calls: Sequence[Call], topics: Sequence[str] = ()) -> Disagreement:
-    """The error that says which rank called what. The odd ranks are those outside the largest party.
+    """Build the error that names what each rank called. The odd ranks are those outside the largest group that agrees.
 
-    `topics` are what users called on each rank; where they differ they say more than what became of them here.
+    `topics` are the users' calls on each rank. If they differ, they explain more than the calls of the core.
     """
     parties: dict[str, list[int]] = {}
     all_staged = all(each.staged for each in calls)
@@ -85,5 +85,5 @@ def _shown(call: Call, all_staged: bool) -> str:
     names = {number: str(dtype).removeprefix("torch.") for dtype, number in TYPES.items() if dtype is not torch.bool}
     how = {"broadcast": f", root {call.root}", "all_gather": ""}.get(call.verb, f", {list(OPS)[call.op]}")
     scaled = f" x {call.scale:g}" if call.scale != 1.0 else ""
-    where = " in memory of its own" if call.staged else f" at byte {call.offset} of arena {call.arena}"
+    where = " in its own memory" if call.staged else f" at byte {call.offset} of arena {call.arena}"
     return f"{call.verb}({names[call.kind]}[{call.count}]{how}{scaled}{'' if all_staged else where})"

@@ -1,4 +1,4 @@
-"""Why a call of the core failed: from its status, and what the ranks wrote about it, to an error that names ranks."""
+"""Turn a status of the core, and what the ranks reported, into an error that names ranks."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from phalanx.native.core import TYPES, Status
 from phalanx.native.errors import Aborted, Call, RankDied, RankLate, Refused, SharedMemoryError, disagreement, ranks_text
 from phalanx.native.meeting import sweep
 
-TOPIC = 240  # bytes of the text by which ranks that disagree tell each other what they called
+TOPIC = 240  # bytes of a topic, which ranks exchange when they disagree
 
 
 class Failures:
-    """Those of one team of the core. `pids` are the processes of its ranks."""
+    """The failures of one team. `pids` are the processes of its ranks."""
 
     def __init__(self, team: Any, rank: int, size: int, timeout: float, pids: Sequence[int]) -> None:
         self._team, self._rank, self._size, self._timeout, self._pids = team, rank, size, timeout, pids
-        self.topic: Callable[[], object] | None = None  # what this rank is about
+        self.topic: Callable[[], object] | None = None  # describes this rank's current call
 
     def error(self, number: int, call: str) -> RuntimeError:
-        """The error for a status other than 0."""
+        """Build the error for a nonzero status."""
         status = Status.of(number)
         author, dead, late, calls, refusal = self._team.failure()
         if status is Status.REFUSED:
@@ -41,17 +41,17 @@ class Failures:
         return Aborted(f"{call}: {why} on rank {author}", author=author, late=() if author == self._rank else (author,))
 
     def _tell_topics(self) -> list[str]:
-        """What each rank is about, after a disagreement: all ranks learned of it in the same operation, so all come here."""
+        """Exchange topics after a disagreement. All ranks see it in the same operation, so all of them get here."""
         if self.topic is None:
             return []
         self._team.set_topic(0, 0)
         try:
             return self.tell(str(self.topic()))
         except SharedMemoryError:
-            return []  # a rank died meanwhile: the error names no topics
+            return []  # a rank died in the meantime: report no topics
 
     def tell(self, text: str) -> list[str]:
-        """Collective: the texts of all ranks, TOPIC bytes of each at most."""
+        """Collective: exchange texts with all ranks, at most TOPIC bytes each."""
         said = torch.zeros(self._size, TOPIC, dtype=torch.uint8)
         words = text.encode()[:TOPIC]
         said[self._rank, : len(words)] = torch.tensor(list(words), dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""How the ranks of one host find each other and map the same memory. In every phase all tell, all read, all conclude alike."""
+"""How the ranks of a host find each other and map the same memory. In each phase all ranks write, read and conclude the same."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ METHODS = (0, 1)  # a memfd opened through /proc; a file in /dev/shm, removed as
 
 
 class Store(Protocol):
-    """The part of a torch.distributed store by which ranks find each other."""
+    """The part of a torch.distributed store that ranks use to find each other."""
 
     def set(self, key: str, value: str) -> None: ...
     def check(self, keys: list[str]) -> bool: ...
@@ -28,7 +28,7 @@ class Store(Protocol):
 
 
 class Meeting(NamedTuple):
-    """The core's team and the ranks' processes; or no team, and the reason, the same on all ranks."""
+    """The core's team and the ranks' processes, or no team and the reason, which is the same on all ranks."""
 
     team: Any
     reason: str
@@ -37,9 +37,9 @@ class Meeting(NamedTuple):
 
 
 def meet(store: Store, rank: int, size: int, timeout: float, name: str) -> Meeting:
-    """Meet the other ranks under `name`. All call it; what they wrote into the store is removed."""
+    """Meet the other ranks under `name`. Collective. Removes what the ranks wrote into the store."""
     met = _meet(store, rank, size, timeout, name)
-    _forget(store, rank, size, met.team, name)
+    _delete_keys(store, rank, size, met.team, name)
     return met
 
 
@@ -81,22 +81,22 @@ def _meet(store: Store, rank: int, size: int, timeout: float, name: str) -> Meet
             team.meet()
             return Meeting(team, "", pids)
         reasons.append(next(f"rank {r} cannot: {answer}" for r, answer in enumerate(answers) if answer))
-        del team  # and with it the segment, the descriptor and the name
+        del team  # this also frees the segment, the descriptor and the name
     return Meeting(None, "; ".join(reasons), [])
 
 
-def _forget(store: Store, rank: int, size: int, team: Any, name: str) -> None:
-    """Take out of the store what the ranks told each other, after all have read it."""
+def _delete_keys(store: Store, rank: int, size: int, team: Any, name: str) -> None:
+    """Delete this meeting's keys from the store after all ranks have read them."""
     phases = ["hello", *(f"{phase}{method}" for method in METHODS for phase in ("place", "mapped"))]
     ranks: Sequence[int] = [rank]
-    if team is None:  # the last to come does it for all
+    if team is None:  # the last rank to arrive deletes all keys
         store.set(f"{name}/left/{rank}", "")
         if not store.check([f"{name}/left/{r}" for r in range(size)]):
             return
         phases.append("left")
         ranks = range(size)
     elif team.barrier():
-        return  # a rank died, and the next call will say so
+        return  # a rank died; the next call reports it
     for key in (f"{name}/{phase}/{r}" for phase in phases for r in ranks):
         store.delete_key(key)
 
@@ -109,7 +109,7 @@ def _enter(rank: int, size: int, place: str | None, method: int, timeout: float)
 
 
 def _identity() -> dict[str, str]:
-    """What must be equal on ranks that share memory, and why this one cannot."""
+    """What must match on ranks that share memory, and why this rank cannot, if it cannot."""
     unavailable = core.SWITCHED_OFF if os.environ.get("PHALANX_NATIVE") == "0" else core.UNAVAILABLE
     if unavailable:
         return {"unavailable": unavailable, "kernel": "", "pids": "", "layout": "", "pid": "0"}
@@ -122,7 +122,7 @@ def _identity() -> dict[str, str]:
 
 
 def sweep(pids: Sequence[int]) -> None:
-    """Remove the names in /dev/shm that these dead processes gave to memory and did not live to take back."""
+    """Remove files in /dev/shm that these dead processes created and did not unlink."""
     for pid in pids:
         for path in Path("/dev/shm").glob(f"phalanx-{pid}-*"):
             with contextlib.suppress(OSError):  # another survivor was faster

@@ -1,8 +1,8 @@
 """The ranks of one host that share memory, and their collectives.
 
-A `HostTeam` is the ranks of a communicator that share a host. Tensors in memory that the team allocated are reduced in place, by
-whichever rank has time. Others pass through a staging area. All ranks make the same calls in the same order, one thread at a
-time; only `abort()` may come from another thread.
+A `HostTeam` holds the ranks of a communicator that share a host. Tensors in memory that the team allocated are reduced in place,
+by any rank that has time. Other tensors pass through a staging area. All ranks make the same calls in the same order, from one
+thread at a time. Only `abort()` may be called from another thread.
 
     team = HostTeam.join(store, rank, size, timeout=60, name="world/host0")     # None on all ranks if it cannot work
     flat = team.allocate(nbytes).view(torch.float32)
@@ -28,7 +28,7 @@ Reduction = Literal["sum", "mean", "max", "min"]
 
 
 class HostTeam:
-    """The ranks of one host that share memory. Made by `join`."""
+    """The ranks of one host that share memory. Created by `join`."""
 
     def __init__(self, team: Any, rank: int, size: int, timeout: float, pids: Sequence[int]) -> None:
         self.rank, self.size, self._team = rank, size, team
@@ -37,27 +37,27 @@ class HostTeam:
 
     @staticmethod
     def join(store: Store, rank: int, size: int, *, timeout: float, name: str) -> HostTeam | None:
-        """Meet the others. None, on all ranks, if they cannot share memory; rank 0 logs the reason."""
+        """Meet the other ranks. Returns None on all ranks if they cannot share memory; rank 0 logs the reason."""
         met = meet(store, rank, size, timeout, f"shm/{name}")
         if met.team is None:
-            if rank == 0 and not met.switched_off:  # if you switched it off, you know
+            if rank == 0 and not met.switched_off:  # no warning if it was switched off on purpose
                 log.warning("phalanx: %s: ranks of one host talk through torch.distributed, because %s", name, met.reason)
             return None
         return HostTeam(met.team, rank, size, timeout, met.pids)
 
     def set_topic(self, digest: int, number: int, text: Callable[[], object]) -> None:
-        """What the calls that follow are about. Ranks on which it differs disagree, and tell each other `text`."""
+        """Set the topic of the calls that follow. Ranks whose topics differ fail with a Disagreement that quotes `text`."""
         self._failures.topic = text
         self._team.set_topic(digest, number)
 
     # ---- memory --------------------------------------------------------------------------------------------------------------
 
     def allocate(self, nbytes: int) -> torch.Tensor:
-        """Collective: `nbytes` on each rank, zeros, as uint8 and page-aligned. Collectives on views of it copy nothing."""
+        """Collective: `nbytes` of zeros on each rank, uint8 and page-aligned. Collectives on views of it copy nothing."""
         return self._allocate(nbytes, one_for_all=False)
 
     def allocate_one_for_all(self, nbytes: int) -> torch.Tensor:
-        """Collective: `nbytes` that all ranks see, and any of them may write. For one replica of parameters per host."""
+        """Collective: allocate `nbytes` that all ranks see and may write, for one replica of parameters per host."""
         return self._allocate(nbytes, one_for_all=True)
 
     def _allocate(self, nbytes: int, *, one_for_all: bool) -> torch.Tensor:
@@ -69,7 +69,7 @@ class HostTeam:
         return x
 
     def release(self, x: torch.Tensor) -> None:
-        """Collective: the team forgets what `allocate` returned; it is freed when no tensor on any rank uses it any more."""
+        """Collective: drop what `allocate` returned. The memory is freed when no tensor on any rank uses it."""
         status = self._team.release(self._arenas.pop(x.data_ptr()))
         if status:
             raise self._failures.error(status, "release()")
@@ -81,7 +81,7 @@ class HostTeam:
     # ---- collectives, in place on contiguous CPU tensors -----------------------------------------------------------------------
 
     def all_reduce(self, x: torch.Tensor, op: Reduction = "sum", *, scale: float = 1.0) -> torch.Tensor:
-        """Reduce `x` over the ranks, in rank order, the same bits on all; `scale` times the sum. Half floats are rounded once."""
+        """Reduce `x` over the ranks in rank order and multiply by `scale`: same bits on all. Half floats are rounded once."""
         kind, number, scale = self._reduction(x, op, scale)
         status = self._team.all_reduce(x.data_ptr(), x.numel(), kind, number, scale)
         if status:
@@ -91,7 +91,7 @@ class HostTeam:
     def all_reduce_about(
         self, x: torch.Tensor, op: Reduction, digest: int, number: int, text: Callable[[], object]
     ) -> torch.Tensor:
-        """`set_topic` and `all_reduce` in one call: a sum of a few KiB takes little longer than two calls from Python."""
+        """`set_topic` and `all_reduce` in one call, because two calls from Python take almost as long as a sum of a few KiB."""
         self._failures.topic = text
         kind, operator, scale = self._reduction(x, op, 1.0)
         status = self._team.all_reduce(x.data_ptr(), x.numel(), kind, operator, scale, digest, number)
@@ -102,9 +102,9 @@ class HostTeam:
     def try_all_reduce_about(
         self, x: torch.Tensor, op: Reduction, digest: int, number: int, text: Callable[[], object], seconds: float
     ) -> bool:
-        """As `all_reduce_about`, but wait only so long for the other ranks; whether it is over.
+        """Like `all_reduce_about`, but wait only this long for the other ranks. Returns whether it finished.
 
-        If not, it is begun. The next call, from any thread, must be `all_reduce_about` with the same arguments, and finishes it.
+        If not, the operation has begun. The next call, from any thread, must be `all_reduce_about` with the same arguments.
         """
         self._failures.topic = text
         kind, operator, scale = self._reduction(x, op, 1.0)
@@ -115,7 +115,7 @@ class HostTeam:
         return bool(status != BEGUN)
 
     def reduce_scatter(self, x: torch.Tensor, op: Reduction = "sum", *, scale: float = 1.0) -> torch.Tensor:
-        """Reduce this rank's part of `x` where it is, and return it, flat; the other parts are left as they are."""
+        """Reduce this rank's part of `x` in place and return it, flat. The other parts are left alone."""
         kind, number, scale = self._reduction(x, op, scale)
         status = self._team.reduce_scatter(x.data_ptr(), x.numel(), kind, number, scale)
         if status:
@@ -137,11 +137,11 @@ class HostTeam:
         return x
 
     def tell(self, text: str) -> list[str]:
-        """The texts of all ranks, `failures.TOPIC` bytes of each at most."""
+        """Exchange texts with all ranks, at most `failures.TOPIC` bytes each."""
         return self._failures.tell(text)
 
     def call(self, name: str, work: Callable[[Any], int]) -> None:
-        """Make a call of the core that has no method here; `work` gets its team and returns the status."""
+        """Make a call of the core that has no method here. `work` gets the core's team and returns a status."""
         status = work(self._team)
         if status:
             raise self._failures.error(status, name)
@@ -153,7 +153,7 @@ class HostTeam:
             raise self._failures.error(status, "barrier()")
 
     def part(self, x: torch.Tensor, rank: int) -> torch.Tensor:
-        """The part of `x`, flat, that belongs to `rank`: cut as a schedule cuts it, no padding."""
+        """The part of flat `x` that belongs to `rank`, cut as a schedule cuts it, without padding."""
         n = x.numel()
         return x.view(-1)[rank * n // self.size : (rank + 1) * n // self.size]
 
@@ -163,13 +163,13 @@ class HostTeam:
         if op == "mean":
             return TYPES[x.dtype], 0, scale / self.size
         if op == "sum" and x.dtype is torch.bool:
-            op = "max"  # a sum of truths is their `or`
+            op = "max"  # the sum of booleans is their `or`
         return TYPES[x.dtype], OPS[op], scale
 
     # ---- the end ---------------------------------------------------------------------------------------------------------------
 
     def abort(self) -> None:
-        """From any thread: what this rank waits for, and whatever it calls later, fails within 50 ms; the others learn it."""
+        """Make this rank's current and later calls fail within 50 ms; the other ranks are notified. Thread-safe."""
         self._team.abort()
 
     def close(self) -> None:

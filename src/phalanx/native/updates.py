@@ -1,10 +1,10 @@
-"""Optimizer steps in the native core: tables with one row per tensor, and the passes over memory that read them.
+"""Optimizer steps in the native core: tables with one row per tensor, and the functions that apply them.
 
-A row is a named tuple of numbers. Its fields are those that the extension names, in the same order; an extension of another
-build is refused when this module is imported.
+A row is a named tuple of numbers. Its fields match those of the extension, in the same order; importing this module fails if the
+extension was built from other sources.
 
-`update_sgd` and `update_adam` are fused: they sum the gradients of all ranks of the host and move one copy of the parameters that
-all ranks see. `lars_step` moves tensors of this process alone.
+`update_sgd` and `update_adam` are fused: they sum the gradients of all ranks of the host and update one copy of the parameters
+that all ranks share. `lars_step` updates tensors of this process only.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from phalanx.native.team import HostTeam
 
 
 class SgdRow(NamedTuple):
-    """How torch.optim.SGD (dampening 0) or phalanx.Lars moves `count` elements from `offset` of the flat buffers.
+    """How torch.optim.SGD (dampening 0) or phalanx.Lars updates `count` elements from `offset` of the flat buffers.
 
-    Where `adapted`, a step is multiplied by LARS's trust ratio. `lr_in_momentum` puts the rate inside the velocity.
+    If `adapted`, the step is multiplied by LARS's trust ratio. `lr_in_momentum` puts the rate inside the velocity.
     """
 
     offset: int
@@ -37,12 +37,12 @@ class SgdRow(NamedTuple):
 
     @property
     def squares(self) -> int:
-        """How many float64 numbers a fused update keeps for this tensor if it is adapted."""
+        """How many float64 values a fused update keeps for this tensor if it is adapted."""
         return core._native.SQUARES * -(-self.count // core._native.CHUNK)
 
 
 class AdamRow(NamedTuple):
-    """How torch.optim.Adam, or AdamW if `decoupled`, moves a tensor in its `step`-th step."""
+    """How torch.optim.Adam, or AdamW if `decoupled`, updates a tensor in its `step`-th step."""
 
     offset: int
     count: int  # type: ignore[assignment]
@@ -60,7 +60,7 @@ if not core.UNAVAILABLE and (SgdRow._fields, AdamRow._fields) != (core._native.S
 
 
 def table_of(rows: Sequence[SgdRow] | Sequence[AdamRow]) -> torch.Tensor:
-    """The rows as the matrix that the core reads. You may change entries between updates (lr is column 2)."""
+    """The rows as the matrix that the core reads. You may change entries between updates; lr is column 2."""
     return torch.tensor([tuple(row) for row in rows], dtype=torch.float64)
 
 
@@ -75,12 +75,12 @@ def update_sgd(
     squares: torch.Tensor | None = None,
     carry: bool = False,
 ) -> None:
-    """Move the parameters of the whole host by `scale` times the sum of all ranks' gradients, by SGD or LARS.
+    """Update the parameters of the whole host by SGD or LARS with `scale` times the sum of all ranks' gradients.
 
-    All are flat float32 of one layout: `gradients` from `team.allocate`, the others from `team.allocate_one_for_all`. `table` is
-    made of SgdRows, the same on all ranks. The gradients are only read. If a tensor is adapted, `squares` (float64, one for all)
-    holds the norms; `carry` takes the norms of the parameters from there, as the last update left them. If you wrote to the
-    parameters since, the update notices and repairs the step. When it returns, all ranks see the new parameters.
+    All buffers are flat float32 of one layout: `gradients` from `team.allocate`, the others from `team.allocate_one_for_all`.
+    `table` has SgdRows, the same on all ranks. The gradients are only read. If a tensor is adapted, `squares` (float64, shared)
+    holds the norms; with `carry`, the norms of the parameters are those that the last update left there. If you wrote to the
+    parameters in between, the update notices and corrects the step. When it returns, all ranks see the new parameters.
     """
     _check_table(table, SgdRow)
     _check_flat(table, gradients, parameters, velocities)
@@ -104,7 +104,7 @@ def update_adam(
     *,
     scale: float,
 ) -> None:
-    """The same by Adam or AdamW. `first` and `second` are the moments, from `team.allocate_one_for_all`; `table` has AdamRows."""
+    """Like `update_sgd`, by Adam or AdamW. `first` and `second` are moments from `team.allocate_one_for_all`."""
     _check_table(table, AdamRow)
     _check_flat(table, gradients, parameters, first, second)
     g, w, m, v, rows = (each.data_ptr() for each in (gradients, parameters, first, second, table))
@@ -112,9 +112,9 @@ def update_adam(
 
 
 def lars_step(tensors: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]], rows: Sequence[SgdRow]) -> None:
-    """Move tensors of this process, each given as parameter, velocity and gradient: dense float32 on the CPU, laid out alike.
+    """Update tensors of this process, given as (parameter, velocity, gradient): dense float32 on the CPU, of one layout.
 
-    They may lie anywhere: the offset and count of a row are not read.
+    They may lie anywhere: the offset and count of a row are ignored.
     """
     table = table_of(rows)
     table[:, 1] = torch.tensor([w.numel() for w, _, _ in tensors])

@@ -1,6 +1,6 @@
-"""Batch norm for large batches: what ranks that each see a small part of the batch do about its statistics.
+"""Batch norm for large batches, where each rank sees only a small part of the batch.
 
-    average_batchnorm_(model, comm)        each rank its own statistics in training; running ones averaged before evaluation
+    average_batchnorm_(model, comm)        own statistics on each rank in training; running ones averaged before evaluation
     use_last_batch_(model)                 no moving average: the statistics of the last batch; average those, too
     convert_batchnorm(model, comm)         the statistics of the whole batch: N ranks compute what one process would
 
@@ -52,7 +52,7 @@ def average_batchnorm_(model: nn.Module, comm: Communicator) -> None:
 
 
 def use_last_batch_(model: nn.Module) -> None:
-    """Keep the statistics of the last batch instead of a moving average; `average_batchnorm_` then makes them those of all ranks.
+    """Keep the statistics of the last batch instead of a moving average. `average_batchnorm_` then averages them over ranks.
 
     Moving averages lag behind weights that move fast, as they do with very large batches.
     """
@@ -67,9 +67,9 @@ def use_last_batch_(model: nn.Module) -> None:
 class MultiNodeBatchNorm(_BatchNorm):
     """Batch norm over the batches of all ranks, for inputs of any shape (N, C, ...).
 
-    Forward and backward compute what one process would compute on the concatenated batch, also when batches differ in size or are
+    Forward and backward compute what one process would compute on the concatenated batch, even if batches differ in size or are
     empty. Each direction is one all-reduce of 2 C numbers. All ranks must run the same layers in the same order. In evaluation
-    it is torch's batch norm and sends nothing. State dicts are those of torch's batch norms.
+    it is torch's batch norm and sends nothing. State dicts have torch's format.
 
     The gradients of weight and bias are this rank's part, as with every other layer; the multi-node optimizer averages them.
 
@@ -128,7 +128,7 @@ class MultiNodeBatchNorm(_BatchNorm):
 
     @torch.no_grad()
     def _track(self, mean: torch.Tensor, variance: torch.Tensor, total: torch.Tensor) -> None:
-        assert self.running_mean is not None  # they come and go together
+        assert self.running_mean is not None  # either both exist or neither
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
         self.num_batches_tracked.add_(1)
@@ -146,7 +146,7 @@ class MultiNodeBatchNorm(_BatchNorm):
 def convert_batchnorm(model: nn.Module, comm: Communicator, *, group: int | None = None) -> nn.Module:
     """Replace every BatchNorm1d, 2d, 3d and SyncBatchNorm of a model by `MultiNodeBatchNorm`. All ranks call it.
 
-    Parameters and buffers stay the same tensors, so you can convert after you made the optimizer.
+    Parameters and buffers stay the same tensors, so you can convert after creating the optimizer.
 
     Args:
         model: The model. It changes in place.
@@ -169,7 +169,7 @@ def convert_batchnorm(model: nn.Module, comm: Communicator, *, group: int | None
         if not 1 <= group <= comm.size:
             raise ValueError(f"group={group}: must be a number of ranks, 1 to {comm.size}")
         comm = comm.split(comm.rank // group, comm.rank)
-    made: dict[nn.Module, nn.Module] = {}  # a module that occurs twice stays one
+    made: dict[nn.Module, nn.Module] = {}  # a shared module stays shared
     for name, module in model.named_modules(remove_duplicate=False):
         if type(module) in CONVERTIBLE:
             made.setdefault(module, _converted(module, comm))
@@ -200,7 +200,7 @@ def _converted(old: _BatchNorm, comm: Communicator) -> MultiNodeBatchNorm:
 
 
 class _Shared:
-    """A communicator in a module. Copies of the model share it; a pickle cannot contain it."""
+    """A communicator in a module. Copies of the model share it; it cannot be pickled."""
 
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm
@@ -215,21 +215,21 @@ class _Shared:
 class _Normalize(torch.autograd.Function):
     """(x - mean) / sqrt(variance + eps) * weight + bias, with mean and variance over all ranks.
 
-    On a GPU the host reads nothing: the number of values over all ranks stays there. Only a rank with fewer than 2 of its own
-    asks whether that is too few, because the others know that it is not.
+    On a GPU the host reads nothing: the number of values over all ranks stays there. Only a rank with fewer than 2 values of its
+    own checks whether that is too few; the others know that it is not.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Any, weight: Any, bias: Any, eps: float, comm: Communicator) -> Any:
         count, channels, wide = x.numel() // x.shape[1], x.shape[1], _wide(x.dtype)
-        # Sums of squares in float64: in float32 they lose what is small against the mean
+        # Sums of squares in float64: float32 loses what is small compared with the mean
         sums = torch.zeros(2 * channels + 1, dtype=torch.float64, device=x.device)
         if count:
             variance, mean = torch.var_mean(x.to(wide), _without_channels(x), correction=0)
             variance, mean = variance.double(), mean.double()
             sums[:channels] = count * mean
             sums[channels:-1] = count * (variance + mean * mean)
-            sums[-1:].fill_(count)  # sums[-1] = count would be a copy that waits
+            sums[-1:].fill_(count)  # sums[-1] = count would be a blocking copy
         comm.all_reduce(sums)
         found = int(sums[-1]) if count < 2 else count
         if found == 1:
@@ -257,7 +257,7 @@ class _Normalize(torch.autograd.Function):
         own = torch.stack([dy.sum(dims), (dy * normal).sum(dims)])
         dx = None
         if ctx.needs_input_grad[0]:
-            sums = own.to(torch.float64, copy=True)  # `own` stays this rank's
+            sums = own.to(torch.float64, copy=True)  # `own` stays local
             ctx.comm.all_reduce(sums)
             shift, slope = (sums / ctx.total).to(wide)
             by = scale if weight is None else scale * weight.to(wide)

@@ -1,9 +1,9 @@
 """Equal replicas at the start: the same seed on all ranks, or one broadcast.
 
-Fujitsu (arXiv 1903.12650) initialises every process with the same seed and sends nothing; at thousands of ranks a broadcast of
-the model is seconds of a record that takes seventy. `seed_everything` before the model is built does that where all ranks build
-it in the same order; `init_parameters_` draws from (seed, name), whatever was built or drawn before; `check_replicas` compares
-one hash. Where a model is loaded on one rank only, `bcast_parameters` is the way.
+Fujitsu (arXiv 1903.12650) initialises every process with the same seed and sends nothing: with thousands of ranks, broadcasting
+the model takes seconds of a record that takes seventy. `seed_everything` before building the model does that if all ranks build
+it in the same order. `init_parameters_` draws from (seed, name), independent of what was built or drawn before. `check_replicas`
+compares one hash. If only one rank loads a model, use `bcast_parameters`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-# functions and methods of torch that draw and take a generator, those of torch.nn.init included
+# torch functions and methods that draw random numbers and take a generator, including torch.nn.init
 DRAWING = {
     "uniform_", "normal_", "trunc_normal_", "xavier_uniform_", "xavier_normal_", "kaiming_uniform_", "kaiming_normal_",
     "orthogonal_", "sparse_", "random_", "bernoulli_", "exponential_", "cauchy_", "geometric_", "log_normal_",
@@ -48,7 +48,7 @@ def seed_everything(seed: int) -> None:
     seed = operator.index(seed)  # NumPy's integers, too: random.seed would hash them
     random.seed(seed)
     torch.manual_seed(seed)
-    if (numpy := sys.modules.get("numpy")) is not None:  # torch loads it; this room has no use for it
+    if (numpy := sys.modules.get("numpy")) is not None:  # torch loads it; this room does not import it
         numpy.random.seed(seed)
 
 
@@ -92,18 +92,18 @@ def init_parameters_(
 ) -> None:
     """Draw every module's parameters anew, from generators seeded with (seed, name of the module).
 
-    The result is equal on all ranks, whatever was built or drawn before. A new layer changes no other layer. Torch's own
-    generators are neither used nor changed.
+    The result is the same on all ranks, independent of what was built or drawn before. Adding a layer changes no other layer.
+    Torch's own generators are neither used nor changed.
 
     Args:
         model: The model. It changes in place.
         seed: The same on all ranks.
-        initialize: Called with each module that owns parameters. By default its `reset_parameters()` is called.
+        initialize: Called with each module that owns parameters. The default calls its `reset_parameters()`.
         zero_gamma: Selects normalisations by name whose weight becomes 0, for example the last of each residual branch
             (Goyal et al., arXiv 1706.02677, 5.1).
 
     Raises:
-        ValueError: If a module owns parameters, has no `reset_parameters()`, and you gave no `initialize`.
+        ValueError: If a module owns parameters, has no `reset_parameters()`, and you passed no `initialize`.
 
     Example:
         >>> a, b = torch.nn.Linear(4, 2), torch.nn.Linear(4, 2)
@@ -133,7 +133,7 @@ def _reset_of(module: torch.nn.Module) -> Any:
 
 
 class _DrawFrom(TorchFunctionMode):
-    """Inside it whatever this thread draws comes from generators of its own, one per device, with one seed."""
+    """Inside, this thread draws from separate generators, one per device, all with one seed."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ def digest(model: torch.nn.Module) -> str:
 
 
 def check_replicas(model: torch.nn.Module, comm: Any) -> None:
-    """Raise on all ranks, naming the odd ones, unless parameters and buffers are equal bit for bit. One short message."""
+    """Raise on all ranks, naming the odd ones, unless parameters and buffers are bitwise equal. Sends one hash."""
     found = comm.allgather_obj(digest(model))
     usual = max(found, key=found.count)
     odd = [rank for rank, each in enumerate(found) if each != usual]

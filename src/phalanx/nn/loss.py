@@ -1,4 +1,4 @@
-"""Cross entropy with smoothed labels, for batches where some rank may have nothing to learn from.
+"""Cross entropy with smoothed labels that works if a rank has no samples.
 
 The label is (1 - smoothing) times itself plus smoothing spread evenly over all classes, the right one included (Szegedy et al.,
 arXiv 1512.00567; torch, MLPerf). Fujitsu's MXNet spreads it over the other classes only, which for K classes is the same as
@@ -12,20 +12,20 @@ from torch.nn import functional as F
 
 
 class LabelSmoothingLoss(torch.nn.Module):
-    """Cross entropy with smoothed labels: torch's `CrossEntropyLoss(label_smoothing=...)`, made safe for training at scale.
+    """Cross entropy with smoothed labels: torch's `CrossEntropyLoss(label_smoothing=...)`, made safe for distributed training.
 
-    Three things differ. A batch whose labels are all ignored has loss 0 and zero gradients instead of NaN, which would poison
+    Three things differ. A batch whose labels are all ignored has loss 0 and zero gradients instead of NaN, which would spoil
     the mean gradient of all ranks. Sixteen-bit logits are computed in float32, because a sum over many samples overflows
     float16. Soft targets may have any floating dtype.
 
     Args:
-        smoothing: The share of each label that is spread evenly over all classes.
+        smoothing: The fraction of each label that is spread evenly over all classes.
         weight: One weight per class.
-        ignore_index: Samples with this label count for nothing.
+        ignore_index: Samples with this label are ignored.
         reduction: `"mean"`, `"sum"` or `"none"`. As in torch, the mean is weighted by the weight of the classes.
 
     Raises:
-        ValueError: If `smoothing` or `reduction` makes no sense.
+        ValueError: If `smoothing` or `reduction` is invalid.
 
     Example:
         >>> loss = phalanx.LabelSmoothingLoss(smoothing=0.1)
@@ -55,7 +55,7 @@ class LabelSmoothingLoss(torch.nn.Module):
         if soft:
             target = target.to(logits.dtype)
         divide = self.reduction == "mean" and not soft
-        nothing = soft and not len(target)  # torch's mean of it would be NaN
+        nothing = soft and not len(target)  # torch's mean would be NaN
         loss = F.cross_entropy(
             logits,
             target,
@@ -67,7 +67,7 @@ class LabelSmoothingLoss(torch.nn.Module):
         return loss / self._weight_of(target, weight, logits.dtype) if divide else loss
 
     def _weight_of(self, target: torch.Tensor, weight: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-        """What torch divides by; 1 where that is 0, and the sum above it as well."""
+        """The divisor of torch's mean, or 1 if it is 0, in which case the sum is 0, too."""
         counted = target != self.ignore_index
         if weight is None:
             total = counted.sum().to(dtype)

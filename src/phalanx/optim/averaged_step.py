@@ -1,6 +1,6 @@
 """One step of a multi-node optimizer: every gradient becomes the mean over the ranks, then the torch optimizer updates.
 
-`MultiNodeOptimizer.step` is this. After a plain `backward()` the means are there already, and only the update is left.
+`MultiNodeOptimizer.step` calls this. After a plain `backward()` the gradients are means already, and only the update is left.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class AveragedStep:
         return self._optimizer.step() if self._averager.ready else None
 
     def _averaged(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """The closure, whose gradients and loss are averaged: if the optimizer decides by the loss, all ranks decide alike."""
+        """Wrap the closure so that gradients and loss are means: an optimizer that looks at the loss acts alike on all ranks."""
         if self._averager.delayed:
             raise ValueError("step(closure) wants the gradients of now, double_buffering gives those of the step before")
 
@@ -61,12 +61,12 @@ class AveragedStep:
         return averaged
 
     def synchronize(self) -> None:
-        """Make every gradient the mean, if it is not."""
+        """Make every gradient the mean, unless it is already."""
         self.watch_changes()
         self._averager.synchronize()
 
     def watch_changes(self) -> None:
-        """You may have edited `param_groups`, or changed the inner optimizer."""
+        """Follow your edits of `param_groups` or of the inner optimizer."""
         params = dict.fromkeys(p for group in self._optimizer.param_groups for p in group["params"])
         if not self._averager.watches(list(params)):
             self._averager.watch(*parameters_of(self._optimizer))

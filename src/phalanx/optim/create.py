@@ -11,7 +11,7 @@ from phalanx.grad.allreduce import AllReduce
 from phalanx.grad.gossip import Gossip, level_of
 from phalanx.grad.local import DiLoCo, LocalSGD
 from phalanx.grad.sparse import wants_sparse
-from phalanx.grad.wires import Wire, remembers
+from phalanx.grad.wires import PowerSGD, Wire, remembers
 from phalanx.optim.multi_node import MultiNodeOptimizer
 from phalanx.optim.wrapped import WrappedOptimizer
 
@@ -122,15 +122,17 @@ def create_multi_node_optimizer(
         raise TypeError(f"bucket_bytes={bucket_bytes!r}: an int, or None to measure")
     if bucket_bytes is not None and bucket_bytes < 1:
         raise ValueError(f"bucket_bytes={bucket_bytes}: at least 1, or None to measure")
-    if remembers(wire) and sync is not None and not isinstance(sync, AllReduce):
-        takes = f"{type(sync).__name__} takes torch.float16 and torch.bfloat16"
-        raise ValueError(f"wire={wire!r} is for gradients that all ranks sum in every step; {takes}")
-    if comm.elastic and remembers(wire):
-        raise ValueError(f"wire={wire!r} keeps what it rounded away, and elastic=True may send it twice: use torch.bfloat16")
+    if isinstance(wire, PowerSGD) and isinstance(sync, Gossip | LocalSGD | DiLoCo):
+        raise ValueError(f"wire={wire!r} is for gradients that all ranks sum in every step; use AllReduce, or a 16-bit wire")
+    if remembers(wire) and isinstance(sync, Gossip):
+        raise ValueError(f"wire={wire!r} is for what all ranks sum; Gossip takes torch.float16 and torch.bfloat16")
+    sent_as = sync.wire if isinstance(sync, DiLoCo) and sync.wire is not None else wire
+    if comm.elastic and remembers(sent_as):
+        raise ValueError(f"wire={sent_as!r} keeps what it rounded away, and elastic=True may send it twice: use torch.bfloat16")
     if not comm.elastic and isinstance(sync, AllReduce) and sync.on_slow in ("rebalance", "evict"):
         raise ValueError(f"AllReduce(on_slow={sync.on_slow!r}) needs create_communicator(elastic=True)")
     if comm.elastic:
-        _check_elastic(optimizer, sync, double_buffering)
+        _check_elastic(optimizer, sync)
     narrow = wire if isinstance(wire, torch.dtype) else None
     if isinstance(sync, Gossip):
         from phalanx.optim.gossip_step import GossipOptimizer  # a fifth of our import time, and few scripts gossip
@@ -139,7 +141,7 @@ def create_multi_node_optimizer(
     if isinstance(sync, LocalSGD | DiLoCo):
         from phalanx.optim.local_step import LocalOptimizer
 
-        return LocalOptimizer(optimizer, comm, sync, narrow, bucket_bytes)
+        return LocalOptimizer(optimizer, comm, sync, wire, bucket_bytes)
     if bucket_bytes is not None and sync is not None and sync.growing is not None:
         raise ValueError(f"bucket_bytes={bucket_bytes} and growing={sync.growing}: groups follow one of them")
     return MultiNodeOptimizer(optimizer, comm, sync or AllReduce(), double_buffering, wire, bucket_bytes)
@@ -149,20 +151,27 @@ def _plain(sync: AllReduce | Gossip | LocalSGD | DiLoCo | None) -> bool:
     return sync is None or (isinstance(sync, AllReduce) and not sync.weighted)
 
 
-def _check_elastic(
-    optimizer: torch.optim.Optimizer, sync: AllReduce | Gossip | LocalSGD | DiLoCo | None, double_buffering: bool
-) -> None:
+def _check_elastic(optimizer: torch.optim.Optimizer, sync: AllReduce | Gossip | LocalSGD | DiLoCo | None) -> None:
     """What an exchange that is done again after a death does not allow."""
-    if isinstance(sync, LocalSGD | DiLoCo):
+    if isinstance(sync, Gossip | LocalSGD | DiLoCo) and sync.level == "host":
         raise ValueError(
-            f"sync={type(sync).__name__} does not go with elastic=True, which does an exchange of gradients again after a death: "
-            "use AllReduce, or resume local steps from a checkpoint"
+            f"{type(sync).__name__}(level='host') does not go with elastic=True, whose communicator cannot be split: use 'rank'"
         )
-    if isinstance(sync, Gossip):
-        raise ValueError("sync=Gossip outlives dead ranks by itself: create its communicator without elastic=True")
-    if sync is not None and sync.fused:
+    if isinstance(sync, LocalSGD | DiLoCo) and sync.overlap:
+        raise ValueError(
+            f"{type(sync).__name__}(overlap={sync.overlap!r}) does not go with elastic=True: parts that travel for several steps "
+            "would be lost when a rank dies; use overlap=False"
+        )
+    if isinstance(sync, Gossip) and sync.topology == "hypercube":
+        raise ValueError(
+            "Gossip(topology='hypercube') wants a power of two, and elastic=True changes the number of ranks: use "
+            "topology='dissemination' or 'exact'"
+        )
+    if isinstance(sync, Gossip) and sync.patience is not None:
+        raise ValueError(
+            f"Gossip(patience={sync.patience:g}) has no effect with elastic=True: `phalanx run` decides who is gone; leave it out"
+        )
+    if isinstance(sync, AllReduce) and sync.fused:
         raise ValueError("AllReduce(fused=True) writes sums over the gradients, which elastic=True keeps to sum them again")
-    if double_buffering:
-        raise ValueError("double_buffering=True has gradients of two steps under way, and elastic=True keeps those of one")
     if wants_sparse(optimizer):
         raise ValueError("sparse gradients do not go with elastic=True, which keeps dense ones")

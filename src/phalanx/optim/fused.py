@@ -1,4 +1,4 @@
-"""`AllReduce(fused=True)`: whether a step sums and updates in one pass now, and the pass itself."""
+"""`AllReduce(fused=True)`: decides whether a step can sum and update in one pass, and runs it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class FusedStep:
         self._warned = False
 
     def is_possible(self) -> bool:
-        """Whether the next step can be fused, the same on all ranks; if not, warn once."""
+        """Whether the next step can be fused. The answer is the same on all ranks. If it cannot, warn once."""
         why = why_not(self._optimizer, self._comm)
         if why and not self._warned:
             self._warned = True
@@ -29,7 +29,7 @@ class FusedStep:
         return not why
 
     def update(self, arenas: Sequence[Arena]) -> None:
-        """Update by the mean of the gradients that lie in these arenas, each rank's own. All ranks call it."""
+        """Update by the mean of the gradients in these arenas, which are each rank's own. All ranks call it."""
         if self._one_pass is None or not self._one_pass.covers(arenas):
             self._one_pass = OnePass(arenas, self._optimizer, self._comm)
         self._one_pass.update()
@@ -40,6 +40,6 @@ class FusedStep:
         return self._one_pass is not None
 
     def take_state(self) -> None:
-        """The optimizer has loaded a state: bring it where all ranks see it."""
+        """Copy a state that the optimizer has loaded to where all ranks see it."""
         if self._one_pass is not None:
             self._one_pass.take_state()

@@ -22,6 +22,7 @@ from phalanx.comm.communicator import Communicator
 from phalanx.grad.allreduce import AllReduce
 from phalanx.grad.averager import Averager
 from phalanx.grad.gossip import Gossip, level_of
+from phalanx.grad.gossip.elastic import ElasticGossiper
 from phalanx.grad.gossip.gossiper import Gossiper
 from phalanx.grad.gossip.packet import real
 from phalanx.grad.record import StepRecord
@@ -29,6 +30,7 @@ from phalanx.grad.reducer import TransferTime
 from phalanx.grad.replicas import check_replicas, some
 from phalanx.grad.twice import GOSSIPED, SecondAverage
 from phalanx.grad.wire import check_wire
+from phalanx.optim.replica import replica, whole_replica
 from phalanx.optim.unscaling import Unscaling
 from phalanx.optim.wrapped import WrappedOptimizer
 
@@ -48,11 +50,15 @@ class GossipOptimizer(WrappedOptimizer):
         wire: torch.dtype | None,
         bucket_bytes: int | None,
     ) -> None:
-        super().__init__(optimizer)
+        super().__init__(optimizer, comm)
         check_wire(wire)
-        self.comm, self.sync = comm, sync
+        self.sync = sync
         home = comm.split(comm.inter_rank) if level_of(comm, sync) == "host" else None
-        self._gossiper = Gossiper(comm, home, sync, wire)
+        self._gossiper: Gossiper | ElasticGossiper
+        if comm.elastic:
+            self._gossiper = ElasticGossiper(self.following.comm, sync, wire)
+        else:
+            self._gossiper = Gossiper(comm, home, sync, wire)
         self._gossiper.offer(self._whole_replica)
         self._home: Averager | None = None
         if home is not None:
@@ -67,12 +73,21 @@ class GossipOptimizer(WrappedOptimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update this replica and exchange, or exchange gradients and update. A `closure` is this rank's own affair."""
+        if not self.comm.elastic:
+            return self._step(closure)
+        from phalanx.optim.shared_state import elastic_step
+
+        with elastic_step(self):
+            return self._step(closure)
+
+    def _step(self, closure: Callable[[], Any] | None) -> Any:
         result = None
         if closure is not None and self.sync.exchange == "gradients":
             raise ValueError("step(closure) with Gossip(exchange='gradients'): ranks call it differently often; exchange weights")
         self._check_replicas()
         scaler = Unscaling(self, self.optimizer)
-        overflowed = self._overflowed = self._unscale(scaler)
+        gradients = [p.grad for p in self._trained() if p.grad is not None]
+        overflowed = self._overflowed = scaler.unscale(gradients, mixes=self.sync.exchange == "gradients")
         if closure is not None:
             result = self.optimizer.step(self._complete(closure))
         else:
@@ -130,23 +145,6 @@ class GossipOptimizer(WrappedOptimizer):
 
         return completed
 
-    def _unscale(self, scaler: Unscaling) -> bool:
-        """Divide by the scale of a GradScaler, and say whether a gradient overflowed.
-
-        On a GPU the host does not ask where gradients are exchanged: they become zeros if so. Nor where a fused optimizer skips
-        the update by itself. With any other optimizer it waits once per step, as torch's own GradScaler does.
-        """
-        if scaler.found is None or (self.sync.exchange == "weights" and scaler.is_inner):
-            return False
-        unasked = self.sync.exchange == "gradients" and scaler.on_device
-        overflowed = not unasked and bool(scaler.found)
-        gradients = [p.grad for p in self._trained() if p.grad is not None]
-        if not overflowed:
-            scaler.divide(gradients)
-        if unasked:
-            scaler.zero_overflow(gradients)
-        return overflowed
-
     def _fill_missing(self) -> None:
         """A parameter without a gradient counts as zeros, on this rank: the optimizer's state must be alike on all."""
         params, names = self.parameters()
@@ -161,7 +159,7 @@ class GossipOptimizer(WrappedOptimizer):
             warnings.warn(
                 f"rank {self.comm.rank}: no gradient for {len(unused)} parameter(s), {some([name for _, name in unused])}; "
                 "they count as zeros. This is the only warning",
-                stacklevel=4,
+                stacklevel=5,
             )
 
     def _check_replicas(self) -> None:
@@ -170,32 +168,34 @@ class GossipOptimizer(WrappedOptimizer):
         known = {id(p) for p in self._checked}
         new = [(p, name) for p, name in zip(params, names) if id(p) not in known]
         if new:
-            check_replicas([p for p, _ in new], [name for _, name in new], [repr(self.sync), str(self._wire)], self.comm)
+            own = [p for p, _ in new], [name for _, name in new], [repr(self.sync), str(self._wire)], self.comm
+            self.comm.as_one(lambda: check_replicas(*own))
             self._checked = params
 
     def _trained(self) -> list[torch.nn.Parameter]:
         return [p for p in self.parameters()[0] if p.requires_grad]
 
     def _replica(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Parameters, and of the optimizer's state every floating-point tensor that is shaped like its parameter."""
-        trained = self._trained()
-        state = [
-            value
-            for p in trained
-            for _, value in sorted(self.optimizer.state.get(p, {}).items())
-            if isinstance(value, torch.Tensor) and value.shape == p.shape and (value.is_floating_point() or value.is_complex())
-        ]
-        return [real(p.detach()) for p in trained], [real(value) for value in state]
+        return replica(self.optimizer, self._trained())
 
     def _whole_replica(self) -> list[torch.Tensor]:
-        """All that a rank which was left behind takes over: parameters, every tensor of the optimizer's state, statistics."""
-        state = [
-            real(value)
-            for p in self._trained()
-            for _, value in sorted(self.optimizer.state.get(p, {}).items())
-            if isinstance(value, torch.Tensor)
-        ]
-        return [*(real(p.detach()) for p in self._trained()), *state, *self._statistics]
+        """All that a rank which was left behind takes over."""
+        return [*whole_replica(self.optimizer, self._trained()), *self._statistics]
+
+    # ---- ranks that die and join ---------------------------------------------------------------------------------------------
+
+    def own_state(self) -> dict[str, Any]:
+        """What a rank that joins gets beside the state of the inner optimizer. For Phalanx itself."""
+        assert isinstance(self._gossiper, ElasticGossiper)
+        return {"steps": self._steps, "gossip": self._gossiper.state()}
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        """On a rank that joins: its replica is a copy of another one's. For Phalanx itself."""
+        assert isinstance(self._gossiper, ElasticGossiper)
+        self._steps = state["steps"]
+        self._gossiper.load(state["gossip"])
+        if self._steps:
+            self._checked = self.parameters()[0]
 
     # ---- all replicas ----------------------------------------------------------------------------------------------------------
 
@@ -263,7 +263,7 @@ class GossipOptimizer(WrappedOptimizer):
         return list(self._gossiper.transfers)
 
     @property
-    def communication(self) -> Gossiper:
+    def communication(self) -> Gossiper | ElasticGossiper:
         """The next exchange and what is under way, as `state_dict()`: with it a checkpoint continues bit for bit."""
         return self._gossiper
 

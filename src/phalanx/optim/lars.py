@@ -1,18 +1,18 @@
-"""LARS: SGD with momentum, where every layer moves in proportion to its own size (You, Gitman, Ginsburg, arXiv 1708.03888).
+"""LARS: SGD with momentum in which every layer moves in proportion to its own size (You, Gitman, Ginsburg, arXiv 1708.03888).
 
 For a parameter w with gradient g that `skip` does not select:
 
     d = g + weight_decay * w
-    ratio = trust_coefficient * |w| / (|g| + weight_decay * |w| + eps), or 1 where |w| or |g| is zero
+    ratio = trust_coefficient * |w| / (|g| + weight_decay * |w| + eps), or 1 if |w| or |g| is zero
     u = lr * ratio * d;   v = momentum * v + u;   w -= v, or with nesterov w -= momentum * v + u
 
-For a skipped one d = g and ratio = 1. docs/large-batch.md says how the variants differ that others call LARS. `MLPERF` holds the
-options of MLPerf's reference, the same rule with another eps.
+For a skipped parameter d = g and ratio = 1. docs/large-batch.md explains how other variants called LARS differ. `MLPERF` holds
+the options of MLPerf's reference, the same rule with another eps.
 
-Norms: on a GPU those of all layers are computed together (Fujitsu's batched norm) by torch's multi-tensor operations, and nothing
-waits for the device. On a CPU passes over whole lists only lose the cache: a layer's norms come right before its update, both as
-one pass of the native core. Where that cannot be had, the update is one pass of torch's fused SGD: with dampening 1 - c that is
-v = momentum * v + c * d, w -= v.
+Norms: on a GPU torch's multi-tensor operations compute those of all layers together (Fujitsu's batched norm), and nothing waits
+for the device. On a CPU, passes over whole lists only lose the cache, so the native core computes a layer's norms right before
+its update, both in one pass. Without the core, the update is one pass of torch's fused SGD: with dampening 1 - c that is v =
+momentum * v + c * d, w -= v.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MLPERF: Mapping[str, float] = MappingProxyType({"momentum": 0.9, "trust_coeffici
 
 Skip = Callable[[torch.Tensor], bool]
 
-PLAIN = (torch.nn.Parameter, torch.Tensor)  # no subclass of them, which may have no memory of its own
+PLAIN = (torch.nn.Parameter, torch.Tensor)  # a subclass may have no memory of its own
 
 
 def is_vector(p: torch.Tensor) -> bool:
@@ -42,7 +42,7 @@ def is_vector(p: torch.Tensor) -> bool:
 
 
 class Layer(NamedTuple):
-    """A parameter, its gradient and its velocity (None without momentum); `adapted` unless it is skipped."""
+    """A parameter, its gradient and its velocity (None without momentum). `adapted` unless it is skipped."""
 
     w: torch.Tensor
     g: torch.Tensor
@@ -53,18 +53,18 @@ class Layer(NamedTuple):
 class Lars(torch.optim.Optimizer):
     """SGD with momentum in which every layer moves in proportion to its own size (You, Gitman, Ginsburg, arXiv 1708.03888).
 
-    All options may differ between parameter groups. Float32 parameters on the CPU are updated by the native core where it is
+    All options may differ between parameter groups. The native core updates float32 parameters on the CPU, if it is
     available.
 
     Args:
         params: Parameters or groups, as for any torch optimizer.
         lr: The learning rate.
-        momentum: The share of the velocity that is kept.
+        momentum: The share of the velocity to keep.
         weight_decay: Added to the gradient as weight_decay * w.
         trust_coefficient: The size of a step relative to the size of the layer.
         eps: Added to the denominator of the trust ratio.
         nesterov: Look ahead along the momentum.
-        skip: Selects parameters that get neither trust ratio nor weight decay. By default those of fewer than 2 dimensions.
+        skip: Selects parameters that get neither trust ratio nor weight decay. By default those with fewer than 2 dimensions.
         lr_in_momentum: Multiply by the rate before the velocity. False does so after it, as timm, torch-optimizer and LARC do.
         foreach: Force or forbid torch's multi-tensor operations. By default they are used for parameters that are not on the CPU.
 
@@ -114,7 +114,7 @@ class Lars(torch.optim.Optimizer):
                 raise ValueError(f"Lars: {name}={group[name]!r}: a number, 0 or more")
         if group["nesterov"] and not group["momentum"]:
             raise ValueError("Lars: nesterov looks ahead along the momentum, and momentum is 0")
-        # numbers, not a function: what is skipped is settled here, and travels in state_dict() as plain data
+        # numbers instead of a function: what to skip is decided here, and state_dict() holds it as plain data
         skip = group.pop("skip", self._skip)
         group["skipped"] = [i for i, p in enumerate(group["params"]) if skip(p)]
 
@@ -155,7 +155,7 @@ class Lars(torch.optim.Optimizer):
         return loss
 
     def _layers(self, group: dict[str, Any]) -> list[Layer]:
-        """The parameters that have a gradient."""
+        """Return the parameters that have a gradient."""
         skipped, momentum, found = set(group["skipped"]), group["momentum"], []
         for i, p in enumerate(group["params"]):
             g, v = p.grad, None
@@ -173,7 +173,7 @@ class Lars(torch.optim.Optimizer):
 
 
 def lars_row(group: dict[str, Any], *, adapted: bool, offset: int = 0, count: int = 0) -> SgdRow:
-    """What the native core has to know of a tensor of `group`."""
+    """Return what the native core needs to know about a tensor of `group`."""
     return SgdRow(
         offset,
         count,
@@ -189,7 +189,7 @@ def lars_row(group: dict[str, Any], *, adapted: bool, offset: int = 0, count: in
 
 
 def _move_natively(group: dict[str, Any], layers: list[Layer]) -> None:
-    """Norms and update of each layer, in the native core."""
+    """Compute norms and update of each layer in the native core."""
     rows = [lars_row(group, adapted=adapted) for adapted in (False, True)]
     tensors = [(w, v, g) for w, g, v, _ in layers if v is not None]
     lars_step(tensors, [rows[layer.adapted] for layer in layers])
@@ -197,7 +197,7 @@ def _move_natively(group: dict[str, Any], layers: list[Layer]) -> None:
 
 
 def _move(group: dict[str, Any], layers: list[Layer], ratio: float) -> None:
-    """The update of layers that have one ratio, as one pass over each where torch has it."""
+    """Update layers that have the same ratio, in one pass over each if torch has one."""
     lr, momentum, nesterov = float(group["lr"]), group["momentum"], group["nesterov"]
     decay = group["weight_decay"] if layers[0].adapted else 0.0
     step, rate = (ratio * lr, 1.0) if group["lr_in_momentum"] or not momentum else (ratio, lr)
@@ -217,7 +217,7 @@ def _move(group: dict[str, Any], layers: list[Layer], ratio: float) -> None:
             maximize=False,
             is_first_step=False,  # the first velocity would be the gradient itself, not `step` times it
         )
-        torch.autograd.graph.increment_version(ws)  # which it leaves to others
+        torch.autograd.graph.increment_version(ws)  # fused SGD leaves this to its caller
     for w, g, v, _ in layers if not fused else [layer for layer in layers if not _fits_fused(layer)]:
         u = g.add(w, alpha=decay).mul_(step)
         if v is not None:
@@ -227,7 +227,7 @@ def _move(group: dict[str, Any], layers: list[Layer], ratio: float) -> None:
 
 
 def _move_together(group: dict[str, Any], layers: list[Layer]) -> None:
-    """The same for all layers of one device and dtype, in a few multi-tensor operations that never wait for the device."""
+    """Update all layers of one device and dtype in a few multi-tensor operations that never wait for the device."""
     adapted = [layer for layer in layers if layer.adapted]
     us = [layer.g for layer in adapted]
     if adapted:
@@ -266,20 +266,20 @@ def _ratio(group: dict[str, Any], w_norm: float, g_norm: float) -> float:
 def _norm(x: torch.Tensor) -> float:
     if x.dtype is torch.float32 and x.is_contiguous():
         x = x.detach().view(-1)
-        square = torch.dot(x, x).item()  # the fastest that torch has: its reductions take a tenth longer
-        if 1e-30 < square < math.inf:  # below, many squares are rounded to nothing
+        square = torch.dot(x, x).item()  # the fastest in torch: its reductions take a tenth longer
+        if 1e-30 < square < math.inf:  # below that, many squares underflow
             return math.sqrt(square)
     return float(torch.linalg.vector_norm(x, dtype=torch.float64))
 
 
 def _fits_native(layer: Layer) -> bool:
-    """Whether the native core may run: it sees addresses, so they must be those of plain tensors with a velocity."""
+    """Whether the native core can run. It gets addresses, so all must be plain tensors, with a velocity."""
     w, g, v, _ = layer
     return type(v) is type(g) is torch.Tensor and type(w) in PLAIN and _fits_fused(layer)
 
 
 def _fits_fused(layer: Layer) -> bool:
-    """Whether torch's fused SGD may run: it goes through memory, whatever the strides, and in float32."""
+    """Whether torch's fused SGD can run. It walks through memory regardless of strides, in float32."""
     w, g, v, _ = layer
     strides = w.stride()
     return (

@@ -20,15 +20,16 @@ import torch
 from phalanx.comm.communicator import Communicator
 from phalanx.grad.allreduce import AllReduce
 from phalanx.grad.averager import Averager
-from phalanx.grad.gossip.packet import average_together, real
+from phalanx.grad.gossip.packet import Packet, mean_packet, real
 from phalanx.grad.gossip.spread import spread
-from phalanx.grad.local import DiLoCo, LocalSGD
+from phalanx.grad.local import DiLoCo, LocalSGD, level_of
 from phalanx.grad.local.rounds import Rounds
 from phalanx.grad.record import StepRecord
 from phalanx.grad.reducer import TransferTime
 from phalanx.grad.replicas import check_replicas
-from phalanx.grad.wire import check_wire
-from phalanx.grad.wires import Int8, PowerSGD
+from phalanx.grad.unfinished import NothingElse
+from phalanx.grad.wires import PowerSGD, Wire, check_any_wire
+from phalanx.optim.replica import replica
 from phalanx.optim.unscaling import Unscaling
 from phalanx.optim.wrapped import WrappedOptimizer
 
@@ -45,18 +46,20 @@ class LocalOptimizer(WrappedOptimizer):
         optimizer: torch.optim.Optimizer,
         comm: Communicator,
         sync: LocalSGD | DiLoCo,
-        wire: torch.dtype | None,
+        wire: Wire | None,
         bucket_bytes: int | None,
     ) -> None:
-        super().__init__(optimizer)
-        self.comm, self.sync = comm, sync
+        super().__init__(optimizer, comm)
+        self.sync = sync
         plan = sync.as_outer_steps() if isinstance(sync, LocalSGD) else sync
         if plan.wire is not None and wire is not None:
             raise ValueError(f"wire={wire} and DiLoCo(wire={plan.wire}): set one of them")
         self._wire = plan.wire or wire
-        if isinstance(self._wire, Int8 | PowerSGD):
-            raise ValueError(f"wire={self._wire}: local steps send torch.float16, torch.bfloat16 or parameters as they are")
-        check_wire(self._wire)
+        if isinstance(self._wire, PowerSGD):
+            raise ValueError(f"wire={self._wire}: local steps send torch.float16, torch.bfloat16 or phalanx.Int8(...)")
+        check_any_wire(self._wire)
+        if self._wire is not None and plan.partners == "random":
+            raise ValueError(f"wire={self._wire} goes with partners='all': one partner gets parameters as they are")
         self._plan, self._bucket_bytes = plan, bucket_bytes
         self._rounds = Rounds(comm, plan, self._wire)
         self._home: Averager | None = None
@@ -67,6 +70,9 @@ class LocalOptimizer(WrappedOptimizer):
             raise ValueError(f"bucket_bytes={bucket_bytes}: local steps send parts; only the ranks of a host have groups")
         self._checked: list[torch.nn.Parameter] = []
         self._steps = 0
+        self._averaged_at = 0  # the step after which `average_` made the replicas equal
+        if comm.elastic:
+            self.following.comm.on_landing(self._land)
 
     # ---- the step ----------------------------------------------------------------------------------------------------------
 
@@ -75,6 +81,14 @@ class LocalOptimizer(WrappedOptimizer):
 
         A `closure` is this rank's own affair.
         """
+        if not self.comm.elastic:
+            return self._step(closure)
+        from phalanx.optim.shared_state import elastic_step
+
+        with elastic_step(self):
+            return self._step(closure)
+
+    def _step(self, closure: Callable[[], Any] | None) -> Any:
         self._begin()
         scaler = Unscaling(self, self.optimizer)
         overflowed = False
@@ -127,7 +141,8 @@ class LocalOptimizer(WrappedOptimizer):
             outer = self._rounds.optimizer
             options = [*(repr(getattr(self._plan, name)) for name in COMPARED), str(self._wire)]
             options += [type(outer).__name__, repr(sorted(outer.defaults.items()))] if outer is not None else []
-            check_replicas([p for p, _ in new], [name for _, name in new], options, self.comm)
+            own = [p for p, _ in new], [name for _, name in new], options, self.comm
+            self.comm.as_one(lambda: check_replicas(*own))
             self._checked = params
 
     def _trained(self) -> list[torch.nn.Parameter]:
@@ -142,18 +157,43 @@ class LocalOptimizer(WrappedOptimizer):
         What is under way arrives first. All ranks call it; it costs an all-reduce of all that.
         """
         self._rounds.land_all()
-        trained = self._trained()
-        state = [
-            real(value)
-            for p in trained
-            for _, value in sorted(self.optimizer.state.get(p, {}).items())
-            if isinstance(value, torch.Tensor) and value.shape == p.shape and (value.is_floating_point() or value.is_complex())
-        ]
-        parameters = [real(p.detach()) for p in trained]
-        average_together([*parameters, *self._rounds.outer_tensors(), *self._statistics], self.comm)
-        alike = self.comm.allgather_obj([list(x.shape) for x in state])
-        if all(own == alike[0] for own in alike):  # a rank may have no state yet
-            average_together(state, self.comm)
+        parameters, state = replica(self.optimizer, self._trained())
+        always = [*parameters, *self._rounds.outer_tensors(), *self._statistics]
+
+        def means() -> list[tuple[list[torch.Tensor], Packet]]:
+            alike = self.comm.allgather_obj([list(x.shape) for x in state])
+            with_state = bool(state) and all(own == alike[0] for own in alike)  # a rank may have no state yet
+            return [(xs, mean_packet(xs, self.comm)) for xs in (always, state if with_state else []) if xs]
+
+        for tensors, mean in self.comm.as_one(means, counts=True):
+            mean.unpack(tensors)
+        self._averaged_at = self._steps
+
+    # ---- ranks that die and join ---------------------------------------------------------------------------------------------
+
+    def _land(self, *, at_end: bool) -> None:
+        """At the end of an epoch all ranks make an outer step: what a rank has trained in it reaches the others now."""
+        if at_end and self._averaged_at != self._steps:
+            self._rounds.after_all(self._steps)
+
+    def own_state(self) -> dict[str, Any]:
+        """What a rank that joins gets beside the state of the inner optimizer. For Phalanx itself."""
+        equal = self._averaged_at == self._steps
+        return {"steps": self._steps, "equal": equal, "rounds": self._rounds.state_dict()}
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        """On a rank that joins: it begins with the outer parameters, because the others' own steps since then are theirs."""
+        self._steps = state["steps"]
+        if state["rounds"]:
+            self._rounds.begin(self._trained())
+            self._rounds.load_state_dict(state["rounds"])
+            self._checked = self.parameters()[0]
+        if state["equal"]:
+            self._averaged_at = self._steps
+        else:
+            self._rounds.begin_anew()
+
+    # ---- all replicas, seen from outside -------------------------------------------------------------------------------------
 
     def spread(self) -> float:
         """How far the replicas are apart: the consensus distance, relative to the length of their mean. All ranks call it."""
@@ -246,20 +286,3 @@ class LocalOptimizer(WrappedOptimizer):
 
 
 COMPARED = ("every", "fragments", "overlap", "partners", "seed")
-
-
-class NothingElse:
-    """Of an optimizer whose `state_dict` has everything."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing to load."""
-
-
-def level_of(comm: Communicator, plan: DiLoCo) -> str:
-    """Whose steps are local: a rank's, or those of a host whose ranks act as one."""
-    if plan.partners == "random":
-        return "rank"
-    return plan.level or ("host" if comm.size > comm.inter_size > 1 else "rank")

@@ -14,12 +14,11 @@ import copy
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from phalanx.comm.communicator import Communicator
-from phalanx.comm.elastic.membership import Membership
 from phalanx.grad.allreduce import AllReduce
 from phalanx.grad.averager import Averager
 from phalanx.grad.drift import Difference
@@ -34,6 +33,9 @@ from phalanx.optim.averaged_step import AveragedStep
 from phalanx.optim.one_pass import why_not
 from phalanx.optim.wrapped import WrappedOptimizer
 
+if TYPE_CHECKING:
+    from phalanx.grad.elastic import ElasticAverager
+
 
 class MultiNodeOptimizer(WrappedOptimizer):
     """Made by `create_multi_node_optimizer`. A torch optimizer for schedulers, scalers and checkpoints."""
@@ -47,19 +49,20 @@ class MultiNodeOptimizer(WrappedOptimizer):
         wire: Wire | None,
         bucket_bytes: int | None,
     ) -> None:
-        super().__init__(optimizer)
-        self.comm, self.sync = comm, sync
+        super().__init__(optimizer, comm)
+        self.sync = sync
         self._options = double_buffering, wire, bucket_bytes
         self._averager = self._make_averager()
-        self._hooks: list[Callable[[MultiNodeOptimizer, Membership], None]] = []
         self._step = AveragedStep(optimizer, comm, sync, self._averager)
 
     def _make_averager(self) -> Averager:
         delayed, wire, bucket_bytes = self._options
         if self.comm.elastic:
-            from phalanx.optim.shared_state import elastic_averager  # few scripts are elastic
+            from phalanx.grad.elastic_delayed import elastic_averager  # few scripts are elastic
 
-            return elastic_averager(*self.parameters(), self.comm, self.sync, wire=wire, bucket_bytes=bucket_bytes)
+            return elastic_averager(
+                *self.parameters(), self.following, self.sync, wire=wire, bucket_bytes=bucket_bytes, delayed=delayed
+            )
         return Averager(
             *self.parameters(),
             self.comm,
@@ -84,13 +87,12 @@ class MultiNodeOptimizer(WrappedOptimizer):
             )
         if not self.comm.elastic:
             return self._step.take(closure)
-        from phalanx.optim.shared_state import call_hooks, rate_of_now
+        from phalanx.optim.shared_state import elastic_step
 
-        call_hooks(self, self._averager, self._hooks)
-        with rate_of_now(self.optimizer, self._averager):
-            result = self._step.take(closure)
-        self.comm.after_step()
-        return result
+        if closure is None:
+            self._step.synchronize()  # which may find that the membership has changed
+        with elastic_step(self):
+            return self._step.take(closure)
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -135,37 +137,20 @@ class MultiNodeOptimizer(WrappedOptimizer):
 
     # ---- ranks that die and join ---------------------------------------------------------------------------------------------
 
+    def own_state(self) -> dict[str, Any]:
+        """What a rank that joins gets beside the state of the inner optimizer. For Phalanx itself."""
+        return self._elastic_averager.state()
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        """On a rank that joins. For Phalanx itself."""
+        self._elastic_averager.load(state)
+
     @property
-    def membership(self) -> Membership:
-        """Who takes part: `epoch`, the members in rank order as `ranks`, and the `history` of changes."""
-        return self.comm.membership
+    def _elastic_averager(self) -> ElasticAverager:
+        from phalanx.grad.elastic import ElasticAverager
 
-    def on_membership_change(self, hook: Callable[[MultiNodeOptimizer, Membership], None]) -> None:
-        """Call `hook(opt, opt.membership)` after ranks have died or joined: for a learning-rate policy of your own, for example.
-
-        All ranks register the same hooks. They are called in `step()`, before the first update after the change, on all ranks,
-        also on those that joined with it. What a hook changes in `param_groups` travels to ranks that join later.
-
-        Args:
-            hook: A function of the optimizer and its membership. It runs in the training thread, and may use the communicator.
-        """
-        self._hooks.append(hook)
-
-    def share(self, **objects: Any) -> None:
-        """Name what a rank that joins later gets from the others, beside parameters and optimizer state. All ranks call it.
-
-        With `create_communicator(elastic=True)` only. On a rank that joins a running job it returns when this rank has the state
-        of the others, and takes part from the next step.
-
-        Args:
-            objects: Anything with `state_dict()` and `load_state_dict()`, such as `model=model, loader=loader`. With a
-                `phalanx.data.Loader` the world changes when your loop asks for the next batch, otherwise at the end of `step()`.
-        """
-        if not self.comm.elastic:
-            raise ValueError("share() is for ranks that join: create the communicator with elastic=True")
-        from phalanx.optim.shared_state import share
-
-        share(self, self._averager, objects)
+        assert isinstance(self._averager, ElasticAverager)
+        return self._averager
 
     # ---- as gossip has them, so that a script differs in one argument ------------------------------------------------------
 

@@ -1,14 +1,14 @@
-"""`AllReduce(fused=True)`: sum the gradients and update the parameters in one pass over memory, on one replica per host.
+"""`AllReduce(fused=True)`: sums the gradients and updates the parameters in one pass over memory, on one replica per host.
 
-Ranks that share memory hold the same parameters W times over, and compute the same update W times over. Here the parameters and
-the optimizer's moments exist once, in memory that all ranks see. The reducer reads the W gradients, applies the rule of the
-optimizer and writes the new parameters. It writes no mean, and no second pass updates. This is safe because all ranks have
+Ranks that share memory normally hold the same parameters W times, and compute the same update W times. Here the parameters and
+the optimizer's moments exist once, in memory that all ranks see. The reducer reads the W gradients, applies the optimizer's rule
+and writes the new parameters. It writes no mean, and there is no second pass to update. This is safe because all ranks have
 finished backward when it starts, and none continues before it is done.
 
-LARS needs the norms of the mean gradients before it can move anything, so a pass that only sums the gradients comes first. The
-norms of the parameters cost nothing: the pass that updates them collects those of the next step (csrc/lars.hpp).
+LARS needs the norms of the mean gradients before it can update anything, so a pass that only sums the gradients comes first. The
+norms of the parameters cost nothing: the pass that updates them collects those for the next step (csrc/lars.hpp).
 
-You see the same Parameters, with their memory elsewhere, and the moments in the optimizer's state are views of the shared ones.
+You see the same Parameters, but their memory is shared, and the moments in the optimizer's state are views of the shared ones.
 One thing differs: if a rank writes to its parameters by hand, it writes to those of all ranks of the host.
 """
 
@@ -32,7 +32,7 @@ KINDS = (torch.optim.SGD, Lars, *ADAM)
 
 
 def why_not(optimizer: torch.optim.Optimizer, comm: Communicator) -> str:
-    """Why the step cannot be fused, the same on all ranks; empty if it can."""
+    """Return why the step cannot be fused, or "" if it can. The same on all ranks."""
     if not comm.shares_memory:
         return "the ranks do not all share memory"
     if type(optimizer) not in KINDS:
@@ -54,7 +54,7 @@ def why_not(optimizer: torch.optim.Optimizer, comm: Communicator) -> str:
 
 
 class Replica(NamedTuple):
-    """The parameters of one arena and their moments, flat, once for all ranks; `squares` are the norms that LARS keeps."""
+    """The parameters of one arena and their moments, flat, once for all ranks. `squares` are the norms that LARS keeps."""
 
     arena: Arena
     parameters: torch.Tensor
@@ -63,17 +63,17 @@ class Replica(NamedTuple):
 
 
 class OnePass:
-    """Parameters of `arenas` and moments of `optimizer`, once for all ranks of `comm`."""
+    """The parameters of `arenas` and the moments of `optimizer`, once for all ranks of `comm`."""
 
     def __init__(self, arenas: Sequence[Arena], optimizer: torch.optim.Optimizer, comm: Communicator) -> None:
         self._optimizer, self._comm = optimizer, comm
         self._names = ("exp_avg", "exp_avg_sq") if type(optimizer) in ADAM else ("momentum_buffer",)
         self._replicas = [self._replica(arena) for arena in arenas]
-        self._carry = False  # whether the squares are those of the parameters
+        self._carry = False  # whether the squares belong to the current parameters
         with torch.no_grad():
             for replica in self._replicas:
                 for p, place in replica.arena.views_of(replica.parameters).items():
-                    place.copy_(p)  # by all ranks, the same values: the replicas were compared
+                    place.copy_(p)  # all ranks write the same values, because the replicas were compared
                     p.data = place
         self.take_state()
 
@@ -88,11 +88,11 @@ class OnePass:
         return Replica(arena, flat(size), tuple(flat(size) for _ in self._names), squares)
 
     def covers(self, arenas: Sequence[Arena]) -> bool:
-        """Whether these are still the arenas; they are not after parameters were added, frozen or thawed."""
+        """Whether these are still the same arenas. They change when parameters are added, frozen or thawed."""
         return len(arenas) == len(self._replicas) and all(x is own.arena for x, own in zip(arenas, self._replicas))
 
     def take_state(self) -> None:
-        """Bring the optimizer's moments into the shared buffers, and make its state views of them."""
+        """Copy the optimizer's moments to the shared buffers, and make its state views of them."""
         with torch.no_grad():
             for arena, _, moments, _ in self._replicas:
                 for name, flat in zip(self._names, moments):
@@ -100,17 +100,17 @@ class OnePass:
                         state: dict[str, Any] = self._optimizer.state[p]
                         found = state.get(name)
                         if found is None:
-                            place.zero_()  # SGD's first velocity is the gradient itself: what momentum * 0 + gradient is
+                            place.zero_()  # SGD's first velocity is the gradient itself, which is momentum * 0 + gradient
                         elif found.data_ptr() != place.data_ptr():
                             place.copy_(found)
                         state[name] = place
                         if type(self._optimizer) in ADAM:
                             state.setdefault("step", torch.tensor(0.0))
-        self._carry = False  # if you loaded a state, you probably loaded parameters
-        self._comm.barrier()  # no rank updates what another one still copies
+        self._carry = False  # if you loaded a state, you probably loaded parameters too
+        self._comm.barrier()  # no rank updates what another one is still copying
 
     def update(self) -> None:
-        """One step of the optimizer on all ranks' parameters, by the mean of their gradients."""
+        """Do one step of the optimizer on all ranks' parameters, by the mean of their gradients."""
         for replica in self._replicas:
             arena = replica.arena
             table = table_of(self._adam_rows(arena) if type(self._optimizer) in ADAM else self._sgd_rows(arena))
@@ -129,7 +129,7 @@ class OnePass:
             update_sgd(team, arena.flat, parameters, velocities, table, scale=scale, squares=squares, carry=self._carry)
 
     def _options(self) -> dict[torch.Tensor, tuple[dict[str, Any], bool]]:
-        """The group of every parameter, and whether LARS adapts its steps."""
+        """Return the group of every parameter, and whether LARS adapts its steps."""
         found: dict[torch.Tensor, tuple[dict[str, Any], bool]] = {}
         for group in self._optimizer.param_groups:
             skipped = set(group.get("skipped", ()))
@@ -148,7 +148,7 @@ class OnePass:
         return rows
 
     def _adam_rows(self, arena: Arena) -> list[AdamRow]:
-        """The rows of the next step, which is counted here."""
+        """Return the rows of the next step, and count it."""
         options, rows = self._options(), []
         for p, start in arena.starts.items():
             own, _ = options[p]

@@ -1,15 +1,15 @@
-"""Momentum SGD that begins as RMSprop (Akiba, Suzuki, Fukuda, "Extremely Large Minibatch SGD", arXiv 1711.04325).
+"""Momentum SGD that starts as RMSprop (Akiba, Suzuki, Fukuda, "Extremely Large Minibatch SGD", arXiv 1711.04325).
 
     m = decay * m + (1 - decay) * g * g
     v = momentum * v - (sgd_share + (1 - sgd_share) * rmsprop_lr / lr / (sqrt(m) + eps)) * g
     w += lr * v
 
-With g the gradient plus weight_decay * w. The share of SGD goes from nearly 0 to 1 over the first epochs, by a rule of its own:
+Here g is the gradient plus weight_decay * w. The share of SGD grows from nearly 0 to 1 over the first epochs, by its own rule:
 
     lr.apply(optimizer, lr.elu_ramp(center=10, period=5), progress, option="sgd_share")
 
-The formulas are the paper's; the numbers for decay, eps and rmsprop_lr are quoted second hand. Once the share is 1 the second
-moment is of no more use, and is no longer kept.
+The formulas are from the paper; the numbers for decay, eps and rmsprop_lr are quoted second hand. Once the share is 1, the second
+moment is no longer needed and is dropped.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.optim.optimizer import ParamsT
 
 
 class RmspropWarmup(torch.optim.Optimizer):
-    """The rule above. Without a call of `lr.apply` the share stays what it is: 1, momentum SGD, by default."""
+    """The rule above. Unless you call `lr.apply`, the share keeps its value: by default 1, which is momentum SGD."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class RmspropWarmup(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One update; gradients are only read."""
+        """Update the parameters once. Gradients are only read."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -72,7 +72,7 @@ class RmspropWarmup(torch.optim.Optimizer):
 def _move(group: dict[str, Any], w: torch.Tensor, g: torch.Tensor, state: dict[str, Any]) -> None:
     lr, share = float(group["lr"]), group["sgd_share"]
     if lr == 0:
-        return  # the share of RMSprop is measured in rates
+        return  # the share of RMSprop is divided by the rate
     if group["weight_decay"]:
         g = g.add(w, alpha=group["weight_decay"])
     v = _moment(state, "momentum_buffer", w)
@@ -87,7 +87,7 @@ def _move(group: dict[str, Any], w: torch.Tensor, g: torch.Tensor, state: dict[s
 
 
 def _moment(state: dict[str, Any], name: str, w: torch.Tensor) -> torch.Tensor:
-    """A moment of `w`, zeros at first; made once, because zeros cost a pass over memory."""
+    """Return a moment of `w`, zeros at first. Made once, because zeros cost a pass over memory."""
     if name not in state:
         state[name] = torch.zeros_like(w)
     moment: torch.Tensor = state[name]

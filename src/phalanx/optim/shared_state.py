@@ -2,39 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from phalanx.comm.communicator import Communicator
-from phalanx.comm.elastic.communicator import ElasticCommunicator
-from phalanx.grad.allreduce import AllReduce
-from phalanx.grad.averager import Averager
-from phalanx.grad.elastic import ElasticAverager
-from phalanx.grad.wires import Wire
 from phalanx.optim.wrapped import WrappedOptimizer
 
 
-def elastic_averager(
-    params: Sequence[torch.nn.Parameter],
-    names: Sequence[str],
-    comm: Communicator,
-    sync: AllReduce,
-    *,
-    wire: Wire | None,
-    bucket_bytes: int | None,
-) -> ElasticAverager:
-    """The averager of an elastic communicator."""
-    assert isinstance(comm, ElasticCommunicator)
-    return ElasticAverager(params, names, comm, sync, wire=wire, bucket_bytes=bucket_bytes)
+@contextmanager
+def elastic_step(opt: WrappedOptimizer) -> Iterator[None]:
+    """One step of an elastic job: hooks hear of a change before it, and newcomers may come in after it."""
+    following = opt.following
+    membership = opt.comm.membership
+    if following.seen != membership.epoch:
+        following.seen = membership.epoch
+        for hook in opt.membership_hooks:
+            hook(opt, membership)
+    with _rate_of_now(opt.optimizer, following.batch_share):
+        yield
+    opt.comm.after_step()
 
 
 @contextmanager
-def rate_of_now(optimizer: torch.optim.Optimizer, averager: Averager) -> Iterator[None]:
+def _rate_of_now(optimizer: torch.optim.Optimizer, factor: float) -> Iterator[None]:
     """The learning rate follows the batch, where that shrinks and grows with the ranks (linear scaling, Goyal et al. 2017)."""
-    factor = averager.batch_share if isinstance(averager, ElasticAverager) else 1.0
     if factor == 1.0:
         yield
         return
@@ -48,27 +41,18 @@ def rate_of_now(optimizer: torch.optim.Optimizer, averager: Averager) -> Iterato
             group["lr"] = rate
 
 
-def call_hooks(opt: WrappedOptimizer, averager: Averager, hooks: Sequence[Callable[..., None]]) -> None:
-    """Tell the hooks about a change of membership: before the first update after it, and on all ranks, those that joined too."""
-    assert isinstance(averager, ElasticAverager)
-    membership = averager.comm.membership
-    if averager.seen != membership.epoch:
-        averager.seen = membership.epoch
-        for hook in hooks:
-            hook(opt, membership)
-
-
-def share(opt: WrappedOptimizer, averager: Averager, objects: Mapping[str, Any]) -> None:
+def share(opt: WrappedOptimizer, objects: Mapping[str, Any]) -> None:
     """Let newcomers get this; on a newcomer, get it."""
     for name, each in objects.items():
         if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
             raise TypeError(f"share({name}=...): a {type(each).__name__} has no state_dict() and load_state_dict()")
-    assert isinstance(averager, ElasticAverager)
-    comm = averager.comm
+    following, comm = opt.following, opt.following.comm
 
     def state() -> dict[str, Any]:
         return {
-            "averager": averager.state(),
+            "seen": following.seen,
+            "exchanges": (comm.exchanges, comm.contributors),
+            "own": opt.own_state(),
             "parameters": [p.detach() for p in opt.parameters()[0]],
             "optimizer": opt.optimizer.state_dict(),
             "objects": {name: each.state_dict() for name, each in objects.items()},
@@ -78,13 +62,15 @@ def share(opt: WrappedOptimizer, averager: Averager, objects: Mapping[str, Any])
     def load(found: dict[str, Any]) -> None:
         if found["objects"].keys() != objects.keys():
             raise ValueError(f"the others share {', '.join(found['objects'])}, this rank shares {', '.join(objects)}")
+        comm.exchanges, comm.contributors = found["exchanges"]  # all ranks count the same ones
         for p, x in zip(opt.parameters()[0], found["parameters"], strict=True):
             p.copy_(x)
         opt.optimizer.load_state_dict(found["optimizer"])
         for name, each in objects.items():
             each.load_state_dict(found["objects"][name])
-        averager.load(found["averager"])
+        following.seen = found["seen"]
+        opt.load_own_state(found["own"])
 
     # a Loader: it knows when a step is over, how many samples this rank has in it, and how large the batch is
-    averager.loader = comm.loader = next((each for each in objects.values() if getattr(each, "world", None) is not None), None)
+    following.loader = comm.loader = next((each for each in objects.values() if getattr(each, "world", None) is not None), None)
     comm.share(state, load)

@@ -49,3 +49,19 @@ class Unscaling:
             return self._inner.step()
         finally:
             del self._inner.grad_scale, self._inner.found_inf
+
+    def unscale(self, gradients: list[torch.Tensor], *, mixes: bool) -> bool:
+        """Divide by the scale of a GradScaler, and say whether a gradient overflowed. `mixes`: gradients are exchanged next.
+
+        On a GPU the host does not ask where gradients are exchanged: they become zeros if so. Nor where a fused optimizer skips
+        the update by itself. With any other optimizer it waits once per step, as torch's own GradScaler does.
+        """
+        if self.found is None or (not mixes and self.is_inner):
+            return False
+        unasked = mixes and self.on_device
+        overflowed = not unasked and bool(self.found)
+        if not overflowed:
+            self.divide(gradients)
+        if unasked:
+            self.zero_overflow(gradients)
+        return overflowed

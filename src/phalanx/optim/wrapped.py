@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+
+from phalanx.comm.communicator import Communicator
+from phalanx.comm.elastic.membership import Membership
+
+if TYPE_CHECKING:
+    from phalanx.grad.following import Following
 
 
 class WrappedOptimizer(torch.optim.Optimizer):
@@ -14,9 +20,15 @@ class WrappedOptimizer(torch.optim.Optimizer):
 
     replicas_differ: ClassVar[bool] = False  # between steps: an evaluation then wants their mean
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, comm: Communicator) -> None:
         # not super().__init__(): it would make a second set of groups and state beside the inner optimizer's
-        self.optimizer = optimizer
+        self.optimizer, self.comm = optimizer, comm
+        self.membership_hooks: list[Callable[[Any, Membership], None]] = []  # to be called when the membership changes
+        self._following: Following | None = None
+        if comm.elastic:
+            from phalanx.grad.following import follow  # few scripts are elastic
+
+            self._following = follow(comm)
         self._statistics: list[torch.Tensor] = []
 
     def follow(self, model: torch.nn.Module) -> None:
@@ -30,6 +42,56 @@ class WrappedOptimizer(torch.optim.Optimizer):
     def parameters(self) -> tuple[list[torch.nn.Parameter], list[str]]:
         """All parameters of all groups, tied ones once, and what to call them in messages."""
         return parameters_of(self.optimizer)
+
+    # ---- ranks that die and join ---------------------------------------------------------------------------------------------
+
+    @property
+    def membership(self) -> Membership:
+        """Who takes part: `epoch`, the members in rank order as `ranks`, and the `history` of changes."""
+        return self.comm.membership
+
+    def on_membership_change(self, hook: Callable[[Any, Membership], None]) -> None:
+        """Call `hook(opt, opt.membership)` after ranks have died or joined: for a learning-rate policy of your own, for example.
+
+        All ranks register the same hooks. They are called in `step()`, before the first update after the change, on all ranks,
+        also on those that joined with it. What a hook changes in `param_groups` travels to ranks that join later.
+
+        Args:
+            hook: A function of the optimizer and its membership. It runs in the training thread, and may use the communicator.
+        """
+        self.membership_hooks.append(hook)
+
+    def share(self, **objects: Any) -> None:
+        """Name what a rank that joins later gets from the others, beside parameters and optimizer state. All ranks call it.
+
+        With `create_communicator(elastic=True)` only. On a rank that joins a running job it returns when this rank has the state
+        of the others, and takes part from the next step.
+
+        Args:
+            objects: Anything with `state_dict()` and `load_state_dict()`, such as `model=model, loader=loader`. With a
+                `phalanx.data.Loader` the world changes when your loop asks for the next batch, otherwise at the end of `step()`.
+        """
+        if not self.comm.elastic:
+            raise ValueError("share() is for ranks that join: create the communicator with elastic=True")
+        from phalanx.optim.shared_state import share
+
+        share(self, objects)
+
+    @property
+    def following(self) -> Following:
+        """How this optimizer follows the membership of an elastic job. For Phalanx itself."""
+        assert self._following is not None
+        return self._following
+
+    def own_state(self) -> dict[str, Any]:
+        """What a rank that joins gets beside the state of the inner optimizer, as plain data and tensors. For Phalanx itself."""
+        raise NotImplementedError
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        """On a rank that joins, which has the parameters and the state of the inner optimizer already. For Phalanx itself."""
+        raise NotImplementedError
+
+    # ---- as the one inside ---------------------------------------------------------------------------------------------------
 
     @property
     def state(self) -> Any:  # type: ignore[override]

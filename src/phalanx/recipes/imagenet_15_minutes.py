@@ -38,6 +38,6 @@ config = RunConfig(
         scaling="linear",  # base rate 0.1 * batch / 256: 12.8
         reference=256,
     ),
-    comm=CommConfig(wire="float16"),  # gradients travel in 16 bits, all else is 32
+    comm=CommConfig(wire="float16"),  # gradients are sent in 16 bits, all else is 32
     evaluate_every=5,  # ours
 )

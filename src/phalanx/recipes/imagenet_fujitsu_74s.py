@@ -59,7 +59,7 @@ config = RunConfig(
         end=0.0025,  # --end_lr_ratio
     ),
     comm=CommConfig(
-        wire="float16",  # gradients of float16 weights travel as they are
+        wire="float16",  # gradients of float16 weights are sent unchanged
         growing=3,  # HOROVOD_CUBIC_TRANSFER_MODE=1, HOROVOD_FIXED_TRANSFERSIZE=3: groups end after 3, 24, 81, 161 tensors
     ),
     label_smoothing=0.1 * 1000 / 999,  # --smooth_alpha 0.1, which MXNet spreads over the 999 other classes

@@ -9,6 +9,8 @@ from .jsonform import from_json, to_json
 from .lower import lower
 from .msccl_export import to_msccl
 from .msccl_import import from_msccl
+from .mscclpp_export import to_mscclpp
+from .mscclpp_import import from_mscclpp
 from .ops import Chunks, Collective, Goal, Kind, Move, Op, Recode, Scale, Schedule, ScheduleError, Step
 from .quantised import quantised
 from .recursive_doubling import recursive_doubling
@@ -39,6 +41,7 @@ __all__ = [
     "chain",
     "from_json",
     "from_msccl",
+    "from_mscclpp",
     "from_text",
     "gossip",
     "gossip_partners",
@@ -60,6 +63,7 @@ __all__ = [
     "to_html",
     "to_json",
     "to_msccl",
+    "to_mscclpp",
     "to_text",
     "torus",
     "trace",

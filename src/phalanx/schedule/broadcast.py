@@ -1,9 +1,9 @@
-"""Broadcasts: `binomial` for small messages, fewest steps; `scatter_gather` for large ones, no rank sends twice the buffer.
+"""Broadcasts: `binomial` has the fewest steps, for small messages; in `scatter_gather` no rank sends twice the buffer.
 
 Papers: binomial tree: folklore, as in MPICH. Scatter and gather: van de Geijn, "On global combine operations", JPDC 1994; Thakur,
 Rabenseifner, Gropp, IJHPCA 2005.
 
-Differences from the papers: the farthest ranks are served first, so few messages cross between hosts of contiguous ranks.
+Differences from the papers: the farthest ranks are served first, so few messages cross between hosts with contiguous ranks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Schedules made of schedules: one after the other, or with the roles handed to other ranks."""
+"""Build schedules from schedules: run them in sequence, or renumber the ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def chain(schedules: Sequence[Schedule], *, goal: Goal, name: str | None = None)
     Args:
         schedules: Schedules of one world size. Their chunks are cut as finely as needed.
         goal: What the whole claims.
-        name: What to call it. By default the names, joined by `+`.
+        name: The name of the result. The default is the names joined by ` + `.
 
     Returns:
         One schedule.
@@ -74,7 +74,7 @@ def relabel(s: Schedule, ranks: Sequence[int]) -> Schedule:
 
 
 def _with_chunks(s: Schedule, chunks: int) -> Schedule:
-    """The same schedule with every chunk cut into chunks / s.chunks."""
+    """Cut every chunk of a schedule into chunks / s.chunks parts."""
     factor = chunks // s.chunks
     if factor == 1:
         return s

@@ -8,7 +8,7 @@ from .ops import Chunks, Collective, Move, Op, Recode
 
 
 def describe(op: Op) -> str:
-    """One op in a few words, for messages: `Move(0 -> 1, 4)`, `Collective(all_reduce of 0 1 2, 0-5)`."""
+    """Describe an op in a few words: `Move(0 -> 1, 4)`, `Collective(all_reduce of 0 1 2, 0-5)`."""
     if isinstance(op, Move):
         factor = "" if op.factor == 1 else f", times {op.factor}"
         how = f"{', reduce' if op.reduce else ''}{factor}{', coded' if op.coded else ''}"
@@ -21,14 +21,14 @@ def describe(op: Op) -> str:
 
 
 def span(part: range) -> str:
-    """A run of numbers for people: `4`, `0-5`."""
+    """Format a run of numbers: `4`, `0-5`."""
     if not isinstance(cast(object, part), range) or part.step != 1 or len(part) == 0:
         return f"{part!s:.80}"
     return str(part.start) if len(part) == 1 else f"{part.start}-{part[-1]}"
 
 
 def spans(chunks: Chunks, limit: int = 8) -> str:
-    """Chunks for people: `0-1,4,6-7`, the middle of many runs left out."""
+    """Format chunks: `0-1,4,6-7`. The middle of many runs is left out."""
     if isinstance(chunks, range):
         return span(chunks)
     shown = [span(run) for run in chunks]
@@ -36,6 +36,6 @@ def spans(chunks: Chunks, limit: int = 8) -> str:
 
 
 def members(group: tuple[int, ...], limit: int = 8) -> str:
-    """The ranks of a group for people, the middle of a long one left out."""
+    """Format the ranks of a group. The middle of a long group is left out."""
     shown = [str(rank) for rank in group]
     return " ".join(shown if len(shown) <= limit else [*shown[: limit - 2], "..", shown[-1]])

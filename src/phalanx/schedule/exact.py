@@ -1,21 +1,21 @@
-"""Pairs whose rounds end in the exact mean, for any number of ranks: the topology "exact" of gossip.
+"""The gossip topology "exact": rounds of pairs that end in the exact mean, for any number of ranks.
 
-In a round every rank has at most one partner, and the two of a pair mix with one weight w:
+In a round every rank has at most one partner. The two ranks a and b of a pair mix with one weight w:
 
     a becomes (1 - w) a + w b         b becomes (1 - w) b + w a
 
-so a round is doubly stochastic whatever w is. Three rules, of which the shortest is taken, make the mean of n ranks:
+so a round is doubly stochastic for any w. Three rules produce the mean of n ranks; the shortest is used:
 
     power of two    log2 n rounds: a hypercube, w = 1/2
-    product         n = q * m: the mean of every row of q ranks, then of every column of m
-    split           n = 2^p + r: the first 2^p make their mean, r of them meet the other r with w = 2^p / n, which gives the r
-                    their part of the mean of all; then the 2^p make their mean again. The r make theirs beside it, before and
-                    after. 2 p + 1 rounds
+    product         n = q * m: average every row of q ranks, then every column of m
+    split           n = 2^p + r: the first 2^p ranks average; r of them meet the other r with w = 2^p / n, which gives these r
+                    their share of the mean of all; then the 2^p average again. Meanwhile, the r average among themselves,
+                    before and after. 2 p + 1 rounds
 
 Paper: Takezawa, Sato, Bao, Niwa, Yamada, "Beyond Exponential Graph: Communication-Efficient Topologies for Decentralized Learning
 via Finite-time Convergence", NeurIPS 2023, arXiv 2305.11420: the Base-2 graph (k = 1). Differences: it splits n into all its
-powers of two at once, and uses a product where one factor is a power of two. Any product is allowed here, so that 332 of the
-1,023 numbers up to 1,024 need fewer rounds (9 ranks: 6 and not 7), and none more.
+powers of two at once, and uses a product only if one factor is a power of two. Any product is allowed here, so 332 of the 1,023
+numbers up to 1,024 need fewer rounds (9 ranks: 6, not 7), and none needs more.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ HALF = Fraction(1, 2)
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two places that exchange in a round, and the weight of what each gets."""
+    """Two places that exchange in a round, and the weight of what each receives."""
 
     a: int
     b: int
     weight: Fraction
 
     def at(self, offset: int, stride: int = 1) -> Pair:
-        """The same pair of other places."""
+        """The same pair, moved to other places."""
         return Pair(offset + stride * self.a, offset + stride * self.b, self.weight)
 
 
@@ -47,7 +47,7 @@ Round = tuple[Pair, ...]
 
 @lru_cache(maxsize=4096)
 def exact_period(n: int) -> int:
-    """The rounds until the mean of `n` places is exact: at most 2 floor(log2 n) + 1; 1 for a single place, which waits."""
+    """The number of rounds until the mean of `n` places is exact: at most 2 floor(log2 n) + 1, and 1 for a single place."""
     return max(1, _length(n))
 
 
@@ -60,7 +60,7 @@ def _length(n: int) -> int:
 
 
 def _divisors(n: int) -> list[int]:
-    """Those from 2 to the square root of `n`."""
+    """The divisors from 2 to the square root of `n`."""
     return [q for q in range(2, isqrt(n) + 1) if n % q == 0]
 
 

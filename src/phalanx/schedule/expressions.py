@@ -1,9 +1,9 @@
-"""What slots hold, as expressions: every addition, in the order in which it happens, over the inputs of the ranks.
+"""What slots hold, as expressions over the ranks' inputs: every addition, in the order in which it happens.
 
-Equal expressions are one number, so that two slots hold equal bits if their numbers are equal: floating-point addition commutes,
-a + b = b + a to the last bit, but it does not associate. `add` therefore sorts its two operands and nothing else. What a library
-call computes is opaque: each of its results is an expression of its own, which all ranks of the call share. Encoding is a
-function: equal numbers have equal codes.
+Equal expressions have one number, so two slots hold equal bits if their numbers are equal. Floating-point addition commutes
+(a + b = b + a to the last bit) but does not associate. So `add` only sorts its two operands. The result of a library call is
+opaque: each result is a new expression, which all ranks of the call share. Encoding is a function: equal numbers have equal
+codes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from fractions import Fraction
+from itertools import count, repeat
 from typing import TypeVar
+
+from .ops import ONE
 
 V = TypeVar("V")
 Node = tuple[int, int | Fraction | tuple[int, ...]]  # a sum, a product, or CALL and the inputs of a library call
@@ -19,43 +22,56 @@ CALL = -1
 
 
 class Expressions:
-    """The expressions of one schedule, by number: 0 to world - 1 are the ranks' inputs, `junk` is what nobody knows."""
+    """The expressions of one schedule, by number: 0 to world - 1 are the ranks' inputs, `junk` is an unknown value."""
 
     def __init__(self, world: int) -> None:
         self.world = self.junk = world
-        self.leaves_junk = False  # whether a call has left any
+        self.leaves_junk = False  # whether a call has left junk
         self._nodes: list[Node] = [(CALL, ())] * (world + 1)
         self._known: dict[Node, int] = {}
-        self._products: dict[Fraction, dict[int, int]] = {}  # by factor, whose hash takes as long as all the rest
+        self._products: dict[Fraction, dict[int, int]] = {}  # by factor first: hashing a Fraction takes as long as all the rest
 
     def add(self, a: int, b: int) -> int:
         """The sum of two expressions."""
         return self._number((a, b) if a <= b else (b, a))
 
-    def scaling(self, factor: Fraction) -> Callable[[int], int]:
-        """The function that multiplies an expression by `factor`."""
-        products, nodes = self._products.setdefault(factor, {}), self._nodes
+    def add_all(self, left: list[int], right: list[int]) -> list[int]:
+        """The sums of many pairs. An equal pair among them takes up a number that no slot will hold."""
+        pairs: list[Node] = list(zip(map(min, left, right), map(max, left, right), strict=True))
+        numbers = list(map(self._known.setdefault, pairs, count(len(self._nodes))))
+        self._nodes += pairs
+        return numbers
 
-        def scale(a: int) -> int:
-            found = products.get(a)
-            if found is None:
-                nodes.append((a, factor))
-                found = products[a] = len(nodes) - 1
-            return found
+    def scale_all(self, values: list[int], factor: Fraction) -> list[int]:
+        """Many expressions times one factor; equal ones as with `add_all`."""
+        products = self._products.setdefault(factor, {})
+        numbers = list(map(products.setdefault, values, count(len(self._nodes))))
+        self._nodes += zip(values, repeat(factor))
+        return numbers
 
-        return scale
+    def scale_each(self, values: list[int], factors: list[Fraction]) -> list[int]:
+        """Many expressions, each times its own factor. Few factors differ, and equal ones are mostly one object."""
+        places: dict[int, list[int]] = {}
+        for i, key in enumerate(map(id, factors)):
+            places.setdefault(key, []).append(i)
+        found = values.copy()
+        for alike in places.values():
+            if factors[alike[0]] is not ONE:
+                for i, number in zip(alike, self.scale_all([values[i] for i in alike], factors[alike[0]]), strict=True):
+                    found[i] = number
+        return found
 
     def call(self, inputs: tuple[int, ...]) -> int:
-        """The sum that a library call makes of its inputs, in an order that only the library knows: equal to no other."""
+        """The sum that a library call makes of its inputs. Only the library knows the order, so it equals no other."""
         self._nodes.append((CALL, inputs))
         return len(self._nodes) - 1
 
     def encode(self, a: int) -> int:
-        """What the code of an expression stands for: nearly the same number. In the table it is a call with one input."""
+        """The rounded value of an encoded expression. In the table it is a call with one input."""
         return self._number((CALL, (a,)))
 
     def encodings(self) -> list[int]:
-        """How often some input of each expression was encoded on its way there."""
+        """For each expression, the largest number of times that one of its inputs was encoded."""
         found = [0] * (self.world + 1)
         for number in range(self.world + 1, len(self._nodes)):
             parts, right = self._parts(number), self._nodes[number][1]
@@ -63,7 +79,7 @@ class Expressions:
         return found
 
     def _number(self, node: Node) -> int:
-        """The number of an expression, which is new if nobody has made it before."""
+        """The number of an expression: a new one if it has not occurred before."""
         new = len(self._nodes)
         number = self._known.setdefault(node, new)
         if number == new:
@@ -73,13 +89,13 @@ class Expressions:
     def evaluate(
         self, wanted: Iterable[int], inputs: Callable[[int], V], add: Callable[[V, V], V], scale: Callable[[V, Fraction], V]
     ) -> dict[int, V]:
-        """The values of `wanted`, where input i is `inputs(i)`; `inputs(self.junk)` is the value of junk."""
+        """Evaluate the expressions `wanted`. Input i is `inputs(i)`; `inputs(self.junk)` is the value of junk."""
         kept = set(wanted)
         uses = self._uses(kept)
         values: dict[int, V] = {}
 
         def take(number: int) -> V:
-            uses[number] -= 1  # what nobody needs any more is forgotten: formal sums of all steps would fill the memory
+            uses[number] -= 1  # free values after their last use: formal sums of all steps would fill the memory
             return values[number] if uses[number] or number in kept else values.pop(number)
 
         for number in sorted(uses):
@@ -96,9 +112,13 @@ class Expressions:
                 values[number] = scale(take(left), right) if isinstance(right, Fraction) else add(take(left), take(right))
         return values
 
-    def prints(self, inputs: list[int], prime: int, scale: Callable[[int, Fraction], int]) -> list[int]:
-        """Every expression modulo a prime, at full speed. `inputs` has one number per rank, and one for junk."""
-        values = inputs.copy()
+    def prints(self, inputs: list[int], prime: int, whole: Callable[[Fraction], int]) -> list[int]:
+        """Evaluate every expression modulo a prime, fast.
+
+        `inputs` has one number per rank, and one for junk; `whole` is a factor modulo the prime.
+        """
+        values, factors = inputs.copy(), {factor: whole(factor) for factor in self._products}
+        by_identity: dict[int, int] = {}  # hashing a fraction takes as long as all the rest
         keep = values.append
         for left, right in self._nodes[self.world + 1 :]:
             if isinstance(right, int):
@@ -106,11 +126,14 @@ class Expressions:
             elif isinstance(right, tuple):
                 keep(sum(values[part] for part in right) % prime)
             else:
-                keep(scale(values[left], right))
+                factor = by_identity.get(id(right))
+                if factor is None:
+                    factor = by_identity[id(right)] = factors[right]
+                keep(values[left] * factor % prime)
         return values
 
     def spoiled(self) -> set[int]:
-        """Junk, and all expressions into which junk went, if only times zero: it may be infinite, or no number."""
+        """Junk and all expressions that contain it, even times zero, because it may be infinite or NaN."""
         found = {self.junk}
         for number in range(self.world + 1, len(self._nodes) if self.leaves_junk else 0):
             if not found.isdisjoint(self._parts(number)):
@@ -118,7 +141,7 @@ class Expressions:
         return found
 
     def _uses(self, wanted: set[int]) -> Counter[int]:
-        """How often each expression that `wanted` are made of is used."""
+        """How often each expression is used in computing `wanted`."""
         uses: Counter[int] = Counter(dict.fromkeys(wanted, 0))
         todo = list(wanted)
         while todo:
@@ -137,7 +160,7 @@ class Expressions:
         return (left,) if isinstance(right, Fraction) else (left, right)
 
     def text(self, number: int, depth: int = 5) -> str:
-        """The expression for people: `(x0 + x1) + x2`, and `...` deep inside."""
+        """Format the expression: `(x0 + x1) + x2`, with `...` below `depth`."""
         if number <= self.world:
             return "?" if number == self.junk else f"x{number}"
         if depth == 0:

@@ -1,8 +1,8 @@
-"""Folding: how algorithms for 2^k ranks serve any number of ranks.
+"""Folding: extend algorithms for 2^k ranks to any number of ranks.
 
-Each of the n - 2^k extra ranks first adds its buffer into a partner's, stands aside, and gets the result at the end. From Thakur,
+Each of the n - 2^k extra ranks first adds its buffer to a partner's, then idles, and gets the result at the end. From Thakur,
 Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA 2005. Partners are neighbours in rank
-order, since these are likely to share a host.
+order, because those probably share a host.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from .ops import Move, Step
 
 
 def fold(n: int, chunks: int, core_steps: Callable[[tuple[int, ...]], list[Step]]) -> tuple[Step, ...]:
-    """The steps of `core_steps(core)`, whose `core` has 2^k ranks, between the fold and the unfold of the other ranks."""
+    """Fold the extra ranks, run `core_steps(core)` on a core of 2^k ranks, and unfold."""
     extra = n - core_size(n)
-    pairs = [(2 * i, 2 * i + 1) for i in range(extra)]  # (stays, stands aside)
+    pairs = [(2 * i, 2 * i + 1) for i in range(extra)]  # (stays, idles)
     core = (*(stays for stays, _ in pairs), *range(2 * extra, n))
     whole = range(chunks)
     steps = core_steps(core)

@@ -1,14 +1,14 @@
-"""Formal sums: what a slot holds, written in the inputs of the ranks, exactly."""
+"""Formal sums: what a slot holds, as an exact combination of the ranks' inputs."""
 
 from __future__ import annotations
 
 from fractions import Fraction
 
-JUNK = -1  # the origin of what a collective leaves behind where it promises nothing
+JUNK = -1  # the origin of undefined contents that a collective leaves behind
 
 
 class FormalSum:
-    """An exact linear combination of the ranks' inputs, {origin: weight}; never changed once made, so slots may share it."""
+    """An exact linear combination of the ranks' inputs, {origin: weight}. Immutable, so slots may share it."""
 
     __slots__ = ("weights",)
 
@@ -23,7 +23,7 @@ class FormalSum:
         return FormalSum(weights)
 
     def times(self, factor: Fraction) -> FormalSum:
-        """Every weight times `factor`. Zero times junk is still junk: it may be infinite, or no number."""
+        """Multiply every weight by `factor`. Zero times junk is still junk: it may be infinite or NaN."""
         if not factor:
             return FormalSum({JUNK: 1} if JUNK in self.weights else {})
         return FormalSum({origin: weight * factor for origin, weight in self.weights.items()})
@@ -34,7 +34,7 @@ class FormalSum:
     __hash__ = None  # type: ignore[assignment]
 
     def __str__(self) -> str:
-        """`x0 + 2*x1 + ?`; equal weights in an unbroken run of more than three origins are `x0 + ... + x5`."""
+        """`x0 + 2*x1 + ?`; more than three consecutive origins of equal weight become `x0 + ... + x5`."""
         runs: list[list[int]] = []
         for origin in sorted(self.weights.keys() - {JUNK}):
             weight = self.weights[origin]
@@ -55,6 +55,6 @@ class FormalSum:
 
 
 def _number(weight: int | Fraction) -> str:
-    """A weight for people; after thousands of additions it may have more digits than Python writes."""
+    """Format a weight. After thousands of additions it may have more digits than Python prints."""
     size = weight.numerator.bit_length() - weight.denominator.bit_length()
     return str(weight) if max(weight.numerator.bit_length(), weight.denominator.bit_length()) < 256 else f"(about 2^{size})"

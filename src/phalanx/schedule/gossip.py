@@ -1,15 +1,15 @@
-"""Gossip: one round in which every rank averages its buffer with one other's, instead of an all-reduce.
+"""Gossip: instead of an all-reduce, every rank averages its buffer with one other rank's per round.
 
 Paper: Daily, Vishnu, Siegel, Warfel, Amatya, "GossipGraD: Scalable Deep Learning using Gossip Communication based Asynchronous
 Gradient Descent", arXiv 1803.05880. O(1) communication per round; after ceil(log2 n) rounds every rank has heard, indirectly,
 from every other; then the partners are rotated.
 
-Differences from the paper: any n, where the authors' code demands a power of two: dissemination wraps around, and in a hypercube
-a rank whose partner does not exist sits the round out. Rotation is a seeded permutation that every rank computes by itself, a new
-one for each period, where the authors shuffle n of them on rank 0 and broadcast. Halving comes before the exchange, not after it:
-the same number, and the sum cannot overflow.
+Differences from the paper: any n works, while the authors' code requires a power of two. Dissemination wraps around; in a
+hypercube, a rank whose partner does not exist sits the round out. Rotation is a seeded permutation that every rank computes
+itself, a new one per period; the authors shuffle n of them on rank 0 and broadcast. We halve before the exchange, not after it:
+the result is the same, and the sum cannot overflow.
 
-The topology "exact" has pairs with other weights than 1/2, and the exact mean after every period, for any n: see `exact.py`.
+The topology "exact" pairs ranks with weights other than 1/2 and gives the exact mean after every period, any n (`exact.py`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def gossip(n: int, round: int, topology: Topology = "dissemination", seed: int =
 
     Args:
         n: The number of ranks.
-        round: The number of the round, from 0. Rounds differ in the partners.
+        round: The number of the round, from 0. Each round has other partners.
         topology: `"dissemination"` works for any `n`; `"hypercube"` pairs ranks and is meant for powers of two; `"exact"` pairs
             ranks so that the rounds of a period make the exact mean, for any `n`.
         seed: Seeds the permutations of the ranks between periods. All ranks pass the same.
@@ -43,7 +43,7 @@ def gossip(n: int, round: int, topology: Topology = "dissemination", seed: int =
         A schedule whose goal is `"mixing"`.
 
     Raises:
-        ValueError: If `n`, `round` or `topology` makes no sense.
+        ValueError: If `n`, `round` or `topology` is invalid.
 
     Example:
         >>> s = phalanx.schedule.gossip(8, round=0)
@@ -65,7 +65,7 @@ def gossip(n: int, round: int, topology: Topology = "dissemination", seed: int =
     keep, moves, whole = [], [], range(1)
     for weight, own in by_weight.items():
         keep += [Scale(run, whole, 1 - weight) for run in runs(own)]
-        # what travels was scaled to the share that stays, 1 - w; times w / (1 - w) it is the share w that goes
+        # the data were scaled by 1 - w, the share that stays; times w / (1 - w) gives the share w that is sent
         factor = ONE if weight == HALF else weight / (1 - weight)
         moves += [Move(rank, to, whole, True, factor) for rank in own if (to := sends[rank]) is not None]
     label = "halve" if by_weight.keys() == {HALF} else "scale"
@@ -93,7 +93,7 @@ def gossip_partners(
         One destination per rank, or None for a rank that sits the round out.
 
     Raises:
-        ValueError: If `n`, `round` or `topology` makes no sense.
+        ValueError: If `n`, `round` or `topology` is invalid.
 
     Example:
         >>> phalanx.schedule.gossip_partners(4, round=1)
@@ -101,7 +101,7 @@ def gossip_partners(
     """
     _check(n, round, topology)
     sends: list[int | None] = [None] * n
-    seat, k = _seats(n, round, topology, seed, rotate)
+    seat, k = _places_and_round(n, round, topology, seed, rotate)
     if topology == "exact":
         for pair in exact_rounds(n)[k] if n > 1 else ():
             sends[seat[pair.a]], sends[seat[pair.b]] = seat[pair.b], seat[pair.a]
@@ -120,7 +120,7 @@ def gossip_weights(
     *,
     rotate: bool = True,
 ) -> tuple[Fraction, ...]:
-    """The weight of what each rank receives in one round of gossip; its own buffer has the rest.
+    """The weight of what each rank receives in one round of gossip. Its own buffer has the remaining weight.
 
     Args:
         n: The number of ranks.
@@ -133,7 +133,7 @@ def gossip_weights(
         One fraction per rank: 0 for a rank that sits the round out, 1/2 for all others unless the topology is `"exact"`.
 
     Raises:
-        ValueError: If `n`, `round` or `topology` makes no sense.
+        ValueError: If `n`, `round` or `topology` is invalid.
 
     Example:
         >>> [str(weight) for weight in phalanx.schedule.gossip_weights(3, round=1, topology="exact")]
@@ -143,7 +143,7 @@ def gossip_weights(
         return tuple(ZERO if to is None else HALF for to in gossip_partners(n, round, topology, seed, rotate=rotate))
     _check(n, round, topology)
     weights = [ZERO] * n
-    seat, k = _seats(n, round, topology, seed, rotate)
+    seat, k = _places_and_round(n, round, topology, seed, rotate)
     for pair in exact_rounds(n)[k] if n > 1 else ():
         weights[seat[pair.a]] = weights[seat[pair.b]] = pair.weight
     return tuple(weights)
@@ -158,8 +158,8 @@ def _check(n: int, round: int, topology: str) -> None:  # noqa: A002
         raise ValueError(f"gossip: topology {topology!r} is unknown; give 'dissemination', 'hypercube' or 'exact'")
 
 
-def _seats(n: int, round: int, topology: Topology, seed: int, rotate: bool) -> tuple[list[int], int]:  # noqa: A002
-    """The rank at each place, and the number of the round in its period."""
+def _places_and_round(n: int, round: int, topology: Topology, seed: int, rotate: bool) -> tuple[list[int], int]:  # noqa: A002
+    """The rank at each place, and the index of the round in its period."""
     rotation, k = divmod(round, gossip_period(n, topology))
     return _permutation(seed, rotation, n) if rotate and rotation > 0 else list(range(n)), k
 
@@ -167,14 +167,14 @@ def _seats(n: int, round: int, topology: Topology, seed: int, rotate: bool) -> t
 def gossip_period(n: int, topology: Topology = "dissemination") -> int:
     """The number of rounds after which every rank has heard from every other, directly or not.
 
-    Partners rotate after each period. A hypercube reaches all ranks only where `n` is a power of two.
+    Partners rotate after each period. A hypercube reaches all ranks only if `n` is a power of two.
 
     Args:
         n: The number of ranks.
         topology: `"dissemination"`, `"hypercube"` or `"exact"`.
 
     Returns:
-        ceil(log2 n), at least 1. With `"exact"` the rounds until the mean is exact, at most 2 floor(log2 n) + 1.
+        ceil(log2 n), at least 1. With `"exact"`, the rounds until the mean is exact, at most 2 floor(log2 n) + 1.
 
     Example:
         >>> phalanx.schedule.gossip_period(100), phalanx.schedule.gossip_period(100, "exact")
@@ -184,7 +184,7 @@ def gossip_period(n: int, topology: Topology = "dissemination") -> int:
 
 
 def _permutation(seed: int, rotation: int, n: int) -> list[int]:
-    """A Fisher-Yates shuffle, the same in every process and every Python: of `random` only random() is promised not to change."""
+    """A Fisher-Yates shuffle, the same in every process and Python version: only random() is guaranteed not to change."""
     draw = random.Random(f"phalanx gossip {seed} {rotation} {n}").random
     seat = list(range(n))
     for i in reversed(range(1, n)):

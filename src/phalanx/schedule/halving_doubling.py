@@ -19,7 +19,7 @@ def halving_doubling(n: int) -> Schedule:
         n: The number of ranks. It need not be a power of two.
 
     Returns:
-        A schedule of 2 floor(log2 n) steps, plus 2 where n is not a power of two.
+        A schedule of 2 floor(log2 n) steps, plus 2 if n is not a power of two.
 
     Raises:
         ValueError: If `n` is less than 1.
@@ -35,7 +35,7 @@ def halving_doubling(n: int) -> Schedule:
 
 
 def _halve_and_double(core: tuple[int, ...]) -> list[Step]:
-    owned = [range(len(core))] * len(core)  # by core index: what it is still responsible for
+    owned = [range(len(core))] * len(core)  # by core index: the chunks it is still responsible for
     halving, doubling = [], []
     distance = 1
     while distance < len(core):

@@ -20,7 +20,7 @@ def hierarchical(hosts: int, per_host: int, *, among: Callable[[int], Schedule] 
 
     Args:
         hosts: The number of hosts.
-        per_host: The ranks of each host. Their numbers are contiguous.
+        per_host: The ranks per host, with contiguous numbers.
         among: Makes the all-reduce of the leaders. `phalanx.schedule.recursive_doubling` takes the fewest steps.
 
     Returns:
@@ -49,7 +49,7 @@ def hierarchical(hosts: int, per_host: int, *, among: Callable[[int], Schedule] 
 
 
 def _spread(op: Op, per_host: int) -> Op:
-    """An op of the leaders among themselves, in the numbers of the whole world."""
+    """Translate an op among the leaders to global rank numbers."""
     if isinstance(op, Move):
         return Move(op.src * per_host, op.dst * per_host, op.chunks, op.reduce, op.factor)
     if isinstance(op, Collective):

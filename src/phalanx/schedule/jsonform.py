@@ -13,7 +13,7 @@ from .wellformed import GOALS, KINDS
 
 
 def to_json(s: Schedule) -> str:
-    """Write a schedule as JSON, for other programs: one line per step, runs as [start, stop], several of a message in a list.
+    """Write a schedule as JSON, for other programs: one line per step, runs as [start, stop], several per message in a list.
 
     Args:
         s: The schedule.
@@ -32,7 +32,7 @@ def to_json(s: Schedule) -> str:
 
 
 def from_json(text: str) -> Schedule:
-    """Read a schedule from JSON. `verify` says whether it is right.
+    """Read a schedule from JSON. Use `verify` to check it.
 
     Args:
         text: What `to_json` wrote.
@@ -56,7 +56,7 @@ def from_json(text: str) -> Schedule:
 
 
 def from_data(data: Any) -> Schedule:
-    """The schedule of a JSON text that was read already, maybe as a part of a larger one."""
+    """Build a schedule from parsed JSON, which may be a part of a larger document."""
     name, world, chunks, goal, root, steps = _fields(data, "the schedule", "schedule", "world", "chunks", "goal", "root", "steps")
     if goal not in GOALS:
         raise ScheduleError(f"the schedule: goal {brief(goal)} is none of {', '.join(GOALS)}")
@@ -128,7 +128,7 @@ def _runs_to_json(op: Move) -> list[Any]:
 
 
 def _runs_from_json(data: Any, where: str) -> Chunks:
-    """`[0, 2]`, or several runs that travel together: `[[0, 2], [4, 5]]`."""
+    """`[0, 2]`, or several runs of one message: `[[0, 2], [4, 5]]`."""
     if isinstance(data, list) and data and all(isinstance(run, list) for run in data):
         return tuple(_run_from_json(run, where) for run in data)
     return _run_from_json(data, where)
@@ -152,7 +152,7 @@ def _fields(data: Any, where: str, *names: str) -> list[Any]:
 
 
 def _typed(kind: type[Any], value: Any, where: str) -> Any:
-    if type(value) is not kind:  # a bool is no int here
+    if type(value) is not kind:  # a bool does not count as an int
         raise ScheduleError(f"{where}: {brief(value)} is not {'an' if kind is int else 'a'} {kind.__name__}")
     if kind is int and abs(value) >= 10**MAX_DIGITS:
         raise ScheduleError(f"{where}: {brief(value)} has more than {MAX_DIGITS} digits")

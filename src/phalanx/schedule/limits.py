@@ -1,6 +1,6 @@
-"""How large schedules from files and command lines may be, so that a slip of the finger ends in a line and not in the swap.
+"""Size limits for schedules from files and command lines, so that a typo gives an error instead of exhausting memory.
 
-Schedules that a program makes have no limits but its memory.
+Schedules that a program builds are limited only by its memory.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ MAX_CHUNKS = 1 << 20  # buffers are padded to a multiple of them
 MAX_DIGITS = 18  # of a rank or a chunk
 FACTOR_DIGITS = 100  # of the parts of a factor
 MAX_NAME = 10_000  # characters of a name or a label: messages repeat them
-MAX_LOWERED = 4_000_000  # messages; to check them takes some 10 s and 1 GB
-MAX_WORK = 1 << 28  # slots that the checker touches; some 20 s
+MAX_LOWERED = 4_000_000  # messages; checking them takes about 10 s and 1 GB
+MAX_WORK = 1 << 28  # slots that the checker touches; about 20 s
 
 FACTOR = re.compile(r"-?\d{1,N}(?:/\d{1,N}|\.\d{1,N})?".replace("N", str(FACTOR_DIGITS)), re.ASCII)
 
 
 def check_size(world: int, chunks: int) -> None:
-    """Raise where a world or its buffers are larger than any file should ask for."""
+    """Raise if a world or its buffers are larger than a file may ask for."""
     if world > MAX_RANKS:
         raise ScheduleError(f"a world of {world} ranks; at most {MAX_RANKS} are read from a file")
     if chunks > MAX_CHUNKS:
@@ -30,14 +30,14 @@ def check_size(world: int, chunks: int) -> None:
 
 
 def check_name(text: str) -> str:
-    """A name or a label, unless it is longer than anybody reads."""
+    """Return a name or label; raise if it is too long."""
     if len(text) > MAX_NAME:
         raise ScheduleError(f"a name or label of {len(text)} characters; at most {MAX_NAME} are read from a file")
     return text
 
 
 def read_factor(text: str) -> Fraction:
-    """`1/2` or `0.5`, of not too many digits: Fraction itself computes 1e1000000000 until the memory is full."""
+    """Parse `1/2` or `0.5`. Digits are limited, because Fraction("1e1000000000") would fill the memory."""
     if not FACTOR.fullmatch(text):
         raise ScheduleError(f"factor {text[:40]!r} is not like 1/2, of at most {FACTOR_DIGITS} digits each")
     try:
@@ -47,7 +47,7 @@ def read_factor(text: str) -> Fraction:
 
 
 def work(s: Schedule) -> int:
-    """How many slots the checker touches at most: those of all ranks once, and for each op those of its chunks."""
+    """An upper bound of the slots that the checker touches: all ranks' slots once, plus those of each op."""
     borders = {0}
     parts: set[tuple[range, int]] = set()
     for op in s.ops():

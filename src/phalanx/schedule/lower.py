@@ -1,4 +1,4 @@
-"""Lowering: every `Collective` as the `Move`s of a ring or, for reduce and broadcast, of a chain.
+"""Lowering: replace every `Collective` by the `Move`s of a ring or, for reduce and broadcast, of a chain.
 
 A group of g ranks takes g-1 steps, and 2(g-1) for an all_reduce. Collectives of one step are on disjoint groups and advance
 together: the t-th moves of all of them form one step.
@@ -17,8 +17,8 @@ def lower(s: Schedule, *, keep: Callable[[Collective], bool] | None = None) -> S
     """Turn every `Collective` into the `Move`s of a ring or a chain.
 
     Args:
-        s: The schedule. If it is lowered already, you get it back.
-        keep: Leaves a collective as it is where `keep(collective)` is true. A backend may have a better way for some groups,
+        s: The schedule. One that is already lowered is returned unchanged.
+        keep: Keeps a collective if `keep(collective)` is true. A backend may have a faster way for some groups,
             such as shared memory for the ranks of one host.
 
     Returns:
@@ -34,8 +34,13 @@ def lower(s: Schedule, *, keep: Callable[[Collective], bool] | None = None) -> S
     """
     if s.lowered:
         return s
+    return replace(s, steps=tuple(lower_steps(s, keep)))
+
+
+def lower_steps(s: Schedule, keep: Callable[[Collective], bool] | None = None) -> Iterator[Step]:
+    """The steps of `lower(s)`, one by one: a million moves take less time if only those of one step are in memory."""
     cut = _Cutter(s.name)
-    return replace(s, steps=tuple(chain.from_iterable(_lower_step(step, cut, keep) for step in s.steps)))
+    return chain.from_iterable(_lower_step(step, cut, keep) for step in s.steps)
 
 
 def _lower_step(step: Step, cut: _Cutter, keep: Callable[[Collective], bool] | None) -> Iterator[Step]:
@@ -45,17 +50,25 @@ def _lower_step(step: Step, cut: _Cutter, keep: Callable[[Collective], bool] | N
         return
     kept = {id(op) for op in collectives}
     plain = [op for op in step.ops if id(op) not in kept]
-    rounds = [tuple(chain.from_iterable(moves)) for moves in zip_longest(*(_rounds(c, cut) for c in collectives), fillvalue=())]
-    # the other ops of the step read the state before it, so they go with the first round; they may not write what the
-    # collectives touch, so the later rounds do not miss them
+    count = max(_count(c) for c in collectives)
+    rounds: Iterator[tuple[Op, ...]] = map(
+        tuple, map(chain.from_iterable, zip_longest(*(_rounds(c, cut) for c in collectives), fillvalue=()))
+    )
+    # the other ops of the step read the state before it, so they run in the first round; they must not write what the
+    # collectives touch, so the later rounds are not affected
     if plain:
-        rounds[:1] = [(*plain, *(rounds[0] if rounds else ()))]
+        count, rounds = max(count, 1), chain([(*plain, *next(rounds, ()))], rounds)
     for t, ops in enumerate(rounds, start=1):
-        yield Step(ops, f"{step.label} {t}/{len(rounds)}".lstrip() if len(rounds) > 1 else step.label)
+        yield Step(ops, f"{step.label} {t}/{count}".lstrip() if count > 1 else step.label)
+
+
+def _count(c: Collective) -> int:
+    """How many rounds `_rounds` yields."""
+    return (2 if c.kind == "all_reduce" else 1) * (len(c.group) - 1)
 
 
 def _rounds(c: Collective, cut: _Cutter) -> Iterator[Iterable[Op]]:
-    """The moves of one collective, round by round."""
+    """Yield the moves of one collective, round by round."""
     group, size = c.group, len(c.group)
     following = group[1:] + group[:1]
     if c.kind in ("all_reduce", "reduce_scatter"):
@@ -84,9 +97,9 @@ def _around(senders: tuple[int, ...], receivers: tuple[int, ...], parts: tuple[r
 
 
 class _Cutter:
-    """Cuts the chunks of a collective into one part per rank; equal parts are one object, which saves memory by the million.
+    """Cuts the chunks of a collective into one part per rank. Equal parts share one object: there may be millions.
 
-    The parts of an all_reduce belong to nobody, so they may differ in length by one, or be empty.
+    The parts of an all_reduce have no owner, so their lengths may differ by one, or be zero.
     """
 
     def __init__(self, name: str) -> None:

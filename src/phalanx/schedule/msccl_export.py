@@ -1,9 +1,9 @@
-"""From a schedule to MSCCL: every message becomes a send of one thread block and a receive of another.
+"""Export a schedule to MSCCL: every message becomes a send of one thread block and a receive of another.
 
-A rank has a thread block for every rank that it sends to, and one for every rank that it receives from. What must not overtake
-each other waits: a send for the receives that wrote its chunks in earlier steps; a receive for the sends that read its chunks
-up to its own step, and for the last receive that wrote them. A step of MSCCL waits for one other at most, so `nop` steps do
-the rest of the waiting."""
+A rank has a thread block for every rank that it sends to, and one for every rank that it receives from. Waits keep the order: a
+send waits for the receives that wrote its chunks in earlier steps; a receive waits for the sends that read its chunks up to its
+own step, and for the last receive that wrote them. A step of MSCCL waits for at most one other step, so `nop` steps do the rest
+of the waiting."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Step:
 
 @dataclass(slots=True)
 class _Gpu:
-    """One rank: its thread blocks by peer, and who last wrote and read every chunk."""
+    """One rank: its thread blocks by peer, and which steps last wrote and read every chunk."""
 
     blocks: dict[tuple[str, int], list[_Step]] = field(default_factory=dict)
     numbers: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class _Gpu:
     readers: dict[int, set[Place]] = field(default_factory=lambda: defaultdict(set))
 
     def add(self, key: tuple[str, int], kind: str, run: range, needs: set[Place]) -> Place:
-        """A step of the thread block for `key`, after `needs`; what its own thread block did before needs no waiting."""
+        """Append a step to the thread block of `key`, after `needs`. Earlier steps of the same block need no wait."""
         block = self.blocks[key]
         mine = self.numbers[key]
         latest: dict[int, int] = {}
@@ -61,7 +61,7 @@ def to_msccl(s: Schedule, *, protocol: str = "Simple") -> str:
         XML that MSCCL and `from_msccl` read. Reading it gives the messages of `s` in as few steps as possible.
 
     Raises:
-        ScheduleError: If `s` is no sum, or scales or encodes: MSCCL does not.
+        ScheduleError: If `s` is not a sum, or scales or encodes, which MSCCL cannot do.
 
     Example:
         >>> print(phalanx.schedule.to_msccl(phalanx.schedule.recursive_doubling(2)).splitlines()[0])
@@ -76,7 +76,7 @@ def to_msccl(s: Schedule, *, protocol: str = "Simple") -> str:
     _number_blocks(gpus, moves)
     for step in moves:
         reads = [(move, run, _send(gpus[move.src], move, run)) for move in step for run in move.runs]
-        for move, run, place in reads:  # all of a step read what was there before it
+        for move, run, place in reads:  # all ops of a step read the state before it
             for chunk in run:
                 gpus[move.src].readers[chunk].add(place)
         for move, run, _ in reads:

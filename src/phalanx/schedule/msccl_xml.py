@@ -1,4 +1,4 @@
-"""The XML of MSCCL as a value: per GPU thread blocks, per thread block steps. Reading it trusts nothing in it.
+"""MSCCL's XML as a value: thread blocks per GPU, steps per thread block. The parser does not trust its input.
 
     <algo name="ring" proto="Simple" nchannels="1" nchunksperloop="4" ngpus="4" coll="allreduce" inplace="1">
       <gpu id="0" i_chunks="4" o_chunks="0" s_chunks="0">
@@ -6,7 +6,7 @@
           <step s="0" type="s" srcbuf="i" srcoff="0" dstbuf="i" dstoff="0" cnt="1" depid="-1" deps="-1" hasdep="0"/>
 
 A thread block runs its steps in order, sends to one GPU and receives from one, on a channel. A step waits for step `deps` of
-thread block `depid` of its GPU. Format: microsoft/msccl-tools, which writes these files, and microsoft/msccl, which runs them."""
+thread block `depid` of its GPU. Format: microsoft/msccl-tools writes these files, microsoft/msccl runs them."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ class Algorithm:
 
 
 def parse(xml: str | bytes) -> Algorithm:
-    """The algorithm of an XML text; ScheduleError with the line if it is none."""
+    """Parse the XML. Raises ScheduleError with the line if it is not an algorithm."""
     size = len(xml)
     if size > MAX_BYTES:
         raise ScheduleError(f"{size:,} bytes of XML; at most {MAX_BYTES:,} are read")
     reader = _Reader()
     parser = expat.ParserCreate()
     parser.StartElementHandler, parser.EndElementHandler = reader.start, reader.end
-    parser.StartDoctypeDeclHandler = reader.refuse_doctype  # without one there are no entities, and no bombs made of them
+    parser.StartDoctypeDeclHandler = reader.refuse_doctype  # without one there are no entities, and so no entity bombs
     reader.line = lambda: parser.CurrentLineNumber
     try:
         parser.Parse(xml, True)
@@ -80,7 +80,7 @@ def parse(xml: str | bytes) -> Algorithm:
 
 @dataclass(slots=True)
 class _Reader:
-    """Builds the value from the events of the parser."""
+    """Builds the algorithm from the parser's events."""
 
     path: list[str] = field(default_factory=list)
     head: dict[str, str] = field(default_factory=dict)
@@ -107,7 +107,7 @@ class _Reader:
         elif name == "gpu":
             rank = self.number(attributes, "id", 0, MAX_RANKS - 1)
             if rank in self.gpus:
-                raise self.fail(f"gpu {rank} is there twice")
+                raise self.fail(f"gpu {rank} appears twice")
             self.gpus[rank] = []
         elif name == "tb":
             self.block, self.steps = attributes, []

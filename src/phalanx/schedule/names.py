@@ -1,4 +1,4 @@
-"""Schedules by name, such as `torus:4x8`, and from files: the one table that turns words into schedules."""
+"""Schedules by name, such as `torus:4x8`, and from files. This is the only table of names."""
 
 from __future__ import annotations
 
@@ -26,21 +26,22 @@ from .jsonform import from_json
 from .limits import MAX_LOWERED, MAX_RANKS, MAX_WORK, work
 from .lower import lower
 from .msccl_import import from_msccl
+from .mscclpp_import import from_mscclpp
 from .ops import Schedule, ScheduleError
 from .text import from_text
 from .traffic import lowered_ops
 from .verify import verify
 
-PIPED = 64 << 20  # bytes read at most from a pipe or device, which has no size to check first
+PIPED = 64 << 20  # bytes; the limit for a pipe or device, whose size cannot be checked first
 
 
 class InputError(ValueError):
-    """A name, number or file from a user that makes no sense; the message says what would."""
+    """Invalid input from a user: a name, number or file. The message says what is valid."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamedSchedule:
-    """What follows the colon of a name, and the function that takes the numbers there."""
+    """The form of the text after the colon, and the function that takes its numbers."""
 
     form: str
     pattern: str
@@ -79,9 +80,11 @@ FORMS = ", ".join(f"{name}:{entry.form}" for name, entry in SCHEDULES.items())
 
 
 def find_schedule(text: str) -> Schedule:
-    """The schedule called `text` in the table, or else the one in the file of that name: text, JSON or MSCCL's XML.
+    """Find the schedule named `text` in the table, or read it from the file `text`.
 
-    InputError if there is neither; ScheduleError if the file does not hold a schedule.
+    Files hold text, JSON, the XML of MSCCL or the JSON of MSCCL++.
+
+    Raises InputError if there is neither, and ScheduleError if the file does not hold a schedule.
     """
     name, colon, rest = text.partition(":")
     if colon and name in SCHEDULES:
@@ -97,13 +100,15 @@ def find_schedule(text: str) -> Schedule:
 
 
 def _read(content: str) -> Schedule:
-    """A schedule in any of the forms: JSON, the XML of MSCCL, or text."""
+    """Read a schedule from JSON, MSCCL++'s JSON, MSCCL's XML, or text."""
     start = content.lstrip()[:1]
-    return from_json(content) if start == "{" else from_msccl(content) if start == "<" else from_text(content)
+    if start == "{":
+        return from_mscclpp(content) if '"gpus"' in content and '"threadblocks"' in content else from_json(content)
+    return from_msccl(content) if start == "<" else from_text(content)
 
 
 def find_all_reduce(text: str, ranks: int, option: str) -> Schedule:
-    """The all-reduce of `ranks` ranks called `text`, verified: a file may hold a wrong one. Errors begin with `option`."""
+    """Find and verify the all-reduce of `ranks` ranks named `text`. Errors begin with `option`."""
     s = find_schedule(text)
     if s.world != ranks:
         raise InputError(f"{option} is for {s.world} ranks, but there are {ranks}")
@@ -123,7 +128,7 @@ def find_all_reduce(text: str, ranks: int, option: str) -> Schedule:
 
 
 def parse_name(text: str) -> Schedule:
-    """`torus:4x8` as `torus(4, 8)`, and so on for the names of the table."""
+    """Turn `torus:4x8` into `torus(4, 8)`, and likewise for the other names of the table."""
     name, _, rest = text.partition(":")
     if name not in SCHEDULES:
         raise InputError(f"no schedule is called {name!r}; there are {FORMS}")
@@ -143,7 +148,7 @@ def parse_name(text: str) -> Schedule:
 
 
 def is_file(text: str | Path) -> bool:
-    """Whether there is such a file; False for names that no file can have."""
+    """Whether the file exists; False for names that no file can have."""
     try:
         return Path(text).is_file()
     except (OSError, ValueError):
@@ -151,13 +156,21 @@ def is_file(text: str | Path) -> bool:
 
 
 def read_text(path: str | Path) -> str:
-    """The text of a file or a pipe that a user named."""
+    """Read the text of a file or pipe that a user named."""
+    try:
+        return read_bytes(path).decode()
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def read_bytes(path: str | Path) -> bytes:
+    """What a file or a pipe holds that a user named."""
     try:
         with open(path, "rb") as file:
             endless = not stat.S_ISREG(os.fstat(file.fileno()).st_mode)  # a pipe, or /dev/zero
             data = file.read(PIPED + 1 if endless else -1)
         if endless and len(data) > PIPED:
             raise InputError(f"{path} is not a regular file and gives more than {PIPED:,} bytes")
-        return data.decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: {error.strerror if isinstance(error, OSError) else error}") from None
+        return data
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from None

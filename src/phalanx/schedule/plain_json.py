@@ -1,6 +1,6 @@
-"""JSON from files that anybody may have written: plain, finite and flat, or ValueError says what is wrong.
+"""Read untrusted JSON: plain, finite and shallow, or a ValueError that says what is wrong.
 
-Python's own reader takes NaN and numbers beyond all floats, and raises RecursionError for deep nesting, which callers forget.
+Python's own parser accepts NaN and infinite floats, and raises RecursionError for deep nesting, which callers forget to catch.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import math
 import reprlib
 from typing import Any, NoReturn
 
-DEEPEST = 100  # levels of a file of settings or records; what walks through it recursively has room for many more
+DEEPEST = 100  # levels of nesting in settings or records; far below Python's recursion limit
 
 
 def loads(text: str | bytes, *, deepest: int | None = DEEPEST) -> Any:
-    """The value of a JSON text. With `deepest=None` its nesting is bounded by Python's stack alone: walk through it in a loop."""
+    """Parse JSON. With `deepest=None` only Python's stack limits the nesting: traverse the result in a loop."""
     try:
         value = json.loads(text, parse_float=_finite, parse_constant=_refuse)
     except json.JSONDecodeError as error:
@@ -29,26 +29,26 @@ def loads(text: str | bytes, *, deepest: int | None = DEEPEST) -> Any:
 
 
 def brief(value: Any) -> str:
-    """`repr(value)` in a few words: a message stays short whatever a file holds."""
+    """A shortened `repr(value)`, so that messages stay short for any file."""
     return _SHORT.repr(value)
 
 
 def read_number(value: Any, name: str, least: float, most: float) -> float:
-    """A number within bounds, which is called `name` in the error otherwise."""
+    """Return a number within bounds. Errors call it `name`."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
         raise ValueError(f"{name} is {brief(value)}; a number from {least:g} to {most:g}")
     return value
 
 
 def read_whole(value: Any, name: str, least: int, most: int) -> int:
-    """A whole number within bounds; 1.0 and true are none."""
+    """Return an integer within bounds; 1.0 and true are rejected."""
     if type(value) is not int or not least <= value <= most:
         raise ValueError(f"{name} is {brief(value)}; a whole number from {least} to {most}")
     return value
 
 
 def read_text(value: Any, name: str, longest: int = 1000) -> str:
-    """A text of not too many characters."""
+    """Return a text of at most `longest` characters."""
     if not isinstance(value, str) or len(value) > longest:
         raise ValueError(f"{name} is {brief(value)}; a text of at most {longest} characters")
     return value
@@ -57,12 +57,12 @@ def read_text(value: Any, name: str, longest: int = 1000) -> str:
 def _finite(text: str) -> float:
     value = float(text)
     if math.isinf(value):
-        raise ValueError(f"{text[:40]} is beyond all numbers")
+        raise ValueError(f"{text[:40]} is not a finite number")
     return value
 
 
 def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _is_deeper(value: Any, deepest: int) -> bool:

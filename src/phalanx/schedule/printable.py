@@ -1,4 +1,4 @@
-"""Text that a terminal can only show: what came from a file must not move the cursor, rename the window or hide a line."""
+"""Make text safe to print: text from a file must not move the cursor, rename the window or hide a line."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _LINE = re.compile("[\t\n]")
 
 
 def printable(text: str) -> str:
-    r"""`text` with its control characters written out, such as `\x1b`. Tabs and newlines stay."""
+    r"""Write out control characters, such as `\x1b`. Tabs and newlines stay."""
     return _CONTROLS.sub(_written_out, text)
 
 
 def one_line(text: str) -> str:
-    r"""The same with newlines and tabs written out as well: a name cannot add a line to a table, nor an error a second one."""
+    r"""Like `printable`, but also write out newlines and tabs, so that a name cannot add lines to a table or an error."""
     return _LINE.sub(_written_out, printable(text))
 
 

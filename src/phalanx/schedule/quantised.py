@@ -1,15 +1,14 @@
-"""The quantised all-reduce: what travels between hosts is encoded, for example in 8 bits; sums are in full precision.
+"""The quantised all-reduce: data between hosts is encoded, for example in 8 bits; sums are in full precision.
 
-Each rank sends part j of its buffer, encoded, straight to rank j, which adds up what it gets in full precision, encodes the sum
-and sends it to all. So every contribution is rounded twice, whatever the number of ranks; in a ring it would be rounded at every
-hop. Ranks of a host first reduce-scatter among themselves without a code, and each exchanges its part with its peers on the other
-hosts.
+Each rank sends part j of its buffer, encoded, directly to rank j, which sums what it gets in full precision, encodes the sum and
+sends it to all. So every contribution is rounded twice for any number of ranks; a ring would round it at every hop. Ranks of a
+host first reduce-scatter among themselves without encoding, and each exchanges its part with its peers on the other hosts.
 
 Papers: Alistarh et al., "QSGD", arXiv 1610.02132 (gradients as few bits per block with one scale); Tang et al., "DoubleSqueeze",
 arXiv 1905.05957 (both ways compressed, each with its own error feedback); Tang et al., "1-bit Adam", arXiv 2102.02888 (the
 compressed all-reduce as all-to-all, average, all-gather).
 
-Differences from the papers: no server and no second stage of servers, each rank is the server of one part; inside a host nothing
+Differences from the papers: no server and no second stage of servers: each rank serves one part. Inside a host nothing
 is compressed; a rank's own contribution to its part is not rounded before the sum.
 """
 
@@ -19,11 +18,11 @@ from .ops import Collective, Kind, Move, Op, Recode, Schedule, Step
 
 
 def quantised(hosts: int, per_host: int = 1) -> Schedule:
-    """All-reduce in which what travels between hosts is encoded.
+    """All-reduce that encodes the data between hosts.
 
     Args:
         hosts: The number of hosts. With `per_host=1` it is the number of ranks.
-        per_host: The ranks of each host. Their numbers are contiguous.
+        per_host: The ranks per host, with contiguous numbers.
 
     Returns:
         A schedule: reduce-scatter inside hosts, encode, exchange between hosts, encode the sums, exchange them, decode,
@@ -65,7 +64,7 @@ def _between(hosts: int, per_host: int) -> list[Step]:
             encode += [Recode(range(me, me + 1), rest, coded=True) for rest in (part[:host], part[host + 1 :]) if rest]
             sums.append(Recode(range(me, me + 1), own, coded=True))
             decode.append(Recode(range(me, me + 1), part, coded=False))
-            for turn in range(1, hosts):  # every rank begins with another peer, so that no port has to serve all at once
+            for turn in range(1, hosts):  # every rank starts with another peer, so that no port serves all ranks at once
                 other = (host + turn) % hosts
                 peer = other * per_host + k
                 there.append(Move(me, peer, part[other : other + 1], reduce=True, coded=True))

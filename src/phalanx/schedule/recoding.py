@@ -1,4 +1,4 @@
-"""Who holds which chunks encoded: what must hold of every op of a schedule that encodes, before asking what it computes."""
+"""Check which chunks are encoded where: every op of a schedule that encodes must find its chunks in the right form."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from .describe import describe
 from .interpret import Buffers, boundaries
 from .ops import Collective, Move, Op, Recode, Schedule, ScheduleError
 
-MOST = 2  # times that a contribution may be encoded: on its way to a sum, and with it
+MOST = 2  # how often a contribution may be encoded: before the sum, and as part of it
 
 
 def check_forms(s: Schedule) -> None:
-    """Raise `ScheduleError` where an op needs full precision and finds a code, or the other way round."""
+    """Raise `ScheduleError` if an op needs full precision and finds a code, or vice versa."""
     if not s.coded:
         for number, step in enumerate(s.steps, start=1):
             moves = [op for op in step.ops if isinstance(op, Move)]
@@ -38,7 +38,7 @@ def check_forms(s: Schedule) -> None:
 
 
 def _check_op(s: Schedule, number: int, op: Op, state: Buffers) -> None:
-    """Whether the slots that `op` reads and writes are held in the form that it needs."""
+    """Check that the slots `op` reads and writes have the form that it needs."""
     atoms = state.atoms(op.runs)
 
     def held(rank: int, coded: bool) -> bool:

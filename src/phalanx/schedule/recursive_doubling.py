@@ -2,8 +2,8 @@
 
 Paper: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA 2005, section 4.
 
-Differences from the paper: none. The best choice for small messages, where latency is all. Both partners compute the same sum
-of two numbers, and a + b = b + a also in floating point: all ranks end bitwise equal.
+Differences from the paper: none. Best for small messages, where only latency counts. Both partners compute the same sum
+of two numbers, and a + b = b + a holds in floating point, so all ranks end bitwise equal.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def recursive_doubling(n: int) -> Schedule:
         n: The number of ranks. It need not be a power of two.
 
     Returns:
-        A schedule of floor(log2 n) steps, plus 2 where n is not a power of two. All ranks end with equal bits.
+        A schedule of floor(log2 n) steps, plus 2 if n is not a power of two. All ranks end with equal bits.
 
     Raises:
         ValueError: If `n` is less than 1.

@@ -1,6 +1,6 @@
 """The ring: one all-reduce over all ranks, 2(n-1) steps when lowered, each rank sending 2(n-1)/n of the buffer.
 
-Paper: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 2009; made known to
+Paper: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 2009; popularised in
 deep learning by Gibiansky (Baidu), 2017.
 
 Differences from the paper: none in the moves. The ring follows the rank numbers; `relabel` gives another order.

@@ -36,7 +36,7 @@ def show(s: Schedule, *, width: int = 100, max_ranks: int = 16, max_steps: int =
 
     Args:
         s: The schedule to draw.
-        width: The most characters of a line, where the cells allow it.
+        width: The maximum line length, if the cells allow it.
         max_ranks: Show the first and last ranks of a larger world. A line names those left out.
         max_steps: Show the first and last steps of a longer schedule.
 
@@ -74,7 +74,7 @@ def _summary(s: Schedule) -> str:
 
 
 def _ends(count: int, limit: int) -> tuple[list[int], range]:
-    """The first and last of `count` numbers, `limit` in all, and those between them."""
+    """The first and last of `count` numbers, `limit` in total, and the range between them."""
     if count <= limit:
         return list(range(count)), range(0)
     last = limit // 4
@@ -83,7 +83,7 @@ def _ends(count: int, limit: int) -> tuple[list[int], range]:
 
 
 def _column(number: int, step: Step, ranks: list[int], marks: set[str]) -> list[str]:
-    """The cells of one step, under its number and label: what a rank gives, then what it gets."""
+    """The cells of one step, under its number and label: what a rank sends, then what it receives."""
     gives: dict[int, list[str]] = defaultdict(list)
     gets: dict[int, list[str]] = defaultdict(list)
     shown = set(ranks)
@@ -104,7 +104,7 @@ def _column(number: int, step: Step, ranks: list[int], marks: set[str]) -> list[
 
 
 def _words(op: Op) -> Iterator[tuple[int, str, str]]:
-    """For every rank that `op` concerns: the rank, the key of its legend, its word in the cell."""
+    """For every rank in `op`, yield the rank, its legend key and its text in the cell."""
     if isinstance(op, Move):
         chunks, sign = f"{spans(op.chunks, limit=4)}{chr(39) * op.coded}", "+" if op.reduce else "="
         yield op.src, "→", f"{chunks}→{op.dst}"
@@ -126,7 +126,7 @@ def _words(op: Op) -> Iterator[tuple[int, str, str]]:
 
 
 def _blocks(columns: list[list[str]], width: int) -> Iterator[list[list[str]]]:
-    """The columns in as many blocks as fit side by side."""
+    """Split the columns into blocks that fit the width."""
     block: list[list[str]] = []
     used = 0
     for column in columns:

@@ -1,11 +1,11 @@
-"""Swing: halving-doubling for rings and tori, whose partners lie at distances 1, 1, 3, 5, 11, ... on alternating sides.
+"""Swing: halving-doubling for rings and tori, with partners at distances 1, 1, 3, 5, 11, ... on alternating sides.
 
 Paper: De Sensi, Bonato, Saam, Hoefler, "Swing: Short-cutting Rings for Higher Bandwidth Allreduce", NSDI 2024. The partner of
 rank r in step s is r + d(s) for even r and r - d(s) for odd r, where d(s) = 1 - 2 + 4 - ... has s + 1 terms: 1, -1, 3, -5, 11.
-On a ring of cables these messages share links with fewer others than those at the distances 1, 2, 4, 8 of halving-doubling.
+On a physical ring, these messages share links with fewer others than at halving-doubling's distances 1, 2, 4, 8.
 
-Differences from the paper: a ring of n ranks alone, one port. Blocks are numbered in the order in which the halves are cut, so
-every message is one run of chunks; in the paper block r belongs to rank r, and a message is scattered. Where n is not a power of
+Differences from the paper: only a ring of n ranks, one port. Blocks are numbered in the order in which the halves are cut, so
+every message is one run of chunks; in the paper block r belongs to rank r, and a message is scattered. If n is not a power of
 two, folding takes 2 more steps.
 """
 
@@ -16,13 +16,13 @@ from .ops import Move, Op, Schedule, Step
 
 
 def swing(n: int) -> Schedule:
-    """All-reduce by halving and doubling with partners that alternate between the two sides: few steps, short ways on a ring.
+    """All-reduce by halving and doubling with partners on alternating sides: few steps, short paths on a ring.
 
     Args:
         n: The number of ranks. It need not be a power of two.
 
     Returns:
-        A schedule of 2 floor(log2 n) steps, plus 2 where n is not a power of two.
+        A schedule of 2 floor(log2 n) steps, plus 2 if n is not a power of two.
 
     Raises:
         ValueError: If `n` is less than 1.
@@ -44,7 +44,7 @@ def _swing(core: tuple[int, ...]) -> list[Step]:
     rounds = size.bit_length() - 1
     distances = [(1 - (-2) ** (s + 1)) // 3 for s in range(rounds)]
     partners = [[(i + distance if i % 2 == 0 else i - distance) % size for i in range(size)] for distance in distances]
-    owned = [range(size)] * size  # by core index: what it is still responsible for
+    owned = [range(size)] * size  # by core index: the chunks it is still responsible for
     halving, doubling = [], []
     for s, partner in enumerate(partners):
         lower = _lower_side(partner, partners[s + 1 :])
@@ -58,7 +58,7 @@ def _swing(core: tuple[int, ...]) -> list[Step]:
 
 
 def _lower_side(partner: list[int], later: list[list[int]]) -> list[bool]:
-    """For each rank whether it keeps the lower half. Ranks that meet later keep the same half, partners different ones."""
+    """Whether each rank keeps the lower half. Ranks that meet later keep the same half, partners opposite ones."""
     side: dict[int, bool] = {}
     for first in range(len(partner)):
         if first not in side:

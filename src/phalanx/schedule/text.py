@@ -68,7 +68,7 @@ def to_text(s: Schedule) -> str:
 
 
 def from_text(text: str) -> Schedule:
-    """Read a schedule that `to_text`, or you, wrote. `verify` says whether it is right.
+    """Read a schedule from text, written by `to_text` or by hand. Use `verify` to check it.
 
     Args:
         text: One line per op. Lines that begin with # are comments.
@@ -77,7 +77,7 @@ def from_text(text: str) -> Schedule:
         The schedule.
 
     Raises:
-        ScheduleError: If a line makes no sense. The message names the line.
+        ScheduleError: If a line is invalid. The message names the line.
 
     Example:
         >>> s = phalanx.ring(4)

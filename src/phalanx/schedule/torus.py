@@ -1,8 +1,8 @@
-"""The torus: reduce-scatter along every axis but the first, all-reduce along the first, all-gather all the way back.
+"""The torus: reduce-scatter along every axis but the first, all-reduce along the first, all-gather back.
 
 Paper: Mikami, Suganuma, U-chupala, Tanaka, Kageyama, "Massively Distributed SGD: ImageNet/ResNet-50 Training in a Flash",
-arXiv 1811.05233 (the 2D-Torus). With X columns and Y rows, 2(X-1) + 2(Y-1) steps when lowered instead of the ring's 2(XY-1),
-and only 1/X of the buffer travels vertically.
+arXiv 1811.05233 (the 2D-Torus). With X columns and Y rows, it takes 2(X-1) + 2(Y-1) steps when lowered, not the ring's 2(XY-1),
+and only 1/X of the buffer moves vertically.
 
 Differences from the paper: any number of axes, not only two. The paper's horizontal direction is the last axis, whose ranks are
 contiguous, so `torus(hosts, per_host)` keeps the bulk of the traffic inside the hosts. Axes of size 1 cost nothing.
@@ -50,7 +50,7 @@ def torus(*dims: int) -> Schedule:
 
 
 def _along(dims: tuple[int, ...], axis: int, kind: Kind) -> Step:
-    """One collective per line of the grid parallel to `axis`, on the part which that line's ranks own by then."""
+    """One collective per line of the grid parallel to `axis`, on the part that the line's ranks own at that point."""
     stride = prod(dims[axis + 1 :])
     ops: list[Op] = []
     for first, part in _lines(dims, axis):

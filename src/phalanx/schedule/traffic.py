@@ -1,4 +1,4 @@
-"""What a schedule costs before any machine is known: latency steps, and how much of the buffer each rank sends."""
+"""The machine-independent cost of a schedule: latency steps, and how much of the buffer each rank sends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .ops import Collective, Move, Schedule
 
 
 def latency_steps(s: Schedule) -> int:
-    """The number of messages that follow one another: the steps of the lowered schedule in which something moves.
+    """The number of consecutive messages: the steps of the lowered schedule that move data.
 
     Args:
         s: The schedule.
@@ -31,7 +31,7 @@ def sent(s: Schedule, counts: Callable[[int, int], bool] | None = None, *, code:
     Args:
         s: The schedule.
         counts: Counts only messages for which `counts(src, dst)` is true, for example those between hosts.
-        code: The size of an encoded chunk, as a share of its size in full precision.
+        code: The size of an encoded chunk, as a fraction of its size in full precision.
 
     Returns:
         One fraction per rank: 2 means the whole buffer twice.
@@ -64,7 +64,7 @@ def lowered_ops(s: Schedule) -> int:
     for op in s.ops():
         if isinstance(op, Collective):
             size = len(op.group)
-            ring = min(size, len(op.chunks)) * (size - 1)  # fewer chunks than ranks leave some with nothing to send
+            ring = min(size, len(op.chunks)) * (size - 1)  # with fewer chunks than ranks, some ranks send nothing
             count += {"all_reduce": 2 * ring, "reduce_scatter": ring, "all_gather": ring}.get(op.kind, size - 1)
         else:
             count += 1

@@ -1,7 +1,7 @@
 """The double binary tree: two complementary trees, each reducing half of the buffer upwards and broadcasting it downwards.
 
 Papers: Sanders, Speck, Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", Parallel Computing 2009;
-brought to training by NCCL 2.4. A leaf of one tree is an interior rank of the other, so all ranks share the work. Latency grows
+used for training since NCCL 2.4. A leaf of one tree is an interior rank of the other, so all ranks share the work. Latency grows
 with log n: 2 * height + pipeline - 1 steps.
 
 Differences from the papers: no edge colouring, so a rank may receive from both children of a tree in one step, as in NCCL. The
@@ -20,7 +20,7 @@ def tree(n: int, *, pipeline: int | None = None) -> Schedule:
     Args:
         n: The number of ranks.
         pipeline: The number of chunks of each tree's half of the buffer. The default is twice the height of the tree. The
-            pipeline is then as long as the way up and down, and half of the steps run full.
+            pipeline is then as long as the path up and down, and half of the steps run at full width.
 
     Returns:
         A schedule of 2 * height + pipeline - 1 steps.
@@ -54,9 +54,9 @@ def tree(n: int, *, pipeline: int | None = None) -> Schedule:
 
 
 def _parent(place: int, n: int) -> int:
-    """In-order binary tree with place 0 on top of it: odd places are leaves, and a place with k trailing zeros has height k."""
-    reach = place & -place  # parent and children are this far away, and half as far
-    left = place & (2 * reach) or place + reach >= n  # `left` also where the tree is cut off on the right
+    """Parent in an in-order binary tree below place 0: odd places are leaves; k trailing zeros mean height k."""
+    reach = place & -place  # distance to the parent; children are half as far
+    left = place & (2 * reach) or place + reach >= n  # also `left` if the tree is cut off on the right
     return place - reach if left else place + reach
 
 

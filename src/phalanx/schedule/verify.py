@@ -1,33 +1,30 @@
-"""The checker: runs a schedule on symbols instead of tensors, and compares what every slot ends as with the claim.
+"""The checker: runs a schedule on symbols instead of tensors, and compares the final slots with the claim.
 
-The interpreter makes expressions, which know every addition and its order. Up to 64 ranks each is worked out as a formal sum
-{origin: weight} with exact fractions. Above, as a fingerprint, one random integer per origin modulo a prime: a wrong schedule
-passes with a probability of about 2^-60, and thousands of ranks take seconds. If a fingerprint is wrong, its slot alone is worked
-out as a formal sum, to explain.
+The interpreter makes expressions, which record every addition and its order. Up to 64 ranks, each is evaluated as a formal sum
+{origin: weight} with exact fractions. Above, each is evaluated as a fingerprint, with one random integer per origin modulo a
+prime: a wrong schedule passes with a probability of about 2^-60, and thousands of ranks take seconds. If a fingerprint is wrong,
+only its slot is evaluated as a formal sum, for the error message.
 """
 
 from __future__ import annotations
 
-import random
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import lru_cache
+from math import gcd
 
 from .describe import describe
 from .expressions import Expressions
+from .fingerprints import BOTH, PRIME, SECOND, Fingerprints, random_inputs, with_sums
 from .formal_sum import JUNK, FormalSum
 from .interpret import Buffers, interpret
-from .ops import Collective, Goal, Move, Op, Schedule, ScheduleError
+from .lower import lower, lower_steps
+from .ops import Collective, Goal, Move, Op, Schedule, ScheduleError, Step
 from .recoding import MOST, check_forms
-from .wellformed import check
+from .wellformed import check, checked
 
-EXACT_UP_TO = 64  # ranks; above it formal sums become slow and fingerprints take over
-
-# The largest safe prime below 2^60. Safe, (PRIME - 1) / 2 being prime too, so that no short product of small factors is 1 again:
-# modulo 2^61 - 1, sixty-one doublings would pass for none.
-PRIME = 2**60 - 3677
+EXACT_UP_TO = 64  # ranks; above it formal sums are too slow, so fingerprints are used
 
 
 def verify(s: Schedule, *, goal: Goal | None = None, bitwise: bool = False) -> None:
@@ -35,17 +32,17 @@ def verify(s: Schedule, *, goal: Goal | None = None, bitwise: bool = False) -> N
 
     Up to 64 ranks the proof is exact. Above, it uses fingerprints: a wrong schedule passes with a probability of about 2**-60.
 
-    Of a schedule that encodes, it also proves that no contribution is encoded more than twice, and that all ranks end with
+    For a schedule that encodes, it also proves that no contribution is encoded more than twice, and that all ranks end with
     equal bits.
 
     Args:
         s: The schedule to check.
         goal: Check this claim instead of the schedule's own.
-        bitwise: Also prove that all ranks end with equal bits, whatever the inputs. They do if every rank's result comes from the
+        bitwise: Also prove that all ranks end with equal bits for any input. They do if every rank's result comes from the
             same additions in the same order. Replicas of a model need that to stay equal, so `create_communicator` asks for it.
 
     Raises:
-        ScheduleError: If the result is wrong, or an op makes no sense. The message names the rank, the chunk, what it holds and
+        ScheduleError: If the result is wrong, or an op is invalid. The message names the rank, the chunk, its contents and
             the step that went wrong.
 
     Example:
@@ -56,6 +53,8 @@ def verify(s: Schedule, *, goal: Goal | None = None, bitwise: bool = False) -> N
         s = replace(s, goal=goal)
     check(s)
     check_forms(s)
+    if s.world > EXACT_UP_TO and s.lowered and not (s.coded or bitwise) and _fingerprints_agree(s):
+        return
     terms = Expressions(s.world)
     proof = _Proof(s, terms, interpret(s, terms))
     if s.goal == "mixing":
@@ -68,6 +67,26 @@ def verify(s: Schedule, *, goal: Goal | None = None, bitwise: bool = False) -> N
         proof.check_equal()
 
 
+def verify_lowered(s: Schedule) -> tuple[int, int]:
+    """Prove `lower(s)`, and count its steps and ops. Only the moves of one step at a time are in memory, if they are right."""
+    counts = []
+
+    def counted(steps: Iterable[Step]) -> Iterator[Step]:
+        for step in steps:
+            counts.append(len(step.ops))
+            yield step
+
+    if s.world <= EXACT_UP_TO or s.coded or any(op.coded for op in s.ops() if isinstance(op, Move)):
+        agree = False
+    else:
+        agree = _fingerprints_agree(s, checked(s, counted(lower_steps(s))))
+    if not agree:  # or too small to be worth it
+        lowered = lower(s)
+        verify(lowered)
+        counts = [len(step.ops) for step in lowered.steps]
+    return len(counts), sum(counts)
+
+
 @dataclass(frozen=True, slots=True)
 class _Proof:
     """What a schedule leaves in every slot, and how that compares with its claim."""
@@ -77,8 +96,11 @@ class _Proof:
     final: Buffers
 
     def check_ends(self) -> None:
-        """Every slot of every rank is what the goal says."""
-        values = set().union(*self.final.rows)
+        """Check that every slot of every rank matches the goal."""
+        first = self.final.rows[0]
+        values = set(first).union(
+            *(row for row in self.final.rows if row != first)
+        )  # usually no row differs, and comparing is faster
         wrong = values - self._right(values)
         for rank, row in enumerate(self.final.rows if wrong else []):
             for chunk, value in zip(self.final.starts, row, strict=True):
@@ -86,19 +108,17 @@ class _Proof:
                     raise self._wrong_end(rank, chunk, value)
 
     def _right(self, values: set[int]) -> set[int]:
-        """Those of `values` that are what the goal says."""
+        """The `values` that match the goal."""
         s = self.s
         if s.world <= EXACT_UP_TO:
             wanted = _wanted(s)
             return {value for value, found in self._formal(values).items() if found == wanted}
         inputs = self._random_inputs()
-        total = sum(inputs[: s.world])
-        goal = {"sum": total, "mean": _scale(s, total, Fraction(1, s.world)), "copy": inputs[s.root]}[s.goal] % PRIME
-        found = self._prints(inputs)
+        goal, found = _goal_print(s, inputs), self._prints(inputs)
         return {value for value in values if found[value] == goal} - self.terms.spoiled()
 
     def check_mixing(self) -> None:
-        """Rows and columns add up to 1. No weight is ever negative."""
+        """Check that rows and columns add up to 1. Weights are never negative."""
         columns = {chunk: [row[atom] for row in self.final.rows] for atom, chunk in enumerate(self.final.starts)}
         if self.s.world <= EXACT_UP_TO:
             for chunk, column in columns.items():
@@ -115,7 +135,7 @@ class _Proof:
                 self._check_doubly_stochastic(chunk, column)
 
     def check_roundings(self) -> None:
-        """No input was encoded more often than needed: every time rounds it again."""
+        """Check that no input was encoded too often: every encoding rounds it again."""
         times = self.terms.encodings()
         for rank, row in enumerate(self.final.rows):
             for chunk, value in zip(self.final.starts, row, strict=True):
@@ -126,7 +146,7 @@ class _Proof:
                     )
 
     def check_equal(self) -> None:
-        """All ranks hold the same expression."""
+        """Check that all ranks hold the same expression."""
         first, s, text = self.final.rows[0], self.s, self.terms.text
         for rank, row in enumerate(self.final.rows):
             for chunk, mine, other in zip(self.final.starts, first, row, strict=True) if row != first else ():
@@ -143,17 +163,10 @@ class _Proof:
         return self.terms.evaluate(values, lambda i: FormalSum({JUNK if i == junk else i: 1}), FormalSum.__add__, FormalSum.times)
 
     def _random_inputs(self) -> list[int]:
-        return list(_numbers(self.s.world + 1))  # the last is junk
+        return list(random_inputs(self.s.world + 1))  # the last is junk
 
     def _prints(self, inputs: list[int]) -> list[int]:
-        whole: dict[int, int] = {}  # factors modulo PRIME, by identity: an op has one for all its ranks
-
-        def scale(value: int, factor: Fraction) -> int:
-            if id(factor) not in whole:
-                whole[id(factor)] = _scale(self.s, 1, factor)
-            return value * whole[id(factor)] % PRIME
-
-        return self.terms.prints(inputs, PRIME, scale)
+        return self.terms.prints(inputs, PRIME, lambda factor: _scale(self.s, 1, factor))
 
     def _check_doubly_stochastic(self, chunk: int, column: list[int]) -> None:
         received: dict[int, int | Fraction] = defaultdict(int)
@@ -177,16 +190,34 @@ class _Proof:
         return ScheduleError(f"{self.s.name}: chunk {chunk} of rank {rank} ends as {ends}, wanted {wanted} ({culprit})")
 
 
-@lru_cache(maxsize=1)
-def _numbers(count: int) -> list[int]:
-    rng = random.Random(0)  # the same every time: a failure can be repeated
-    return [rng.randrange(1, PRIME) for _ in range(count)]
+def _fingerprints_agree(s: Schedule, steps: Iterable[Step] | None = None) -> bool:
+    """Whether a schedule without library calls and codes meets its goal. If not, expressions can explain why.
+
+    `steps` replace those of `s`."""
+    mixing = s.goal == "mixing"
+    modulus, numbers = BOTH if mixing else PRIME, random_inputs(s.world)
+    prints = Fingerprints(modulus, lambda factor: _scale(s, 1, factor, modulus))
+    rows = interpret(s, prints, with_sums(s.world) if mixing else numbers, steps).rows
+    if mixing:
+        total = sum(numbers)
+        return all(
+            {value % SECOND for value in column} == {1} and (sum(column) - total) % PRIME == 0
+            for column in zip(*rows, strict=True)
+        )
+    first = rows[0]  # ranks mostly hold the same objects: comparing with them is faster than with other numbers
+    return first == [_goal_print(s, numbers)] * len(first) and all(row == first for row in rows)
 
 
-def _scale(s: Schedule, value: int, factor: Fraction) -> int:
-    if factor.denominator % PRIME == 0:
-        raise ScheduleError(f"{s.name}: the factor {factor} cannot be followed modulo {PRIME}; choose another")
-    return value * factor.numerator * pow(factor.denominator, -1, PRIME) % PRIME
+def _goal_print(s: Schedule, inputs: Sequence[int]) -> int:
+    """The fingerprint of what every slot should hold."""
+    total = sum(inputs[: s.world])
+    return {"sum": total, "mean": _scale(s, total, Fraction(1, s.world)), "copy": inputs[s.root]}[s.goal] % PRIME
+
+
+def _scale(s: Schedule, value: int, factor: Fraction, modulus: int = PRIME) -> int:
+    if gcd(factor.denominator, modulus) > 1:
+        raise ScheduleError(f"{s.name}: the factor {factor} cannot be followed modulo {modulus}; choose another")
+    return value * factor.numerator * pow(factor.denominator, -1, modulus) % modulus
 
 
 def _wanted(s: Schedule) -> FormalSum:

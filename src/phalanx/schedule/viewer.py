@@ -1,7 +1,7 @@
-"""A schedule to play with: one HTML page, complete in itself, that shows chunks fill up as contributions arrive.
+"""An interactive, self-contained HTML page that shows the chunks of a schedule fill up as contributions arrive.
 
-The page holds the messages as data and a script that follows them, so it stays small. Nothing in it comes from elsewhere, and its
-policy forbids the browser to load anything. Text becomes text: names and labels are data, never markup.
+The page holds the messages as data and a script that replays them, so it stays small. It loads nothing from elsewhere, and its
+policy forbids the browser to. Names and labels are inserted as text, never as markup.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def to_html(s: Schedule, *, nbytes: int = 64 << 20) -> str:
         A page that needs no other file and no network.
 
     Raises:
-        ScheduleError: If an op makes no sense, or the schedule is too large to be drawn.
+        ScheduleError: If an op is invalid, or the schedule is too large to draw.
 
     Example:
         >>> page = phalanx.schedule.to_html(phalanx.torus(2, 3))
@@ -69,7 +69,7 @@ def to_html(s: Schedule, *, nbytes: int = 64 << 20) -> str:
 
 
 def draw(s: Schedule, *, nbytes: int = 64 << 20, start: str = "begin") -> Markup:
-    """The part of a page that one schedule needs; `SCRIPT` after it and `STYLE` before it bring it to life."""
+    """The part of a page for one schedule. It needs `STYLE` before it and `SCRIPT` after it."""
     if s.world * s.chunks > MAX_CELLS or lowered_ops(s) > MAX_MESSAGES:
         raise ScheduleError(
             f"{one_line(s.name)}: {s.world:,} ranks of {s.chunks:,} chunks and {lowered_ops(s):,} messages are too many to draw;"
@@ -92,7 +92,7 @@ def draw(s: Schedule, *, nbytes: int = 64 << 20, start: str = "begin") -> Markup
 
 
 def notebook(s: Schedule) -> str:
-    """The page in a frame of its own, as notebooks show it: its script sees nothing of the notebook."""
+    """The page in a frame for notebooks, so that its script cannot access the notebook."""
     try:
         page = to_html(s)
     except ScheduleError as error:
@@ -108,7 +108,7 @@ def notebook(s: Schedule) -> str:
 
 
 def _proof(s: Schedule) -> tuple[bool, str]:
-    """Whether `s` does what it claims, in words for the last step."""
+    """Whether `s` does what it claims, and the text for the last step."""
     try:
         verify(s, bitwise=s.goal != "mixing")
     except ScheduleError as error:
@@ -121,7 +121,7 @@ def _proof(s: Schedule) -> tuple[bool, str]:
 
 
 def _columns(s: Schedule) -> int:
-    """How many ranks stand side by side: those of a host where the name says so, else one."""
+    """How many ranks to draw side by side: those of a host if the name tells, else one."""
     found = re.match(r"(?:torus|hierarchical)\((?:\d+x)*(\d+)x(\d+)[,)]", s.name)
     columns = int(found.group(2)) if found else 1
     return columns if 1 <= columns <= 16 and s.world % columns == 0 else 1

@@ -1,9 +1,9 @@
-"""Well-formedness: what must hold of every step before asking what it computes."""
+"""Well-formedness: what must hold for every step before checking its result."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from itertools import pairwise
 from numbers import Integral
@@ -20,7 +20,13 @@ MOST_RANKS = 1 << 24  # the checker keeps a list per rank
 
 
 def check(s: Schedule) -> None:
-    """Raise `ScheduleError` where an op names what does not exist, or where two ops of a step get in each other's way."""
+    """Raise `ScheduleError` if an op names something that does not exist, or two ops of a step conflict."""
+    for _ in checked(s, s.steps):
+        pass
+
+
+def checked(s: Schedule, steps: Iterable[Step]) -> Iterator[Step]:
+    """Check `s` as if it had these `steps`, and yield each when it has passed."""
     for name, number in (("world", s.world), ("chunks", s.chunks), ("root", s.root)):
         if not _whole(number):
             raise ScheduleError(f"{s.name}: {name} {number!r} is not a whole number")
@@ -33,18 +39,20 @@ def check(s: Schedule) -> None:
     if s.world > MOST_RANKS:
         raise ScheduleError(f"{s.name}: a world of {s.world:,} ranks; the checker takes at most {MOST_RANKS:,}")
     known: dict[int, Chunks] = {}
-    for number, step in enumerate(s.steps, start=1):
+    for number, step in enumerate(steps, start=1):
         if set(map(type, step.ops)) == {Move}:
-            _check_moves(s, number, cast("tuple[Move, ...]", step.ops), known)
+            _check_moves(s, number, step, known)
         else:
             for op in step.ops:
                 _check_op(s, number, op)
             if len(step.ops) > 1:
                 _check_writers(s, number, step)
+        yield step
 
 
-def _check_moves(s: Schedule, number: int, moves: tuple[Move, ...], known: dict[int, Chunks]) -> None:
-    """The same as `_check_op` and `_check_writers`, at full speed for a step of moves without fault."""
+def _check_moves(s: Schedule, number: int, step: Step, known: dict[int, Chunks]) -> None:
+    """A fast version of `_check_op` and `_check_writers` for a correct step of moves."""
+    moves = cast("tuple[Move, ...]", step.ops)
     sources, targets, chunks, factors = (list(map(attrgetter(name), moves)) for name in ("src", "dst", "chunks", "factor"))
     parts = dict(zip(map(id, chunks), chunks))  # by identity: lowered schedules share their ranges
     fresh = [part for key, part in parts.items() if key not in known]
@@ -63,11 +71,11 @@ def _check_moves(s: Schedule, number: int, moves: tuple[Move, ...], known: dict[
             _check_op(s, number, move)
     known.update((id(part), part) for part in fresh)
     if len(set(targets)) < len(moves) and not all(m.reduce for m in moves):
-        _check_writers(s, number, s.steps[number - 1])
+        _check_writers(s, number, step)
 
 
 def _wrong(factor: Fraction) -> str:
-    """What is wrong with a factor; empty for a good one."""
+    """What is wrong with a factor, or an empty text."""
     if factor is ONE:
         return ""
     if not isinstance(cast(object, factor), Fraction):
@@ -84,7 +92,7 @@ def _check_op(s: Schedule, number: int, op: Op) -> None:
         raise ScheduleError(f"{s.name}: {fact} (step {number}: {describe(op)})")
 
     if not isinstance(cast(object, op), (Move, Collective, Scale, Recode)):
-        raise ScheduleError(f"{s.name}: {op!r:.80} is no Move, Collective, Scale or Recode (step {number})")
+        raise ScheduleError(f"{s.name}: {op!r:.80} is not a Move, Collective, Scale or Recode (step {number})")
     if not isinstance(op, Move) and not isinstance(cast(object, op.chunks), range):
         fail(f"chunks {op.chunks!r:.80} are not a range")
     if isinstance(op, Move | Scale) and (wrong := _wrong(op.factor)):
@@ -112,7 +120,7 @@ def _check_op(s: Schedule, number: int, op: Op) -> None:
             fail(f"ranks {op.ranks!r:.80} are not a range")
         if not op.ranks:
             fail("it names no rank")
-        ranks = (op.ranks[0], op.ranks[-1])  # a file may name a billion
+        ranks = (op.ranks[0], op.ranks[-1])  # the ends are enough: a file may name a billion ranks
     for rank in ranks:
         if not _whole(rank):
             fail(f"rank {rank!r} is not a whole number")
@@ -134,7 +142,7 @@ def _inside(part: Chunks, chunks: int) -> bool:
 
 
 def _check_writers(s: Schedule, number: int, step: Step) -> None:
-    """A slot has one writer per step, or several that all add; a rank is in one collective, which has its slots for itself."""
+    """Check that a slot has one writer per step, or only adding ones, and a rank one collective with its own slots."""
     member: dict[int, Collective] = {}
     writes: dict[int, list[tuple[int, int, bool, Op]]] = defaultdict(list)  # rank -> (start, stop, adds, op)
     for op in step.ops:

@@ -1,4 +1,4 @@
-"""The whole selftest: all groups in their order, on the ranks of one communicator."""
+"""The whole selftest: all groups in order, on the ranks of one communicator."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from phalanx.train.environment import command, launcher
 
 @dataclass(slots=True)
 class Selftest:
-    """A selftest under way, and what it has found so far."""
+    """A running selftest and its findings so far."""
 
     comm: Communicator
     device: torch.device
@@ -32,10 +32,10 @@ class Selftest:
     facts: list[Facts] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
     broken: CommunicationError | None = None
-    own: Result | None = None  # what failed on this rank alone, if the ranks could not agree on it
+    own: Result | None = None  # what failed on this rank, if the ranks could not agree
 
     def run(self, take: Callable[[Outcome], None], checks: Sequence[Check] | None = None) -> None:
-        """Run all checks, or these; `take` gets each outcome as it comes, on every rank."""
+        """Run all checks, or these. `take` gets each outcome as it arrives, on every rank."""
         self.facts = gather_facts(self.comm, self.device)
         if not all(own["gpu"] for own in self.facts):  # all ranks must test the same
             self.device = torch.device("cpu")
@@ -52,12 +52,12 @@ class Selftest:
 
     @property
     def speaker(self) -> int:
-        """The rank that prints and writes: the first that is still there."""
+        """The rank that prints and writes: the first one still alive."""
         missing = self.broken.missing if self.broken is not None else ()
         return next((rank for rank in range(self.comm.size) if rank not in missing), 0)
 
     def record(self) -> dict[str, Any]:
-        """All of it, as plain data for a file."""
+        """The whole selftest as plain data, for a file."""
         facts = {
             "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             "command": command(sys.argv),
@@ -78,7 +78,7 @@ def all_checks(facts: Sequence[Facts]) -> list[Check]:
 
 
 def headline(comm: Communicator, facts: Sequence[Facts], seconds: float) -> str:
-    """What is tested, and where."""
+    """Describe what is tested, and where."""
     ranks = "1 rank" if comm.size == 1 else f"{comm.size} ranks"
     hosts = "1 host" if comm.inter_size == 1 else f"{comm.inter_size} hosts"
     device = facts[0]["gpu"]["name"] if facts and facts[0]["gpu"] else "CPU"

@@ -1,6 +1,6 @@
-"""Data with exact answers: whole numbers that repeat with a prime period, small enough that no sum of them is rounded.
+"""Data with exact answers: integers that repeat with a prime period, small enough that their sums are exact.
 
-Every rank knows what every other rank has, so it knows the answer of every verb without communication.
+Every rank knows the data of every other rank, so it can compute every answer without communication.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from typing import Literal
 import torch
 
 PERIOD = 251  # a prime: no chunk boundary falls on it, so swapped chunks give a wrong answer
-GUARD = 1  # what lies between the elements of a strided tensor, and must stay
+GUARD = 1  # fills the gaps of a strided tensor, and must stay unchanged
 
-# Those that matter most first: if time is short, the others are left out.
+# Most important first: if time is short, the others are skipped.
 DTYPES = (
     torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.float64, torch.int32, torch.uint8, torch.bool, torch.int8,
     torch.int16,
 )  # fmt: skip
-SMALL, LARGE = (1, 17), (1 << 20) + 3  # elements; LARGE is odd, and more than any piece that an algorithm cuts
+SMALL, LARGE = (1, 17), (1 << 20) + 3  # elements; LARGE is odd, and larger than any algorithm's pieces
 LARGEST = {torch.bfloat16: 1 << 8, torch.float16: 1 << 11, torch.float32: 1 << 24, torch.float64: 1 << 53}  # exact up to here
 
 Layout = Literal["contiguous", "strided", "side stream"]
 
 
 def layouts(device: torch.device) -> list[Layout]:
-    """How tensors of this device are laid out and where they are computed."""
+    """The layouts and streams to test on this device."""
     return ["contiguous", "strided", "side stream"] if device.type == "cuda" else ["contiguous", "strided"]
 
 
@@ -46,11 +46,11 @@ class Case:
         return f"{str(self.dtype).removeprefix('torch.')}[{self.numel}] {self.layout} on {self.device.type}"
 
     def tensor(self, sender: int, more: int = 0) -> torch.Tensor:
-        """What `sender` has, `more` elements longer than usual, laid out as the case wants it."""
+        """The tensor of `sender` in the case's layout, `more` elements longer than usual."""
         return self.lay_out(self.dense(sender, more))
 
     def dense(self, sender: int, more: int = 0) -> torch.Tensor:
-        """The same, contiguous: the answer of verbs that move tensors."""
+        """The contiguous tensor, which is the answer of verbs that move tensors."""
         return self._repeated(numbers(sender, self.world, self.dtype), self.numel + more)
 
     def reduced(self, op: str, more: int = 0) -> torch.Tensor:
@@ -66,18 +66,18 @@ class Case:
         return room[::2]
 
     def tolerance(self, op: str) -> float:
-        """How much of the largest answer may be rounded away: nothing, but for a mean over ranks that are no power of two."""
+        """The allowed error relative to the largest answer: zero, except for a mean over ranks that are not a power of two."""
         if op != "mean" or self.world & (self.world - 1) == 0:
             return 0.0
         return torch.finfo(self.dtype).eps * (self.world + 2)
 
     def ops(self) -> Sequence[Literal["sum", "mean", "max", "min"]]:
-        """The reductions that this dtype has."""
+        """The reductions that this dtype supports."""
         return ("sum", "mean", "max", "min") if self.dtype.is_floating_point else ("sum", "max", "min")
 
     @contextmanager
     def stream(self) -> Iterator[None]:
-        """Work inside of it is on the stream that the layout names."""
+        """Inside, work runs on the stream that the layout names."""
         if self.layout != "side stream":
             yield
             return
@@ -93,14 +93,14 @@ class Case:
 
 @functools.lru_cache(maxsize=4096)
 def numbers(sender: int, world: int, dtype: torch.dtype) -> torch.Tensor:
-    """One period of what `sender` has: the same numbers in another order on every rank."""
+    """One period of `sender`'s data: the same numbers in a different order on every rank."""
     at = torch.arange(1, PERIOD + 1)
     found = (sender + 1) * at**2 % PERIOD
-    if dtype is torch.bool:  # seldom true, so that the `or` of many ranks is not always true
+    if dtype is torch.bool:  # rarely true, so that the `or` over many ranks is not always true
         return found % (2 * world) == 0
     if dtype.is_floating_point:
         limit = min(LARGEST[dtype], 1 << 24)
-        adding = min(world, limit // 2)  # ranks; if there are more, only some of them have numbers
+        adding = min(world, limit // 2)  # ranks; if there are more, only some have nonzero numbers
         if sender % -(-world // adding):
             return torch.zeros(PERIOD, dtype=dtype)
         found = found % min(PERIOD, limit // adding)
@@ -109,7 +109,7 @@ def numbers(sender: int, world: int, dtype: torch.dtype) -> torch.Tensor:
 
 @functools.lru_cache(maxsize=256)
 def reduced_numbers(op: str, world: int, dtype: torch.dtype) -> torch.Tensor:
-    """One period of the answer, computed with 64 bits. Integers that are too large wrap around, as everywhere."""
+    """One period of the answer, computed with 64 bits. Integers wrap around, as everywhere."""
     wide = torch.float64 if dtype.is_floating_point else torch.int64
     table = torch.stack([numbers(sender, world, dtype).to(wide) for sender in range(world)])
     if op in ("max", "min"):

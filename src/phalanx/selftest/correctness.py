@@ -18,11 +18,11 @@ from phalanx.selftest.cases import DTYPES, LARGE, SMALL, Case, difference, guard
 from phalanx.selftest.result import Check, Result, failed, passed
 from phalanx.selftest.runner import REPORT_IT, Trial
 
-MOST_BYTES = 256 << 20  # that a rank may receive in one call: 1 Mi elements of each of 2,048 ranks are too much
-SHORT = 0.3  # seconds; a check that has less may leave all large tensors out
+MOST_BYTES = 256 << 20  # limit of what a rank receives in one call: 1 Mi elements from each of 2,048 ranks are too many
+SHORT = 0.3  # seconds; a check with less may skip all large tensors
 MOST_VERIFIED = 64  # ranks of a schedule that is verified here
 
-Answers = Iterator[tuple[str, Any, torch.Tensor, float]]  # what, the result, the answer, tolerance
+Answers = Iterator[tuple[str, Any, torch.Tensor, float]]  # description, result, answer, tolerance
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def _try_verb(verb: Verb, trial: Trial) -> Result:
         for dtype in verb.dtypes:
             if max(sizes) * dtype.itemsize * (verb.receives or comm.size) > MOST_BYTES:
                 break
-            free = tried[max(sizes)] == 0 and (sizes is SMALL or trial.seconds > SHORT)  # the first dtype has its turn anyway
+            free = tried[max(sizes)] == 0 and (sizes is SMALL or trial.seconds > SHORT)  # the first dtype is always tried
             if not free and not trial.has_time():
                 break
             tried[max(sizes)] += 1
@@ -95,7 +95,7 @@ def _cases(trial: Trial, verb: Verb, dtype: torch.dtype, sizes: tuple[int, ...])
 
 
 def _try_case(verb: Verb, comm: Communicator, case: Case, wrong: list[str]) -> int:
-    """Add what is wrong to `wrong`; returns the number of answers. An error of one case leaves the others to be tried."""
+    """Append errors to `wrong`, and return the number of answers. After an error the other cases are still tried."""
     count = 0
     try:
         with case.stream():
@@ -122,7 +122,7 @@ def _all_reduce(comm: Communicator, case: Case) -> Answers:
 
 
 def _all_reduce_async(comm: Communicator, case: Case) -> Answers:
-    """Several under way at once."""
+    """Several in flight at once."""
     pendings = [(op, comm.all_reduce_async(case.tensor(comm.rank), op)) for op in case.ops()]
     for op, pending in reversed(pendings):
         yield f"all_reduce_async {op}", pending.wait(), case.reduced(op), case.tolerance(op)
@@ -138,14 +138,14 @@ def _reduce_scatter(comm: Communicator, case: Case) -> Answers:
 
 
 def _run(comm: Communicator, case: Case) -> Answers:
-    """Schedules as they are."""
+    """Run schedules as given."""
     for schedule in _schedules(comm):
         yield schedule.name, comm.run(schedule, case.tensor(comm.rank)), case.reduced("sum"), 0.0
 
 
 @functools.lru_cache(maxsize=4)
 def _of_size(size: int) -> tuple[Schedule, ...]:
-    """Schedules of all kinds, kept: a communicator verifies a schedule once."""
+    """Schedules of all kinds, cached, because a communicator verifies each one once."""
     if size > MOST_VERIFIED:
         return ()
     width = next((width for width in range(int(size**0.5), 1, -1) if size % width == 0), 1)
@@ -190,7 +190,7 @@ def _alltoall(comm: Communicator, case: Case) -> Answers:
 
 
 def _send_recv(comm: Communicator, case: Case) -> Answers:
-    """Around a ring; `send` returns when the other side receives, so every second rank receives first."""
+    """Send around a ring. `send` returns when the other side receives, so every second rank receives first."""
     if comm.size == 1:
         return
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
@@ -203,7 +203,7 @@ def _send_recv(comm: Communicator, case: Case) -> Answers:
 
 
 def _split(comm: Communicator, case: Case) -> Answers:
-    """Every second rank, in reverse."""
+    """Split off every second rank, in reverse order."""
     mine = range(comm.rank % 2, comm.size, 2)
     with comm.split(comm.rank % 2, key=-comm.rank) as half:
         place = list(reversed(mine)).index(comm.rank)
@@ -218,7 +218,7 @@ def _split(comm: Communicator, case: Case) -> Answers:
 
 
 def _barrier(trial: Trial) -> Result:
-    """No rank leaves before the last has come. Ranks of a host share a clock."""
+    """Check that no rank leaves before the last arrives. Ranks of a host share a clock."""
     comm, chance, early = trial.comm, random.Random(trial.comm.rank), 0
     for _ in range(5):
         time.sleep(chance.random() * 0.01)
@@ -233,7 +233,7 @@ def _barrier(trial: Trial) -> Result:
 
 
 def _objects(trial: Trial) -> Result:
-    """The verbs that end in _obj."""
+    """Check the verbs that end in _obj."""
     comm = trial.comm
     rank, size = comm.rank, comm.size
     every: list[Any] = [

@@ -1,4 +1,4 @@
-"""What each rank knows about itself: host, device, versions, network, cores. All of it goes into the file for a bug report."""
+"""What each rank reports about itself: host, device, versions, network, cores. It all goes into the bug report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from phalanx.native.core import SWITCHED_OFF, UNAVAILABLE, is_native
 
 Facts = dict[str, Any]
 
-# Variables that change how ranks find each other, which devices they see and how they compute.
+# Variables that affect how ranks find each other, which devices they see and how they compute.
 VARIABLES = ("CUDA_", "NCCL_", "GLOO_", "TORCH_NCCL_", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "MASTER_", "PHALANX_")
 
 
@@ -55,7 +55,7 @@ def own_facts(comm: Communicator, device: torch.device) -> Facts:
 
 
 def versions() -> dict[str, str]:
-    """Of everything that should be the same on all ranks."""
+    """Versions of everything that should match on all ranks."""
     found = {"phalanx": phalanx.__version__, "torch": str(torch.__version__), "python": platform.python_version()}
     if torch.cuda.is_available():
         found["cuda"] = str(torch.version.cuda or torch.version.hip)
@@ -65,8 +65,8 @@ def versions() -> dict[str, str]:
 
 
 def contexts_elsewhere(device: torch.device) -> list[int] | None:
-    """Other GPUs on which this process has a context, which costs hundreds of MB there; None if that is unknown."""
-    if device.type != "cuda" or torch.version.hip:  # the question has wrong answers on ROCm
+    """Other GPUs on which this process has a context, which costs hundreds of MB there; None if unknown."""
+    if device.type != "cuda" or torch.version.hip:  # ROCm gives wrong answers
         return None
     others = [index for index in range(torch.cuda.device_count()) if index != device.index]
     found = [has_context(index) for index in others]
@@ -86,7 +86,7 @@ def _gpu(device: torch.device) -> dict[str, Any] | None:
 
 
 def _network() -> dict[str, Any]:
-    """The interface and address by which this rank talks to the others, and what it could choose from."""
+    """The interface and address that this rank uses, and the alternatives."""
     try:
         launch = discover()
     except LaunchError:

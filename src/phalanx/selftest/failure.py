@@ -1,4 +1,4 @@
-"""A job of its own in which one rank is killed: every other must name it, in time. The first rank of each host starts one."""
+"""Kill one rank of a separate job: every other rank must name it in time. The first rank of each host starts a job."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FOREIGN = (
 
 
 def checks() -> list[Check]:
-    """On CPUs and, where a rank sees two or more, on GPUs."""
+    """Checks on CPUs and, if a rank sees two or more, on GPUs."""
     return [
         Check("failure", "killed rank on CPUs", _on_cpus, needs=START),
         Check("failure", "killed rank on GPUs", _on_gpus, needs=START, gpu=True),
@@ -75,14 +75,14 @@ def _kill_a_rank(ranks: int, device: str, seconds: float) -> Result:
 
 
 def clean_environment(environ: Mapping[str, str], device: str) -> dict[str, str]:
-    """Without the variables of the launcher that started this rank: the job inside has another."""
+    """The environment without the variables of this rank's launcher: the inner job has its own."""
     env = {key: value for key, value in environ.items() if not key.startswith(FOREIGN) and key != LISTENER}
     hidden = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""} if device == "cpu" else {}
     return env | hidden
 
 
 def _collect(pipe: int, ranks: int, patience: float) -> dict[int, dict[str, Any]]:
-    """What the ranks reported, by rank, when all have, when there is no rank left, or when time is up."""
+    """Collect the ranks' reports until all have arrived, no rank is left, or time is up."""
     reports: dict[int, dict[str, Any]] = {}
     end, rest = time.monotonic() + patience, b""
     while len(reports) < ranks and select.select([pipe], [], [], max(0.0, end - time.monotonic()))[0]:

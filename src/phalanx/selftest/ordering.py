@@ -1,8 +1,8 @@
-"""Calls under way while tensors are written late, dropped at once or waited for in another order; ranks come at random times.
+"""Calls in flight while tensors are written late, dropped at once or awaited in another order, with random delays.
 
-Every round is done twice: one call after the other, all of it synchronised, and then with everything under way at once. The
-results must be equal bit by bit. On a GPU the stream is kept busy around the calls, so that whatever is not ordered by the
-streams reads or writes too early. On the CPU ranks sleep for random, seeded times instead.
+Every round runs twice: one call after the other, fully synchronised, and then with everything in flight at once. The results must
+be equal bit for bit. On a GPU, the stream is kept busy around the calls, so that anything not ordered by the streams reads or
+writes too early. On the CPU, ranks sleep for random, seeded times instead.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from phalanx.selftest.result import Check, Result, failed, passed
 from phalanx.selftest.runner import REPORT_IT, Trial, wait_for
 
 ROUNDS = 20  # at most
-SIZES = (1, 1000, 70_000, 300_000)  # elements under way at once: direct, short and long ways
+SIZES = (1, 1000, 70_000, 300_000)  # elements in flight at once: direct, short and long paths
 BUSY = 2_000_000  # cycles, about a millisecond of a GPU
 NAP = 0.003  # seconds that a rank sleeps at most
 GARBAGE = -12345.0
@@ -27,7 +27,7 @@ Way = Callable[["_Round"], list[torch.Tensor]]
 
 
 def checks() -> list[Check]:
-    """A check per way in which order can be lost."""
+    """One check per way in which order can be lost."""
     return [
         Check("ordering", "inputs written late", lambda trial: _compare(trial, _late)),
         Check("ordering", "several under way", lambda trial: _compare(trial, _several)),
@@ -38,20 +38,20 @@ def checks() -> list[Check]:
 
 
 class _Round:
-    """One round of one rank: its data, and its random delays. The data are the same whenever they are made."""
+    """One round of one rank: its data, and its random delays. The data do not depend on when they are made."""
 
     def __init__(self, trial: Trial, number: int, device: torch.device) -> None:
         self.comm, self.device, self._number = trial.comm, device, number
         self.chance = random.Random(1000 * number + trial.comm.rank)
-        self.values = [self._make(i).to(device) for i in range(len(SIZES))]  # now: a copy to the GPU waits for its stream
+        self.values = [self._make(i).to(device) for i in range(len(SIZES))]  # a copy to the GPU waits for its stream
 
     def _make(self, i: int) -> torch.Tensor:
-        """Whole numbers, so that no order of additions rounds."""
+        """Integers, so that any order of additions is exact."""
         chance = torch.Generator().manual_seed(self._number * 7919 + i * 104_729 + self.comm.rank)
         return torch.randint(-1000, 1000, (SIZES[i],), generator=chance).float()
 
     def delay(self) -> None:
-        """What follows on this rank happens later, on its stream or at all."""
+        """Delay what follows on this rank, on its stream or in its thread."""
         if self.device.type == "cuda":
             keep_busy(int(BUSY * self.chance.random()))
         elif self.chance.random() < 0.5:
@@ -59,9 +59,9 @@ class _Round:
 
 
 def _compare(trial: Trial, way: Way) -> Result:
-    """`way` against the synchronous run, as many rounds as there is time for."""
+    """Compare `way` with the synchronous run, for as many rounds as there is time."""
     rounds = compared = 0
-    wrong: list[str] = []  # this rank continues: the others wait for it
+    wrong: list[str] = []  # collected, because the other ranks wait for this one
     for number in _rounds(trial):
         rounds += 1
         for device in trial.devices:
@@ -90,7 +90,7 @@ def _rounds(trial: Trial) -> Iterator[int]:
 
 
 def _one_by_one(one: _Round) -> list[torch.Tensor]:
-    """The synchronous run: nothing is under way while anything else happens."""
+    """The synchronous run: one call at a time."""
     results = []
     for values in one.values:
         x = values.clone()
@@ -101,7 +101,7 @@ def _one_by_one(one: _Round) -> list[torch.Tensor]:
 
 
 def _late(one: _Round) -> list[torch.Tensor]:
-    """The tensor is written just before the call, read just after it, and overwritten then."""
+    """Write the tensor just before the call, read it just after, then overwrite it."""
     results = []
     for values in one.values:
         x = torch.full_like(values, GARBAGE)
@@ -115,7 +115,7 @@ def _late(one: _Round) -> list[torch.Tensor]:
 
 
 def _several(one: _Round) -> list[torch.Tensor]:
-    """All are under way before the first is waited for, in another order on every rank."""
+    """Start all before waiting for the first, in a different order on every rank."""
     pendings = []
     for values in one.values:
         one.delay()
@@ -130,7 +130,7 @@ def _several(one: _Round) -> list[torch.Tensor]:
 
 
 def _dropped(one: _Round) -> list[torch.Tensor]:
-    """Nothing but the Pending holds a tensor, and new tensors would like its memory."""
+    """Only the Pending holds a tensor, while new tensors compete for its memory."""
     pendings = []
     for values in one.values:
         one.delay()
@@ -144,7 +144,7 @@ def _dropped(one: _Round) -> list[torch.Tensor]:
 
 
 def _polled(one: _Round) -> list[torch.Tensor]:
-    """Read when `done()` says that it is over, before `wait()`."""
+    """Read when `done()` returns true, before `wait()`."""
     results = []
     for values in one.values:
         one.delay()
@@ -159,7 +159,7 @@ def _polled(one: _Round) -> list[torch.Tensor]:
 
 
 def _mixed(one: _Round) -> list[torch.Tensor]:
-    """Blocking verbs between asynchronous ones; what they return is dropped at once."""
+    """Mix blocking verbs with asynchronous ones, and drop their results at once."""
     comm, pendings = one.comm, []
     for i, values in enumerate(one.values):
         one.delay()

@@ -32,7 +32,7 @@ def _judge(judge: Callable[[Sequence[Facts]], Result], facts: Sequence[Facts], t
 
 
 def judge_hosts(facts: Sequence[Facts]) -> Result:
-    """Which rank is where."""
+    """Report which rank is where."""
     hosts = _by_host(facts)
     names = [f"{_counted(len(own), 'rank')} on {own[0]['host']}" for own in hosts]
     shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more hosts" if len(names) > 4 else "")
@@ -42,7 +42,7 @@ def judge_hosts(facts: Sequence[Facts]) -> Result:
 
 
 def judge_gpus(facts: Sequence[Facts]) -> Result:
-    """Two ranks on one GPU are slow with gloo and impossible with NCCL."""
+    """Check for ranks that share a GPU, which is slow with gloo and impossible with NCCL."""
     if not any(own["gpu"] for own in facts):
         return skipped(
             "no rank sees a GPU", "if this machine has one, look at torch.cuda.is_available() and CUDA_VISIBLE_DEVICES"
@@ -70,7 +70,7 @@ def judge_gpus(facts: Sequence[Facts]) -> Result:
 
 
 def judge_contexts(facts: Sequence[Facts]) -> Result:
-    """Hundreds of MB on the GPU of another rank, for nothing."""
+    """Check for contexts on GPUs of other ranks, which waste hundreds of MB each."""
     if not any(own["gpu"] for own in facts):
         return skipped("no rank sees a GPU")
     if any(own["contexts"] is None for own in facts):
@@ -82,17 +82,17 @@ def judge_contexts(facts: Sequence[Facts]) -> Result:
                 f"rank {own['rank']} works on {own['device']}, but holds a context on {gpus}, which costs memory there",
                 "call torch.cuda.set_device before anything else on CUDA, or give each rank one device by CUDA_VISIBLE_DEVICES",
             )
-    return passed("every rank has a context on its own GPU alone")
+    return passed("every rank has a context only on its own GPU")
 
 
 def contexts_now(trial: Trial) -> Result:
-    """The same after all the work: a thread that works on the wrong device has made its context by now."""
+    """Check contexts again after all the work: a thread on the wrong device has created one by now."""
     mine = {"gpu": True, "rank": trial.comm.rank, "device": str(trial.device), "contexts": contexts_elsewhere(trial.device)}
     return judge_contexts(trial.comm.allgather_obj(mine))
 
 
 def judge_versions(facts: Sequence[Facts]) -> Result:
-    """Ranks with different versions compute differently, or do not understand each other."""
+    """Check versions: ranks with different ones compute differently or cannot communicate."""
     for what in facts[0]["versions"]:
         found: dict[Any, list[int]] = {}
         for own in facts:
@@ -104,7 +104,7 @@ def judge_versions(facts: Sequence[Facts]) -> Result:
 
 
 def judge_network(facts: Sequence[Facts]) -> Result:
-    """Ranks on several hosts must not talk through loopback, and variables must name interfaces that exist."""
+    """Check that ranks on several hosts do not use loopback, and that variables name existing interfaces."""
     for own in facts:
         for key in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             value = own["environment"].get(key, "")
@@ -126,7 +126,7 @@ def judge_network(facts: Sequence[Facts]) -> Result:
 
 
 def judge_native_core(facts: Sequence[Facts]) -> Result:
-    """Without it ranks of a host do not share memory; with it on some ranks only, none of them does."""
+    """Check the native core: without it on all ranks of a host, none of them share memory."""
     without = [own["rank"] for own in facts if not own["native_core"]["there"]]
     if not without:
         kernels = sorted({own["native_core"]["kernels"] for own in facts})
@@ -141,7 +141,7 @@ def judge_native_core(facts: Sequence[Facts]) -> Result:
 
 
 def judge_threads(facts: Sequence[Facts]) -> Result:
-    """More threads than cores fight for them, and a launcher may bind several ranks to one core."""
+    """Check for more threads than cores, and for ranks that a launcher bound to one core."""
     words = []
     for host in _by_host(facts):
         cores = set().union(*(own["cores"] for own in host))
@@ -171,12 +171,12 @@ def _by_host(facts: Sequence[Facts]) -> list[list[Facts]]:
 
 
 def _sees_all(host: Sequence[Facts]) -> bool:
-    """Whether its ranks see the same GPUs, as opposed to one each."""
+    """Whether its ranks see the same GPUs rather than one each."""
     return len({own["environment"].get("CUDA_VISIBLE_DEVICES") for own in host}) == 1
 
 
 def _names_one_of(value: str, interfaces: Sequence[str]) -> bool:
-    """Whether NCCL or gloo would find an interface: NCCL also takes beginnings of names, =exactly, and ^all but."""
+    """Whether NCCL or gloo would find an interface: NCCL also accepts prefixes, =exact names and ^exclusions."""
     if value.startswith("^"):
         return True
     exact = value.startswith("=")

@@ -1,4 +1,4 @@
-"""A small training and how it goes without Phalanx: with DDP or, where there is no process group, in one process."""
+"""A small training run without Phalanx as the reference: with DDP or, if there is no process group, in one process."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from phalanx.comm.transports.torch import already_initialized
 
 STEPS, BATCH, FEATURES, CLASSES = 10, 8, 20, 10
 RATE, MOMENTUM = 0.05, 0.9
-OVERFLOW = 4  # the step in which the last rank's loss is infinite, where there is a scaler
+OVERFLOW = 4  # the step in which the last rank's loss is infinite, if there is a scaler
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is trained: on which device, and whether with a GradScaler, in half precision where that is a GPU."""
+    """What is trained: on which device, and whether with a GradScaler, in half precision on a GPU."""
 
     comm: Communicator
     device: torch.device
@@ -38,11 +38,11 @@ class Task:
         return model.to(self.device)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """A plain one."""
+        """A plain optimizer."""
         return torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
 
     def scaler(self) -> torch.amp.GradScaler:
-        """Without effect where the task has none."""
+        """A GradScaler, disabled if the task has none."""
         return torch.amp.GradScaler(self.device.type, init_scale=1024.0, enabled=self.scaled)
 
     def batch(self, step: int, ranks: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -65,12 +65,12 @@ def _batch(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def name_of_reference() -> str:
-    """What `train_plainly` compares with."""
+    """The name of what `train_plainly` uses."""
     return "DDP" if already_initialized() else "one process"
 
 
 def train_plainly(task: Task, *, delayed: bool = False) -> list[torch.Tensor]:
-    """The parameters after STEPS steps. `delayed`: every step applies the gradients of the step before, the first none."""
+    """The parameters after STEPS steps. With `delayed`, every step applies the gradients of the previous step."""
     model = task.replica()
     params = list(model.parameters())
     optimizer, scaler = task.optimizer(model), task.scaler()
@@ -91,7 +91,7 @@ def train_plainly(task: Task, *, delayed: bool = False) -> list[torch.Tensor]:
 
 
 def _gradients_of_all(task: Task, model: nn.Module) -> tuple[nn.Module, Sequence[int]]:
-    """A model whose backward gives the mean over all ranks, and the ranks whose batches it takes here."""
+    """A model whose backward yields the mean over all ranks, and the ranks whose batches it takes here."""
     if not already_initialized():
         return model, range(task.comm.size)
     ids = [task.device.index] if task.device.type == "cuda" else None
@@ -99,7 +99,7 @@ def _gradients_of_all(task: Task, model: nn.Module) -> tuple[nn.Module, Sequence
 
 
 def train_with(task: Task, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """The same training with an optimizer of Phalanx, as a user writes it."""
+    """The same training with a Phalanx optimizer, as a user would write it."""
     scaler = task.scaler()
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -109,21 +109,21 @@ def train_with(task: Task, model: nn.Module, optimizer: torch.optim.Optimizer) -
 
 
 def distance(mine: Sequence[torch.Tensor], others: Sequence[torch.Tensor], start: Sequence[torch.Tensor]) -> float:
-    """How far apart two trainings ended, as a part of the way that the second went."""
+    """The distance between the results of two runs, relative to how far the second one moved."""
     apart = sum(float((a.double() - b.double()).square().sum()) for a, b in zip(mine, others))
     way = sum(float((b.double() - c.double()).square().sum()) for b, c in zip(others, start))
     return float((apart / way) ** 0.5) if way else float("inf")
 
 
 def spread_of(comm: Communicator, params: Sequence[torch.Tensor]) -> float:
-    """How far the replicas are from their mean. All ranks call it."""
+    """The distance of the replicas from their mean. All ranks call it."""
     mine = torch.cat([p.double().view(-1) for p in params])
     off = mine - comm.all_reduce(mine.clone(), "mean")
     return float(comm.all_reduce(off.square().sum()).sqrt())
 
 
 def checksum(params: Sequence[torch.Tensor]) -> int:
-    """A number that differs where a bit differs."""
+    """A checksum that changes with any bit."""
     found = 0
     for p in params:
         found = zlib.crc32(bytes_of(p.detach().cpu().contiguous()).numpy().data, found)

@@ -1,4 +1,4 @@
-"""What a selftest found, as lines for the terminal and as plain data for a file."""
+"""Format the findings of a selftest as lines for the terminal and as plain data for a file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def line(outcome: Outcome) -> str:
 
 
 def last_line(outcomes: Sequence[Outcome], seconds: float) -> str:
-    """The sum of it."""
+    """The summary line."""
     counts = Counter(outcome.result.status for outcome in outcomes)
     words = f"{counts[Status.PASS]} passed, {counts[Status.FAIL]} failed, {counts[Status.SKIP]} skipped in {seconds:.1f} s"
     bad = [f"{outcome.group} {outcome.name}" for outcome in outcomes if outcome.result.status is Status.FAIL]

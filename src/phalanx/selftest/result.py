@@ -1,4 +1,4 @@
-"""One check and its result, as values, and what the results of all ranks make together."""
+"""A check and its result, as values, and how the results of all ranks are combined."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from phalanx.comm.verdict import name_ranks
 if TYPE_CHECKING:
     from phalanx.selftest.runner import Trial
 
-NAMED = 8  # ranks that a reason lists at most
+NAMED = 8  # the most ranks that a reason lists
 
 
 class Status(Enum):
-    """How a check ended. The order is that of their weight: one rank that fails makes the check fail."""
+    """How a check ended, ordered by weight: one failing rank makes the check fail."""
 
     PASS = "PASS"
     SKIP = "SKIP"
@@ -25,7 +25,7 @@ class Status(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a check found: on one rank, or on all. `figures` are plain data for the file."""
+    """What a check found on one rank or on all. `figures` are plain data for the file."""
 
     status: Status
     reason: str
@@ -35,17 +35,17 @@ class Result:
 
 
 def passed(reason: str, **figures: Any) -> Result:
-    """All is well."""
+    """The check passed."""
     return Result(Status.PASS, reason, figures=figures)
 
 
 def failed(reason: str, remedy: str, **figures: Any) -> Result:
-    """Something is wrong, and what you can do about it."""
+    """The check failed; `remedy` says what you can do about it."""
     return Result(Status.FAIL, reason, remedy, figures)
 
 
 def skipped(reason: str, remedy: str = "", **figures: Any) -> Result:
-    """Nothing was checked."""
+    """The check did not run."""
     return Result(Status.SKIP, reason, remedy, figures)
 
 
@@ -56,8 +56,8 @@ class Check:
     group: str
     name: str
     run: Callable[[Trial], Result]
-    needs: float | None = 0.0  # seconds below which it is not worth starting; None takes no time and always runs
-    gpu: bool = False  # it checks nothing on CPUs
+    needs: float | None = 0.0  # seconds; with less time it does not start. None: it takes no time and always runs
+    gpu: bool = False  # it is only for GPUs
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,20 +71,20 @@ class Outcome:
 
 
 def to_data(result: Result) -> list[Any]:
-    """As plain data, to send."""
+    """The result as plain data, to send."""
     return [result.status.value, result.reason, result.remedy, result.figures]
 
 
 def from_data(data: Sequence[Any]) -> Result:
-    """As it was sent."""
+    """The result that was sent."""
     status, reason, remedy, figures = data
     return Result(Status(status), reason, remedy, figures)
 
 
 def together(results: Sequence[Result]) -> Result:
-    """The result of all ranks: FAIL if a rank failed, SKIP if a rank skipped, PASS if all passed.
+    """Combine the results of all ranks: FAIL if a rank failed, SKIP if a rank skipped, PASS if all passed.
 
-    The reason is that of the first rank with this status. It names the ranks unless all of them say the same.
+    The reason is that of the first rank with this status. It names the ranks unless it applies to all.
     """
     worst = max(results, key=lambda result: list(Status).index(result.status)).status
     ranks = [rank for rank, result in enumerate(results) if result.status is worst]
@@ -101,5 +101,5 @@ def together(results: Sequence[Result]) -> Result:
 
 
 def some_ranks(ranks: Sequence[int]) -> str:
-    """In words; of many ranks the first few."""
+    """The ranks as text, at most the first few."""
     return name_ranks(ranks) if len(ranks) <= NAMED else f"{name_ranks(ranks[:NAMED])} and {len(ranks) - NAMED} more"

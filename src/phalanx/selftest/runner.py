@@ -1,7 +1,7 @@
-"""One check after another, in the time that there is. All ranks run the same checks and agree on every result.
+"""Run one check after another within the time limit. All ranks run the same checks and agree on every result.
 
-A check that raises fails on that rank alone, and the other ranks learn it at the end of the check. If the communicator itself
-breaks, the check fails with what the communicator says, and what is left is skipped.
+A check that raises fails on that rank only, and the other ranks learn it at the end of the check. If the communicator itself
+breaks, the check fails with the communicator's message, and the remaining checks are skipped.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from phalanx.comm.communicator import Communicator
 from phalanx.comm.verdict import CommunicationError
 from phalanx.selftest.result import Check, Outcome, Result, Status, failed, from_data, skipped, to_data, together
 
-# The part of the time by whose end a group should be done. What a group leaves over goes to the next ones. A group that is late
-# does as little as it can, and is skipped only where nothing would be left for the groups after it.
+# The fraction of the time by which a group should be done. Unused time goes to the next groups. A late group does as little as
+# possible, and is skipped only if nothing would be left for the groups after it.
 SHARES = {"placement": 0.02, "correctness": 0.24, "ordering": 0.31, "training": 0.58, "speed": 0.78, "failure": 1.0}
 
 REPORT_IT = "this is an error of Phalanx or of the machine: report it with the file that --json writes"
@@ -25,7 +25,7 @@ REPORT_IT = "this is an error of Phalanx or of the machine: report it with the f
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What a check works with: a communicator, the device to test beside the CPU, and the seconds that it may take."""
+    """The inputs of a check: a communicator, the device to test besides the CPU, and the seconds that it may take."""
 
     comm: Communicator
     device: torch.device
@@ -34,37 +34,37 @@ class Trial:
 
     @property
     def devices(self) -> list[torch.device]:
-        """The CPU and, where there is one, this rank's GPU."""
+        """The CPU and this rank's GPU, if it has one."""
         return [torch.device("cpu"), *([self.device] if self.device.type != "cpu" else [])]
 
     def has_time(self, share: float = 1.0) -> bool:
-        """Whether less than this share of the time has passed, by the clock of rank 0. All ranks call it."""
+        """Whether less than this fraction of the time has passed, by rank 0's clock. All ranks call it."""
         return bool(self.comm.bcast_obj(time.monotonic() - self.begun < share * self.seconds))
 
 
 class Run:
-    """The checks of one selftest. Iterate over `outcomes`; then `broken` tells why the rest was skipped, if it was."""
+    """The checks of one selftest. Iterate over `outcomes`; afterwards `broken` says why checks were skipped, if any were."""
 
     def __init__(self, comm: Communicator, device: torch.device, *, seconds: float, begun: float) -> None:
         """`device` has the same type on all ranks. `begun`: when the selftest began, by `time.monotonic()`."""
         self.comm, self.device, self.seconds, self.begun = comm, device, seconds, begun
         self.broken: CommunicationError | None = None
-        self.own: Result | None = None  # what failed on this rank, if the ranks could not agree on it
+        self.own: Result | None = None  # what failed on this rank, if the ranks could not agree
 
     def outcomes(self, checks: Sequence[Check]) -> Iterator[Outcome]:
-        """The result of every check, the same on all ranks as long as the communicator works."""
+        """Yield the result of every check, the same on all ranks while the communicator works."""
         elapsed = started = self._first_agreement()
         self.seconds = max(
             self.seconds, started + self.seconds / 2
-        )  # where processes start slowly, half of the time is for checks
+        )  # if processes start slowly, half of the time is still for checks
         for i, check in enumerate(checks):
             until = started + max(0.0, self.seconds - started) * SHARES[check.group]
-            others = sum(other.group == check.group and not self._is_out(other) for other in checks[i:])
-            kept = sum(other.needs or 0.0 for other in checks[i:] if other.group != check.group and not self._is_out(other))
+            others = sum(other.group == check.group and not self._is_skipped(other) for other in checks[i:])
+            kept = sum(other.needs or 0.0 for other in checks[i:] if other.group != check.group and not self._is_skipped(other))
             end = self.seconds - (kept if kept < self.seconds / 2 else 0.0)
             if self.broken is not None:
                 yield Outcome(check.group, check.name, skipped("the communicator broke before"), 0.0)
-            elif self._is_out(check):
+            elif self._is_skipped(check):
                 yield Outcome(check.group, check.name, skipped("the ranks compute on CPUs"), 0.0)
             elif check.needs is not None and elapsed + check.needs >= end:
                 yield Outcome(check.group, check.name, self._no_time(elapsed), 0.0)
@@ -99,7 +99,7 @@ class Run:
     def _run(self, check: Check, seconds: float) -> Result:
         try:
             result = check.run(Trial(self.comm, self.device, seconds, time.monotonic()))
-            wait_for(self.device)  # an error of a kernel is an error of this check
+            wait_for(self.device)  # so that an error in a kernel is reported by this check
             return result
         except CommunicationError:
             raise
@@ -107,7 +107,7 @@ class Run:
             words = " ".join(str(error).split())
             return failed(f"{type(error).__name__}: {words[:500]}", REPORT_IT)
 
-    def _is_out(self, check: Check) -> bool:
+    def _is_skipped(self, check: Check) -> bool:
         return check.gpu and self.device.type == "cpu"
 
     def _no_time(self, elapsed: float) -> Result:
@@ -115,7 +115,7 @@ class Run:
 
 
 def wait_for(device: torch.device) -> None:
-    """Until the GPU has done all that it was given; a CPU has."""
+    """Wait until the GPU has finished its work. Returns at once for a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -1,4 +1,4 @@
-"""Ranks that are slow: found by what each does by itself, because a collective takes as long on all ranks."""
+"""Find slow ranks by work that each does alone, because a collective takes the same time on all ranks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from phalanx.selftest.result import Result, failed, passed
 from phalanx.selftest.runner import Trial, wait_for
 
 SLOW = 2  # times the median rank
-GAP = 0.001  # seconds by which a slow rank is slower at least: below it chance decides
-TIMES = 3  # that a rank must be slow
+GAP = 0.001  # seconds; the least difference that is not chance
+TIMES = 3  # how often a rank must be slow
 
 
 def look_for_slow_ranks(trial: Trial) -> Result:
-    """A rank is slow if it is slow every time: other work on its host slows it down once."""
+    """Check for slow ranks. A rank must be slow every time, because other work may slow it down once."""
     seen = set()
     for _ in range(TIMES):
         every = trial.comm.allgather_obj({"a matrix product": _compute(trial), "the start of an all-reduce": _start(trial)})
@@ -48,7 +48,7 @@ def find_slow(every: Sequence[Mapping[str, float]]) -> tuple[tuple[int, str] | N
 
 
 def _compute(trial: Trial) -> float:
-    """Seconds of a matrix product, the fastest of a few: whoever else computes here disturbs some of them, not all."""
+    """Seconds of a matrix product, the fastest of a few, because other processes disturb only some of them."""
     width = 4096 if trial.device.type == "cuda" else 384
     x = torch.ones(width, width, device=trial.device)
     times = []
@@ -62,7 +62,7 @@ def _compute(trial: Trial) -> float:
 
 
 def _start(trial: Trial) -> float:
-    """Seconds until `all_reduce_async` returns: the first of its quartiles."""
+    """Seconds until `all_reduce_async` returns: the first quartile."""
     x = torch.zeros(1000, device=trial.device)
     times = []
     for _ in range(12):

@@ -1,6 +1,6 @@
-"""How fast it is: all-reduces of three sizes in nccl-tests' terms, a training step beside DDP, ranks that are slow.
+"""Measure speed: all-reduces of three sizes as in nccl-tests, a training step beside DDP, and slow ranks.
 
-These lines fail only for what is absurd. The numbers are in the file.
+These checks fail only for absurd values. The numbers are in the file.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from phalanx.selftest.result import Check, Result, failed, passed, skipped
 from phalanx.selftest.runner import Trial, wait_for
 from phalanx.selftest.slow_ranks import look_for_slow_ranks
 
-MEGABYTES = {1: 0.1, 25: 0.5, 100: 2.0}  # and the seconds that measuring takes at least
+MEGABYTES = {1: 0.1, 25: 0.5, 100: 2.0}  # size -> least seconds to measure it
 BLOCK = 0.005  # seconds of one timed block: a single short call cannot be timed
 ROUNDS = 15  # at most
 ABSURD = 5  # times DDP's step
-WARM, TRYING = 3, 12  # steps before the timed ones: DDP rebuilds its buckets; Phalanx tries overlap on and off
-BETTER = 1.15  # times as fast as the automatic choice, to be worth a recommendation
-EXPOSED = 0.25  # of a step: more is worth a recommendation
+WARM, TRYING = 3, 12  # warm-up steps: DDP rebuilds its buckets; Phalanx tries overlap on and off
+BETTER = 1.15  # speed-up over the automatic choice that is worth a recommendation
+EXPOSED = 0.25  # fraction of a step; more is worth a recommendation
 
 Call = Callable[[torch.Tensor], object]
 
@@ -80,11 +80,11 @@ class Contenders:
 
     def __init__(self) -> None:
         self._calls: dict[str, Call] = {}
-        self.automatic = ""  # the name of the contender that the automatic choice is
+        self.automatic = ""  # the contender that equals the automatic choice
         self._opened = ExitStack()
 
     def calls(self, comm: Communicator, device: torch.device) -> dict[str, Call]:
-        """Made at the first call, by all ranks together."""
+        """Create the contenders at the first call. Collective."""
         if not self._calls:
             self._calls["automatic"] = comm.all_reduce
             chosen = {"one call": ring(comm.size), "torus": _torus_of(comm)}
@@ -93,7 +93,7 @@ class Contenders:
                     continue
                 if schedule == comm.schedule and not comm.shares_memory:
                     self.automatic = name
-                if device.type == "cuda":  # a communicator prepares NCCL's groups of its schedule
+                if device.type == "cuda":  # a communicator prepares the NCCL groups of its schedule
                     self._calls[name] = self._opened.enter_context(create_communicator(schedule)).all_reduce
                 else:
                     self._calls[name] = partial(comm.run, schedule)
@@ -102,7 +102,7 @@ class Contenders:
         return self._calls
 
     def close(self) -> None:
-        """All ranks call it."""
+        """Close the communicators. All ranks call it."""
         self._opened.close()
 
 
@@ -114,9 +114,9 @@ def _torus_of(comm: Communicator) -> Schedule | None:
 
 
 def _time(trial: Trial, calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Seconds of one call of each on the slowest rank: the median of rounds in which they take turns."""
+    """Seconds of one call of each contender on the slowest rank: the median over interleaved rounds."""
     comm = trial.comm
-    first = {name: _seconds(trial, call, 1) for name, call in calls.items()}  # the first call of all makes connections
+    first = {name: _seconds(trial, call, 1) for name, call in calls.items()}  # the first call sets up connections
     again = comm.allgather_obj([_seconds(trial, call, 1) for call in calls.values()])
     slowest = {name: max(own[i] for own in again) for i, name in enumerate(first)}
     counts = {name: max(1, min(50, int(BLOCK / seconds))) for name, seconds in slowest.items()}
@@ -134,7 +134,7 @@ def _time(trial: Trial, calls: Mapping[str, Callable[[], object]]) -> dict[str, 
 
 
 def _seconds(trial: Trial, call: Callable[[], object], count: int) -> float:
-    """Seconds of one call on this rank; all ranks begin together."""
+    """Seconds of one call on this rank. All ranks start together."""
     trial.comm.barrier()
     wait_for(trial.device)
     begun = time.perf_counter()
@@ -148,7 +148,7 @@ def _seconds(trial: Trial, call: Callable[[], object], count: int) -> float:
 
 
 def _step(found: dict[str, Any], trial: Trial) -> Result:
-    """Without communication, with Phalanx and with DDP."""
+    """Compare a step without communication, with Phalanx and with DDP."""
     if trial.comm.size == 1:
         return skipped("one rank has nothing to communicate")
     steps = _steps(trial)
@@ -167,7 +167,7 @@ def _step(found: dict[str, Any], trial: Trial) -> Result:
 
 
 def _steps(trial: Trial) -> dict[str, Callable[[], None]]:
-    """One step of each contender, on a replica of its own."""
+    """One step function per contender, each with its own replica."""
     gpu = trial.device.type == "cuda"
     width, batch = (4096, 256) if gpu else (512, 32)
     chance = torch.Generator().manual_seed(trial.comm.rank)
@@ -208,14 +208,14 @@ def _recommend(contenders: Contenders, found: dict[str, Any], trial: Trial) -> R
 
 
 def recommend(found: Mapping[str, Any]) -> str | None:
-    """What these figures suggest; None if there are none."""
+    """Recommend options from these figures; None if there are none."""
     sizes = [size for size in (f"{megabytes} MB" for megabytes in MEGABYTES) if size in found]
     if not sizes and "step" not in found:
         return None
     words = []
-    if sizes:  # the largest: gradients travel in groups of many MB
+    if sizes:  # the largest: gradients are sent in groups of many MB
         size, rows = sizes[-1], {name: row["busbw"] for name, row in found[sizes[-1]].items()}
-        rows.pop(found.get("automatic", ""), None)  # the same schedule: whatever differs is chance
+        rows.pop(found.get("automatic", ""), None)  # the same schedule: any difference is chance
         best = max(rows, key=rows.__getitem__)
         if rows[best] > BETTER * rows["automatic"]:
             words.append(

@@ -1,4 +1,4 @@
-"""Ten steps of a small model against plain DDP, in every mode; replicas bit by bit; host synchronisations on a GPU."""
+"""Compare ten steps of a small model with plain DDP in every mode, replicas bit for bit, and count GPU synchronisations."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from phalanx.selftest.reference import STEPS, Task, checksum, distance, name_of_
 from phalanx.selftest.result import Check, Result, failed, passed, some_ranks
 from phalanx.selftest.runner import REPORT_IT, Trial
 
-WARM = 12  # steps before synchronisations are counted: the first steps measure, agree and compare replicas
+WARM = 12  # warm-up steps: the first ones measure, agree and compare replicas
 
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """A way to train, and how far from DDP it may end, as a part of the way that DDP went."""
+    """A way to train, and its allowed distance from DDP, relative to how far DDP moved."""
 
     options: dict[str, Any] = field(default_factory=dict)
     apart: float = 1e-4  # sums in another order
     apart_on_gpus: float | None = None  # if that is more
     delayed: bool = False
     scaled: bool = False
-    spread: float = 0.0  # of replicas before they are averaged, as a part of that of ranks that do not communicate
+    spread: float = 0.0  # of replicas before they are averaged, relative to ranks that do not communicate
 
 
 MODES = {
@@ -48,7 +48,7 @@ WATCHED: dict[str, dict[str, Any]] = {"float32": {}, "bfloat16 wire": {"wire": t
 
 
 def checks() -> list[Check]:
-    """A check per mode."""
+    """One check per mode."""
     modes = [Check("training", name, functools.partial(_train, mode)) for name, mode in MODES.items()]
     return [
         *modes,
@@ -58,7 +58,7 @@ def checks() -> list[Check]:
 
 
 def _train(mode: Mode, trial: Trial) -> Result:
-    """The mode against plain training, on the device of the job."""
+    """Compare the mode with plain training on the job's device."""
     task = Task(trial.comm, trial.device, mode.scaled)
     model = task.replica()
     params = [p.detach() for p in model.parameters()]
@@ -98,7 +98,7 @@ def _train_alone(task: Task) -> list[torch.Tensor]:
 
 
 def _count_synchronisations(trial: Trial) -> Result:
-    """How often the host waits for the GPU in a step, as far as torch counts it. DDP never does."""
+    """Count how often the host waits for the GPU in a step, as far as torch can tell. DDP never does."""
     found = {name: _synchronisations_of(_step(trial, options)) for name, options in WATCHED.items()}
     most = max(found.values())
     if most:
@@ -108,7 +108,7 @@ def _count_synchronisations(trial: Trial) -> Result:
 
 
 def _step(trial: Trial, options: dict[str, Any]) -> Callable[[], None]:
-    """A step that has been done WARM times; its batch is on the GPU already."""
+    """A step function after WARM warm-up calls. Its batch is already on the GPU."""
     task = Task(trial.comm, trial.device)
     model = task.replica()
     optimizer = create_multi_node_optimizer(task.optimizer(model), trial.comm, **options)
@@ -125,7 +125,7 @@ def _step(trial: Trial, options: dict[str, Any]) -> Callable[[], None]:
 
 
 def _synchronisations_of(step: Callable[[], None]) -> int:
-    """Warnings of one step that another one does not give when torch does not watch for synchronisations."""
+    """The warnings of one step that disappear when torch does not watch for synchronisations."""
     usual = _warnings_of(step)
     mode = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""One rank of the job in which a rank is killed: `python -m phalanx.selftest.victim DEVICE PIPE`, as failure.py starts it."""
+"""One rank of the job in which a rank is killed. failure.py starts it: `python -m phalanx.selftest.victim DEVICE PIPE`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 
 VICTIM = 1  # the rank that is killed
 STEPS = 5  # all-reduces before that
-TIMEOUT = 15.0  # seconds of the communicator, within which the others must name the victim
+TIMEOUT = 15.0  # seconds; the communicator's timeout, within which the others must name the victim
 
 
 def _main(device: str, pipe: int) -> None:

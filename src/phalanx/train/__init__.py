@@ -1,1 +1,1 @@
-"""Training as a whole: checkpoints and evaluation over all ranks. The only room, with the command line, that knows all others."""
+"""Training: configuration, loop, checkpoints and evaluation. Only this room and the command line may import all others."""

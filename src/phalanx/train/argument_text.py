@@ -1,7 +1,7 @@
-"""Arguments of functions of yours as text: `--set model.args.width=64` gives a number, `=true` a truth value, `=[1,2]` a list.
+"""Arguments of your functions as text: `--set model.args.width=64` gives a number, `=true` a boolean, `=[1,2]` a list.
 
     64  1e-3        numbers                 none            None
-    true  false     truth values            [0.9, 0.95]     a list, also inside of lists
+    true  false     booleans                [0.9, 0.95]     a list; lists may be nested
     relu            text                    "64"  'true'    text that looks like something else
 
 `read_argument` and `write_argument` are inverse to each other. Records hold the values as JSON.
@@ -24,7 +24,7 @@ NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)  # of an argument
 
 
 def read_argument(text: str, path: str) -> Any:
-    """The value that a text stands for; errors begin with `path`."""
+    """Parse a text into a value. Errors begin with `path`."""
     try:
         value, rest = _value(text.strip(), 0)
     except ValueError as error:
@@ -35,7 +35,7 @@ def read_argument(text: str, path: str) -> Any:
 
 
 def write_argument(value: Any) -> str:
-    """The text that `read_argument` reads as `value`."""
+    """Write `value` as text that `read_argument` reads back."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(write_argument, value))}]"
     if value is None or isinstance(value, bool):
@@ -47,12 +47,12 @@ def write_argument(value: Any) -> str:
 
 
 def check_arguments(args: Any, path: str) -> None:
-    """Raise ValueError unless `args`, as a recipe gives them, are names with values that records can hold."""
+    """Raise ValueError unless `args` of a recipe are names with values that records can hold."""
     if not isinstance(args, dict):
         raise ValueError(f"{path} is a {type(args).__name__}: names and values, such as {{'width': 64}}")
     for name, value in args.items():
         if not isinstance(name, str) or not NAME.fullmatch(name):
-            raise ValueError(f"{path}: {shorten(str(name))!r} is no name of an argument")
+            raise ValueError(f"{path}: {shorten(str(name))!r} is not an argument name")
         if not _is_plain(value):
             raise ValueError(
                 f"{path}.{name}={shorten(repr(value))}: a finite number, a text, true, false, none, or a list of these"
@@ -73,7 +73,7 @@ def _special(text: str) -> bool:
 
 
 def _value(text: str, depth: int) -> tuple[Any, str]:
-    """A value at the beginning of a text, and the rest."""
+    """Parse a value at the beginning of a text. Returns it and the rest."""
     if text.startswith("["):
         return _list(text[1:].lstrip(), depth + 1)
     if text[:1] in ("'", '"'):
@@ -86,7 +86,7 @@ def _value(text: str, depth: int) -> tuple[Any, str]:
 
 
 def _list(text: str, depth: int) -> tuple[list[Any], str]:
-    """The values of a list whose bracket is open, and what follows its end."""
+    """Parse a list after its opening bracket. Returns it and the rest."""
     if depth > DEPTH:
         raise ValueError(f"at most {DEPTH} lists in each other")
     values: list[Any] = []
@@ -105,7 +105,7 @@ def _list(text: str, depth: int) -> tuple[list[Any], str]:
 
 
 def _quoted(text: str) -> tuple[str, str]:
-    """A text in quotes, and what follows it. Double quotes are JSON's; between single ones everything is meant as it stands."""
+    """Parse a quoted text. Returns it and the rest. Double quotes are JSON's; single quotes are literal."""
     if text[0] == "'":
         inside, end, rest = text[1:].partition("'")
         if not end:

@@ -1,4 +1,4 @@
-"""What a run is, in a few lines at its beginning: pure functions from values to lines.
+"""The summary lines at the start of a run: pure functions from values to lines.
 
 digits
   model       small_cnn
@@ -20,16 +20,16 @@ from typing import Any
 from phalanx.train.config import RunConfig
 
 LABEL = 12  # characters before a value
-NARROWEST = 20  # characters of a value, also where the terminal is narrower
+NARROWEST = 20  # characters of a value, even on a narrower terminal
 
 
 def banner(title: str, facts: Mapping[str, str], width: int) -> list[str]:
-    """A title, and a line for each fact; a fact that is too long for `width` continues on the next line."""
+    """A title and a line per fact. A fact that is too long for `width` continues on the next line."""
     return [title, *fact_lines(facts, width)]
 
 
 def fact_lines(facts: Mapping[str, str], width: int) -> list[str]:
-    """The lines of facts alone. A word that is too long, such as a path, stays whole: you may want to copy it."""
+    """The lines of the facts. A long word, such as a path, is not split, so that you can copy it."""
     lines = []
     for label, value in facts.items():
         room = max(NARROWEST, width - LABEL - 2)
@@ -40,7 +40,7 @@ def fact_lines(facts: Mapping[str, str], width: int) -> list[str]:
 
 
 def run_facts(config: RunConfig, *, ranks: int, hosts: int, backend: str, schedule: str, out: str) -> dict[str, str]:
-    """What is known before the data are open."""
+    """The facts that are known before the data are open."""
     return {
         "model": config.model.name,
         "ranks": f"{ranks} on {hosts} host{'s' * (hosts > 1)}" if ranks > 1 else "1",
@@ -53,7 +53,7 @@ def run_facts(config: RunConfig, *, ranks: int, hosts: int, backend: str, schedu
 
 
 def describe_batch(config: RunConfig, ranks: int) -> str:
-    """The first batch of the plan, and how ranks share it. One that cannot be shared gets its error later."""
+    """The first batch of the plan, and how ranks divide it. One that cannot be divided raises later."""
     first, stages = config.plan.stages[0], len(config.plan.stages)
     text = f"{first.batch:,}"
     with contextlib.suppress(ValueError):
@@ -63,7 +63,7 @@ def describe_batch(config: RunConfig, ranks: int) -> str:
 
 
 def data_facts(*, parameters: int, samples: tuple[int, int]) -> dict[str, str]:
-    """What is known when the data are open and the network is built."""
+    """The facts that are known once the data are open and the network is built."""
     return {"parameters": f"{parameters:,}", "samples": f"{samples[0]:,} to train, {samples[1]:,} to test"}
 
 

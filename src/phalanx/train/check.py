@@ -1,4 +1,4 @@
-"""Whether a configuration can be trained, checked before any rank starts: one line here is better than one from each rank."""
+"""Check a configuration before any rank starts: one error here is better than one from each rank."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from phalanx.train.tasks import TASKS
 
 
 def open_sources(config: RunConfig) -> tuple[Any, Any]:
-    """The data to train and to test with."""
+    """Open the training and test data."""
     try:
         return config.data.open("train"), config.data.open("test")
     except ConfigError:
@@ -30,9 +30,9 @@ def open_sources(config: RunConfig) -> tuple[Any, Any]:
 
 
 def check(config: RunConfig, ranks: int, train: Any, test: Any) -> SampleFacts:
-    """Raise ConfigError for what does not fit together: task, model and data, batch and ranks, rate and epochs.
+    """Raise ConfigError if parts do not fit together: task, model and data, batch and ranks, rate and epochs.
 
-    Returns what the network has to know about the data.
+    Returns what the network needs to know about the data.
     """
     check_sinks(config)
     if config.init is not None:
@@ -55,7 +55,7 @@ def check(config: RunConfig, ranks: int, train: Any, test: Any) -> SampleFacts:
                 raise ValueError(
                     f"batch={stage.batch}, but data.source={source} has {samples} samples to train: use a smaller batch"
                 )
-            if not config.comm.elastic:  # ranks that come and go need not divide the batch
+            if not config.comm.elastic:  # an elastic world need not divide the batch
                 stage.split(ranks, config.micro_batch)
         config.course  # noqa: B018  raises if rate, momentum and plan contradict each other
         config.optimizer.rule.check()
@@ -76,7 +76,7 @@ def check(config: RunConfig, ranks: int, train: Any, test: Any) -> SampleFacts:
 
 
 def try_loss(config: RunConfig, task: Task, outputs: Any, y: Any) -> None:
-    """Raise ConfigError unless a loss of the user's gives one number with a gradient for outputs of such shapes."""
+    """Raise ConfigError unless the user's loss returns one number with a gradient for outputs of these shapes."""
     told = f"loss={config.loss.name}" if config.loss.name is not None else f"task={config.task}"
     zeros = map_tensors(lambda x: torch.zeros(x.shape, dtype=x.dtype).requires_grad_(x.is_floating_point()), outputs)
     with blamed_on(told):
@@ -89,7 +89,7 @@ def try_loss(config: RunConfig, task: Task, outputs: Any, y: Any) -> None:
 
 
 def look_at(config: RunConfig, task: Task, train: Any, classes: int | None) -> tuple[SampleFacts, Any, Any]:
-    """What a network has to know about the data, and one sample: the network's input, and what the loss gets."""
+    """What a network needs to know about the data, and one sample: the network's input, and the loss's second argument."""
     with blamed_on(f"task={config.task} does not suit data.source={config.data.source}"):
         x, y = task.unpack(config.data.example(train))
     return SampleFacts(tuple(getattr(x, "shape", (1,))[1:]), classes), x, y

@@ -1,12 +1,12 @@
-"""Where the time of a step goes on a GPU, by events in its queue.
+"""Measure where the time of a step goes on a GPU, with events in its queue.
 
-A host that only queues work runs ahead until the queue is full. From then on its clock shows the pace of the slowest rank in
+A host that only queues work runs ahead until the queue is full. From then on, its clock shows the pace of the slowest rank in
 every part of a step, so it cannot tell which rank is slow. Events are marks that the GPU itself passes:
 
     step t - 1 |  idle  | forward, backward | stream waits for other ranks | update |
            ended    begun               ready                        arrived    ended
 
-Nothing waits for an event. The log reads them an interval later, when the GPU has passed them all.
+No thread waits for an event. The log reads them an interval later, when the GPU has passed them all.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from phalanx.train.stragglers import Times
 
 
 class StepEvents:
-    """The marks of one step on `device`. `input_seconds` is what the host waited for input before it, and `before` that step."""
+    """The marks of one step on `device`. The host waited `input_seconds` for its input; `before` is the previous step."""
 
     def __init__(self, device: torch.device, input_seconds: float, before: StepEvents | None) -> None:
         self._device, self._input = device, input_seconds
@@ -30,9 +30,9 @@ class StepEvents:
         self._ended: torch.cuda.Event | None = None
 
     def watch(self, loss: torch.Tensor) -> None:
-        """Note when backward from `loss` has computed the last gradient, before the stream waits for those of other ranks.
+        """Mark when backward from `loss` has computed the last gradient, before the stream waits for other ranks.
 
-        Calls at the end of a backward run in the order in which they were asked for, and this one comes before any parameter's.
+        Callbacks at the end of backward run in the order in which they were queued; this one comes before any parameter's.
         """
         loss.register_hook(lambda _: self._backward.expect())
 
@@ -40,15 +40,15 @@ class StepEvents:
         self._ready = self._mark()
 
     def arrived(self) -> None:
-        """The gradients of other ranks are there."""
+        """Mark that the gradients of other ranks have arrived."""
         self._arrived = self._mark()
 
     def ended(self) -> None:
-        """The weights are updated."""
+        """Mark that the weights are updated."""
         self._ended = self._mark()
 
     def read(self) -> Times | None:
-        """The times of the step; None while the GPU has not done it."""
+        """The times of the step; None until the GPU has finished it."""
         begun, arrived, ended = self._begun, self._arrived, self._ended
         if arrived is None or ended is None or not ended.query():
             return None

@@ -1,9 +1,9 @@
-"""Numbers of a run in columns that fit a terminal: pure functions from values to lines.
+"""Format the numbers of a run in columns that fit a terminal: pure functions from values to lines.
 
     epoch    top-1    top-5  test loss  train loss  images/s       time        left
      3/24   97.22%   99.72%     0.6613      0.5812     4,406      0.8 s       5.1 s
 
-A column comes from the key of a row. A key that is not in the table gets a column too, so another task needs no change here. If
+A column comes from the key of a row. Unknown keys get a column, too, so another task needs no change here. If
 a line is too long, it loses columns from the right, but never `epoch` and `left`.
 """
 
@@ -48,7 +48,7 @@ COLUMNS = {
 
 
 def column(key: str) -> Column:
-    """The column of a key, also of one that is not in the table."""
+    """The column of a key, even if it is not in the table."""
     if key in COLUMNS:
         return COLUMNS[key]
     if key.endswith("_per_second"):
@@ -59,7 +59,7 @@ def column(key: str) -> Column:
 
 
 def choose(values: Mapping[str, Any], width: int) -> list[str]:
-    """The keys whose columns fit into a line of `width`; the last ones are left out first, those of ALWAYS never."""
+    """The keys whose columns fit into `width`. The last ones are dropped first, those of ALWAYS never."""
     chosen = list(values)
     while len(cells(chosen, values)) > width:
         losable = [key for key in chosen if key not in ALWAYS]
@@ -80,7 +80,7 @@ def cells(keys: Sequence[str], values: Mapping[str, Any]) -> str:
 
 
 def fields(keys: Sequence[str], values: Mapping[str, Any], width: int) -> str:
-    """One line without titles above it, `loss  0.0213  left  1:05 min`: as many fields, in this order, as fit into `width`."""
+    """One line without titles, `loss  0.0213  left  1:05 min`, with as many fields as fit into `width`."""
     line = ""
     for key in keys:
         field = f"{column(key).title} {_text(key, values[key]):>{column(key).width}}"
@@ -91,7 +91,7 @@ def fields(keys: Sequence[str], values: Mapping[str, Any], width: int) -> str:
 
 
 def _room(key: str, value: Any) -> int:
-    """The width of a column; a number that is longer than any that was thought of makes it wider."""
+    """The width of a column, or of the value if that is longer."""
     return max(column(key).width, len(column(key).title), len(_text(key, value)))
 
 

@@ -108,18 +108,30 @@ class CommConfig:
         if self.sync != "allreduce" and (self.fused or self.double_buffering or self.growing is not None):
             raise ValueError(f"sync={self.sync} does not allow fused, double_buffering or growing, which are for all-reduce")
 
-        if self.wire in ("int8", "powersgd") and (self.sync != "allreduce" or self.elastic):
-            raise ValueError(
-                f"wire={self.wire} goes with sync=allreduce alone, and without elastic; others take float16 and bfloat16"
-            )
+        local = self.sync in ("local-sgd", "diloco")
+        if self.wire in ("int8", "powersgd") and self.elastic:
+            raise ValueError(f"wire={self.wire} goes without elastic, which takes float16 and bfloat16")
+        if self.wire == "powersgd" and self.sync != "allreduce":
+            raise ValueError(f"wire=powersgd goes with sync=allreduce alone; sync={self.sync} takes float16 and bfloat16")
+        if self.wire == "int8" and self.sync == "gossip":
+            raise ValueError("wire=int8 goes with sync=allreduce, local-sgd and diloco; sync=gossip takes float16 and bfloat16")
+        if self.wire is not None and local and self.local.partners == "random":
+            raise ValueError(f"wire={self.wire} goes with local.partners=all: one partner gets parameters as they are")
 
     def _check_elastic(self) -> None:
         if self.elastic:
             check_ranks(self.min_ranks, self.max_ranks)
-            if self.sync != "allreduce":
-                raise ValueError(f"elastic=True does not allow sync={self.sync}")
-            if self.fused or self.double_buffering:
-                raise ValueError("elastic=True does not allow fused or double_buffering: gradients may be summed twice")
+            if self.fused:
+                raise ValueError("elastic=True does not allow fused: gradients may be summed twice")
+            if self.sync != "allreduce" and self.on_slow in ("rebalance", "evict"):
+                raise ValueError(f"on_slow={self.on_slow} is for sync=allreduce")
+            if self.sync in ("local-sgd", "diloco") and self.local.overlap:
+                raise ValueError("elastic=True does not allow local.overlap: parts under way would be lost with a rank")
+            if self.sync == "gossip" and (self.gossip.topology == "hypercube" or self.gossip.patience is not None):
+                raise ValueError("elastic=True does not allow gossip.topology=hypercube or gossip.patience: ranks come and go")
+            level = self.gossip.level if self.sync == "gossip" else self.local.level if self.sync != "allreduce" else None
+            if level == "host":
+                raise ValueError("elastic=True does not allow level=host: its ranks cannot be split")
         elif self.on_slow in ("rebalance", "evict"):
             raise ValueError(f"on_slow={self.on_slow} is for elastic=True")
         elif self.min_ranks != 1 or self.max_ranks is not None or self.on_change != "keep_batch":

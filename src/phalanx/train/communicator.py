@@ -1,4 +1,4 @@
-"""The communicator that a configuration asks for: create it, or check that a given one is it."""
+"""Create the communicator that a configuration asks for, or check that a given one matches it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from phalanx.train.update import CommConfig
 
 
 def find_algorithm(config: CommConfig, ranks: int) -> Schedule | None:
-    """The schedule that `comm.algorithm` names, proved to be an all-reduce of `ranks` ranks; None if it names none."""
+    """The schedule that `comm.algorithm` names, verified as an all-reduce of `ranks` ranks, or None."""
     if config.algorithm is None:
         return None
     return find_all_reduce(config.algorithm, ranks, f"comm.algorithm={config.algorithm}")
 
 
 def create_communicator_for(config: CommConfig) -> Communicator:
-    """The communicator of all ranks of this job, with the algorithm (which it verifies) and the timeout of the configuration."""
+    """Create the communicator of this job's ranks, with the configuration's algorithm, which it verifies, and timeout."""
     algorithm = None if config.algorithm is None else find_schedule(config.algorithm)
     if config.elastic:
         return create_communicator(
@@ -28,9 +28,9 @@ def create_communicator_for(config: CommConfig) -> Communicator:
 
 
 def check_communicator(config: CommConfig, comm: Communicator) -> None:
-    """Raise ConfigError if `comm` ignores a setting: it runs another algorithm, or waits for another time.
+    """Raise ConfigError if `comm` does not match a setting: another algorithm, or another timeout.
 
-    A setting that has its default asks for nothing.
+    Settings with default values match anything.
     """
     if config.elastic and not comm.elastic:
         raise ConfigError("comm.elastic=true, but the communicator is not elastic: create_communicator(elastic=True)")
@@ -49,6 +49,6 @@ def check_communicator(config: CommConfig, comm: Communicator) -> None:
 
 
 def _may_be(timeout: float, patience: float) -> bool:
-    """Whether a communicator with this timeout has this patience: the timeout, less the time to find out who is missing."""
+    """Whether a communicator with this timeout has this patience: the timeout minus the time to find missing ranks."""
     slack = 1e-6
     return patience - slack <= timeout <= min(1.5 * patience, patience + 4.0) + slack

@@ -1,4 +1,4 @@
-"""Typed parts of a configuration, and the flat settings that `--set` and records know them by.
+"""Typed parts of a configuration, and their flat form in `--set` and records.
 
 A component is a frozen dataclass with the options of one network or one update rule, and it builds what it describes. A flat
 configuration has a `name` and the options of all components of its table:
@@ -16,7 +16,7 @@ Component = TypeVar("Component")
 
 
 def pick(table: Mapping[str, type[Component]], settings: Any) -> Component:
-    """The component that `settings.name` names, with its fields of the settings; None leaves the component's default."""
+    """Build the component that `settings.name` names from the settings. None keeps the component's default."""
     kind: Any = table[settings.name]
     values = {f.name: getattr(settings, f.name) for f in fields(kind)}
     made: Component = kind(**{name: value for name, value in values.items() if value is not None})
@@ -24,7 +24,7 @@ def pick(table: Mapping[str, type[Component]], settings: Any) -> Component:
 
 
 def settings_of(table: Mapping[str, type[Any]], component: Any) -> dict[str, Any]:
-    """The name of a component and its fields, as a flat configuration has them."""
+    """The name and fields of a component, in the flat form."""
     name = next((name for name, kind in table.items() if type(component) is kind), None)
     if name is None:
         kinds = ", ".join(kind.__name__ for kind in table.values())

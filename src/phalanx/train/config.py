@@ -1,7 +1,7 @@
 """A training run as a value: a recipe is a Python file with one `config = RunConfig(...)`.
 
-Every part is a frozen dataclass beside what it configures, and every field has its sentence there. `describe_settings` makes the
-reference from them, and `override` changes values by name, as `--set model.depth=32` does.
+Every part is a frozen dataclass next to the code it configures, and every field has a sentence there. `describe_settings` builds
+the reference from them, and `override` changes values by name, as `--set model.depth=32` does.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class RunConfig:
     micro_batch: int | None = setting(
         None, "Most samples in one backward pass on one rank; larger batches accumulate gradients. None for no limit."
     )
-    task: str = setting("classification", "What is learned; an import path names a `Task` of your own.", names=TASKS)
+    task: str = setting("classification", "What is learned; an import path names your own `Task`.", names=TASKS)
     model: ModelConfig = setting(ModelConfig(), "The network.")
     data: DataConfig = setting(DataConfig(), "The training and test data.")
     optimizer: OptimizerConfig = setting(OptimizerConfig(), "The update rule.")
     rate: RateConfig = setting(RateConfig(), "The learning rate.")
     comm: CommConfig = setting(CommConfig(), "How ranks communicate.")
-    loss: LossConfig = setting(LossConfig(), "A loss of your own.")
+    loss: LossConfig = setting(LossConfig(), "Your own loss.")
     label_smoothing: float = setting(0.0, "Share of the target that is spread evenly over all classes, from 0 to less than 1.")
     init: str | None = setting(
         None,
@@ -138,16 +138,16 @@ class RunConfig:
 
     @property
     def course(self) -> Course:
-        """Rate, momentum and batch of every step; ValueError where they contradict each other."""
+        """Rate, momentum and batch of every step. ValueError if they contradict each other."""
         return Course(self.plan, self.rate, self.optimizer)
 
     def find_task(self, device: torch.device | None = None) -> Task:
-        """The task, with a loss of the user's if there is one; ConfigError if an import path leads nowhere."""
+        """The task, with the user's loss if there is one. ConfigError if an import path does not resolve."""
         return find_task(self.task, self.loss, self.label_smoothing, device)
 
     @property
     def uneven(self) -> bool:
-        """Whether ranks may have different numbers of samples in a step."""
+        """Whether the number of samples in a step may differ between ranks."""
         return self.data.on_bad == "skip" or self.data.last == "keep"
 
 
@@ -159,7 +159,7 @@ def _at_least(least: int, name: str, value: int) -> None:
 
 
 def describe_settings() -> list[Setting]:
-    """Every setting that `phalanx train --set` takes: its name, type, default and what it means.
+    """List every setting of `phalanx train --set`: its name, type, default and meaning.
 
     Example:
         >>> describe_settings()[1]
@@ -172,7 +172,7 @@ def describe_settings() -> list[Setting]:
 
 
 def plain(value: Any) -> Any:
-    """The configuration as plain data, for records and checkpoints; rules by their text."""
+    """The configuration as plain data, for records and checkpoints. Rules become text."""
     if isinstance(value, lr.Rule):
         return repr(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -182,7 +182,7 @@ def plain(value: Any) -> Any:
     return [plain(item) for item in value] if isinstance(value, tuple | list) else value
 
 
-# What may change between two starts of one run: how it is shown, saved and ended, and how ranks communicate.
+# What may change between starts of one run: how it is shown, saved and ended, and how ranks communicate.
 FREE = frozenset(
     {"name", "evaluate_every", "target", "checkpoint_every", "checkpoint_every_steps", "keep", "log_every", "trace_steps"}
     | {"mllog", "submission", "tensorboard", "wandb", "mlflow", "comm"}
@@ -190,9 +190,9 @@ FREE = frozenset(
 
 
 def identity(values: dict[str, Any]) -> dict[str, Any]:
-    """The part of a configuration, as plain data, that decides what is trained: starts with equal identity are one run.
+    """The part of a plain configuration that decides what is trained. Starts with the same identity are one run.
 
-    The data may be in different directories.
+    The directory of the data does not count.
     """
     kept = {name: value for name, value in values.items() if name not in FREE and (name, value) != ("init", None)}
     data = {name: value for name, value in kept["data"].items() if name not in ("workers", "test", "test_batch")}

@@ -1,6 +1,6 @@
-"""What keeps an elastic run together when ranks die and join: a lock that moves to the next rank 0, and checkpoints made again.
+"""Keep an elastic run together when ranks die and join: move the lock to the next rank 0, and repeat lost checkpoints.
 
-All ranks come to the same conclusions at the same place of the loop. A rank that joins gets what they depend on.
+All ranks decide the same at the same place in the loop. A rank that joins receives the state they depend on.
 """
 
 from __future__ import annotations
@@ -9,10 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from phalanx.comm.communicator import Communicator
-from phalanx.optim.multi_node import MultiNodeOptimizer
+from phalanx.optim.wrapped import WrappedOptimizer
 from phalanx.train.checkpoint import Checkpointer
 from phalanx.train.checkpoint.lock import DirectoryLock
 
@@ -24,17 +22,16 @@ class Continuity:
         self._comm, self._out = comm, out
         self._seen = comm.membership.epoch
         self._lock: DirectoryLock | None = None
-        self.listen_every = 1  # steps between two looks at whether a rank was asked to stop
+        self.listen_every = 1  # steps between checks whether a rank was asked to stop
 
-    def share(self, optimizer: torch.optim.Optimizer, checkpoints: Checkpointer | None, **parts: Any) -> None:
-        """Name what ranks that join later get from the others; on such a rank, wait until it has it."""
-        assert isinstance(optimizer, MultiNodeOptimizer)
+    def share(self, optimizer: WrappedOptimizer, checkpoints: Checkpointer | None, **parts: Any) -> None:
+        """Register the state that joining ranks receive. On a joining rank, wait until it has arrived."""
         if checkpoints is not None:
             parts["checkpoints"] = checkpoints
         optimizer.share(continuity=self, **parts)
 
     def follow(self, checkpoints: Checkpointer | None, save: Callable[[], None]) -> None:
-        """After a step, on all ranks: if the membership has changed, see to the directory."""
+        """Call after a step on all ranks. If the membership has changed, take the lock and repeat a lost checkpoint."""
         if self._seen == self._comm.membership.epoch:
             return
         self._seen = self._comm.membership.epoch
@@ -44,7 +41,7 @@ class Continuity:
             save()
 
     def close(self) -> None:
-        """Let other jobs into the directory."""
+        """Release the directory to other jobs."""
         if self._lock is not None:
             self._lock.release()
 

@@ -1,8 +1,8 @@
-"""The course of a run: rate, momentum and batch of every step, computed from the configuration and from nothing else.
+"""The course of a run: rate, momentum and batch of every step, computed from the configuration only.
 
-A step belongs to an epoch, and so to a stage of the batch plan. The rate is the rule of `RateConfig` at the step's progress,
-times what the stage's batch gets by `rate.scaling`; the momentum is that of the stage, by `optimizer.momentum_rule`. Progress
-counts the step itself: the first of 10 steps has 0.1 epochs, the last one exactly 1. So the first step has a rate above zero,
+A step belongs to an epoch, and so to a stage of the batch plan. The rate is the rule of `RateConfig` at the step's progress times
+the factor of `rate.scaling` for the stage's batch. The momentum is that of the stage, by `optimizer.momentum_rule`. Progress
+includes the step itself: the first of 10 steps has 0.1 epochs, the last one exactly 1. So the first step has a rate above zero,
 and a warm-up of 36 epochs of 15 steps reaches its peak at step 540.
 """
 
@@ -24,10 +24,10 @@ HIGHEST = 1e30  # of a learning rate; the sum of a few would be infinite
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What one step of a run gets. Its `number`, from 1, is None if the number of steps per epoch is unknown."""
+    """The settings of one step of a run. Its `number`, from 1, is None if the number of steps per epoch is unknown."""
 
     number: int | None
-    progress: float  # epochs, this step included
+    progress: float  # epochs, including this step
     batch: int
     rate: float
     momentum: float | None  # None if the optimizer keeps its own
@@ -35,7 +35,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Course:
-    """What a batch plan, a rate and an optimizer give each step of a run; ValueError if they contradict each other."""
+    """Computes the settings of each step from a batch plan, a rate and an optimizer. ValueError if they contradict."""
 
     plan: BatchPlan
     rate: RateConfig
@@ -55,7 +55,7 @@ class Course:
         return self._momentum_of(self.plan.at(epoch))
 
     def at(self, epoch: int, done: float, number: int | None = None) -> Moment:
-        """The step after which the share `done` of `epoch` is complete."""
+        """The step after which the fraction `done` of `epoch` is complete."""
         progress, batch = epoch + done, self.plan.at(epoch).batch
         try:
             rate = self.rate_in(epoch)(progress)
@@ -66,7 +66,7 @@ class Course:
         return Moment(number, progress, batch, rate, self.momentum_in(epoch))
 
     def at_step(self, number: int, samples: int, last: Last) -> Moment:
-        """Step `number`, from 1, of a run on `samples` samples; `last` says what happens to those that fill no batch."""
+        """Step `number`, from 1, of a run on `samples` samples; `last` decides about samples that do not fill a batch."""
         epochs = self.plan.epochs
         steps = self.plan.steps_before(epochs, samples, last)
         if not 1 <= number <= steps:
@@ -76,7 +76,7 @@ class Course:
         return self.at(epoch, (number - before) / (after - before), number)
 
     def steer(self, optimizer: torch.optim.Optimizer, epoch: int, progress: float) -> float:
-        """Give an optimizer the values of a step of `epoch`, and return the rate."""
+        """Set the optimizer's values for a step of `epoch`, and return the rate."""
         correct = self.optimizer.correct_momentum
         rate = lr.apply(optimizer, self.rate_in(epoch), progress, correct_momentum=correct)
         momentum = self.momentum_in(epoch)

@@ -1,4 +1,4 @@
-"""Seconds as people read them. A file of its own, because the report does not import torch."""
+"""Format seconds. In its own file, because the report does not import torch."""
 
 from __future__ import annotations
 

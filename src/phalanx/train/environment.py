@@ -1,4 +1,4 @@
-"""Where a run ran: versions, hosts, schedule and command, without which its numbers mean little."""
+"""The environment of a run: versions, hosts, schedule and command, without which its numbers mean little."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from phalanx.schedule import Schedule, gossip, gossip_period, to_text
 from phalanx.train.task import Task
 from phalanx.train.update import CommConfig
 
-DRAWN = 64  # most ranks of a schedule that is recorded as text
+DRAWN = 64  # ranks; larger schedules are not recorded as text
 
 
 def describe_environment(comm: Communicator, config: CommConfig, task: Task, *, per_sample: int) -> dict[str, Any]:
-    """The environment as plain data, with the schedule as text and the words of the task, so that a report can show them."""
+    """The environment as plain data, with the schedule as text and the task's vocabulary for reports."""
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": command(sys.argv),
@@ -46,7 +46,7 @@ def describe_environment(comm: Communicator, config: CommConfig, task: Task, *, 
 
 
 def launcher() -> str:
-    """What started the ranks."""
+    """The launcher that started the ranks."""
     if AGENT in os.environ:
         return "phalanx"
     try:
@@ -65,7 +65,7 @@ def command(argv: list[str]) -> list[str]:
 
 
 def describe_schedule(comm: Communicator, config: CommConfig) -> dict[str, Any]:
-    """The schedule that carries gradients or mixes replicas: its name, what takes part, and its text if it is not too large."""
+    """The schedule that carries gradients or mixes replicas: its name, its participants, and its text if it is not too large."""
     schedule = schedule_of(comm, config)
     seats = level_of(comm, config.gossip) if config.sync == "gossip" else "rank"
     return {"name": schedule.name, "seats": seats, "text": to_text(schedule) if schedule.world <= DRAWN else None}
@@ -77,7 +77,7 @@ def schedule_of(comm: Communicator, config: CommConfig) -> Schedule:
 
 
 def first_rounds(comm: Communicator, config: CommConfig) -> Schedule:
-    """The rounds of gossip after which information from every rank has reached every other; then partners rotate or repeat."""
+    """The gossip rounds until every rank's information has reached every other rank. Then partners rotate or repeat."""
     sync = config.gossip
     level = level_of(comm, sync)
     seats = comm.size if level == "rank" else comm.inter_size

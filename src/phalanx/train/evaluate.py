@@ -1,4 +1,4 @@
-"""Evaluation over all ranks: every sample counts once, whatever the sizes of the shards, and all ranks get the same bits.
+"""Evaluation over all ranks: every sample counts once for any shard sizes, and all ranks get the same bits.
 
     def evaluate(model):                                        # on this rank's shard
         ...
@@ -32,7 +32,7 @@ Totals = dict[str, tuple[float, float, bool]]  # name -> (sum or mean, count, wh
 
 
 def create_multi_node_evaluator(evaluate: Any, comm: Communicator) -> Callable[..., dict[str, float]]:
-    """Make an evaluation of one shard return the results over all ranks.
+    """Wrap an evaluation of one shard so that it returns the results over all ranks.
 
     Args:
         evaluate: A function, or an object with a method `evaluate`. For its shard it returns a sum and a count per result,
@@ -45,7 +45,7 @@ def create_multi_node_evaluator(evaluate: Any, comm: Communicator) -> Callable[.
         call it together. A result without any samples is NaN.
 
     Raises:
-        TypeError: If `evaluate` cannot be called, or `comm` is no communicator.
+        TypeError: If `evaluate` cannot be called, or `comm` is not a communicator.
 
     Example:
         >>> import phalanx
@@ -71,7 +71,7 @@ def create_multi_node_evaluator(evaluate: Any, comm: Communicator) -> Callable[.
                 totals, problem = {}, f"{type(error).__name__}: {error}"
             return comm.allgather_obj((totals, problem))
 
-        ranks = comm.as_one(evaluate_together)  # again from the beginning if a rank dies: its share of the samples counts, too
+        ranks = comm.as_one(evaluate_together)  # restarted if a rank dies, because its samples count, too
         for rank, (_, text) in enumerate(ranks):
             if text is not None:
                 raise TypeError(f"the results of rank {rank}: {text}")
@@ -81,7 +81,7 @@ def create_multi_node_evaluator(evaluate: Any, comm: Communicator) -> Callable[.
 
 
 def read_results(results: Any) -> Totals:
-    """What an evaluation of one shard returned, in either form; the TypeError says how to return counts."""
+    """Read the results of one shard in either form. The TypeError explains how to return counts."""
     if isinstance(results, tuple) and len(results) == 2 and isinstance(results[0], Mapping):
         means, count = results
         seen = _count(count, "the count")
@@ -110,7 +110,7 @@ def combine(shards: list[Totals]) -> dict[str, float]:
 
 
 def _mean(parts: list[tuple[float, float, bool]]) -> float:
-    """The sum: of finite numbers as fractions, exact in any order; of others in the order of ranks."""
+    """The mean. Finite numbers are summed as fractions, exact in any order; others in rank order."""
     parts = [(value, count, is_mean) for value, count, is_mean in parts if count]
     if not parts:
         return math.nan
@@ -127,7 +127,7 @@ def _name(name: Any) -> str:
 
 
 def _number(value: Any, name: Any) -> float:
-    """A plain number; an int stays an int, however large."""
+    """A plain number. An int of any size stays an int."""
     if isinstance(value, torch.Tensor | numpy.generic | numpy.ndarray) and math.prod(value.shape) == 1:
         value = value.item()
     if not isinstance(value, int | float):

@@ -1,7 +1,7 @@
-"""Functions and classes of yours by name: `my_package.nets:make_model`.
+"""Import your functions and classes by name: `my_package.nets:make_model`.
 
-An import path runs code, so it is followed only where you wrote it: on the command line or in a recipe. Records and checkpoints
-hold it as text, and nothing that reads them imports it.
+An import path runs code, so it is resolved only on the command line or in a recipe. Records and checkpoints
+store it as text, and reading them imports nothing.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ def is_import_path(text: str) -> bool:
 
 
 def check_import_path(text: str, names: str) -> None:
-    """Raise ValueError for what is neither one of `names`, which the message lists, nor an import path."""
+    """Raise ValueError unless `text` is one of `names`, which the message lists, or an import path."""
     if not is_import_path(text):
         raise ValueError(f"one of {names}, or an import path such as my_package.module:name")
 
 
 def make_importable(directory: Path) -> None:
-    """Let Python find modules in a directory, as `python -m` does for the one it starts in, unless Python must not (-P)."""
+    """Let Python find modules in a directory, as `python -m` does for the current one, unless run with -P."""
     if not getattr(sys.flags, "safe_path", False) and str(directory) not in sys.path:
         sys.path.insert(0, str(directory))
 
 
 def find(path: str, setting: str) -> Any:
-    """What an import path names; ConfigError, which names the setting, if that is not there or its module fails."""
+    """Resolve an import path. ConfigError, which names the setting, if it does not exist or its module fails."""
     module_name, _, name = path.partition(":")
     told = f"{setting}={shorten(path)}"
-    make_importable(Path.cwd())  # not before: a run without import paths executes nothing that lies here
+    make_importable(Path.cwd())  # only now: a run without import paths must not execute files from this directory
     try:
         found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
             raise ConfigError(
-                f"{told}: there is no module {error.name}; modules are looked for in this directory and where Python has packages"
+                f"{told}: there is no module {error.name}; modules are found in this directory and in Python's packages"
             ) from None
         raise ConfigError(f"{told}: {describe_error(error)}") from None
     except (Exception, SystemExit) as error:  # noqa: BLE001  a user's module may do anything
@@ -75,7 +75,7 @@ def find_callable(path: str, setting: str) -> Callable[..., Any]:
 def check_arguments_of(function: Callable[..., Any], args: Mapping[str, Any], path: str, setting: str, given: int = 0) -> None:
     """Raise ConfigError for an argument that a function does not take, or that it needs and does not get.
 
-    `given`: how many arguments it gets by their places.
+    `given` is the number of positional arguments it gets.
     """
     parameters = parameters_of(function)
     if parameters is None:
@@ -110,14 +110,14 @@ def accepts(function: Callable[..., Any], name: str) -> bool:
 
 
 def as_given(function: Callable[..., Any], args: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments as a function expects them: a list becomes a tuple where the default is one."""
+    """Arguments as a function expects them: a list becomes a tuple if the default is one."""
     tuples = {p.name for p in parameters_of(function) or [] if isinstance(p.default, tuple)}
     return {name: tuple(value) if name in tuples and isinstance(value, list) else value for name, value in args.items()}
 
 
 @contextmanager
 def blamed_on(told: str) -> Iterator[None]:
-    """Turn what a function of the user's raises into one line that names the setting, the error and its place."""
+    """Turn an exception of the user's function into one line that names the setting, the error and its location."""
     try:
         yield
     except ConfigError:
@@ -127,7 +127,7 @@ def blamed_on(told: str) -> Iterator[None]:
 
 
 def describe_error(error: BaseException) -> str:
-    """An error in one line: its kind, its words, and the innermost place outside of Phalanx, torch and Python itself."""
+    """An error in one line: type, message, and the innermost location outside Phalanx, torch and Python itself."""
     inside = (str(Path(__file__).parents[1]), "<frozen", "/torch/", str(Path(inspect.__file__).parent))
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not any(part in frame.filename for part in inside)]
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""

@@ -1,4 +1,4 @@
-"""The weights that a run starts from, instead of random ones: `--set init=PATH`.
+"""Start a run from given weights instead of random ones: `--set init=PATH`.
 
 PATH is a state dict in a `.safetensors` or a `torch.save` file, a directory of `torch.distributed.checkpoint`, or a run of
 Phalanx or one of its checkpoints. Nothing in it is executed.
@@ -28,7 +28,7 @@ ENTRY = "model"
 
 
 def check_init(path: str) -> None:
-    """Raise ConfigError if there is nothing to start from: before any rank starts, and before data are opened."""
+    """Raise ConfigError if the weights are missing, before any rank starts and before data are opened."""
     try:
         _reader(Path(path))
     except (CheckpointError, OSError) as error:
@@ -36,7 +36,7 @@ def check_init(path: str) -> None:
 
 
 def load_initial_weights(model: nn.Module, path: str) -> None:
-    """Fill all parameters and buffers of `model`. CheckpointError lists what does not fit, and nothing is changed."""
+    """Fill all parameters and buffers of `model`. CheckpointError lists what does not fit; nothing is changed then."""
     weights = unwrapped(read_weights(Path(path)), model.state_dict())
     if found := differences("model", model, SavedEntry("module", weights)):
         raise CheckpointError(f"init={path} holds the weights of another model; the differences:{some(found)}")
@@ -44,7 +44,7 @@ def load_initial_weights(model: nn.Module, path: str) -> None:
 
 
 def read_weights(path: Path) -> dict[str, Any]:
-    """The state dict that `path` holds; it may be the entry `model` of a larger one."""
+    """Read the state dict in `path`, which may be the entry `model` of a larger one."""
     try:
         value = _reader(path)(path)
     except OSError as error:
@@ -81,7 +81,7 @@ def _read_torch(path: Path) -> Any:
         raise
     except Exception as error:  # noqa: BLE001  what torch raises for nonsense is not documented
         reason = str(error).strip().split("\n")[0][:200]
-        raise DamagedError(path, f"no file of torch.save with tensors and plain data alone: {reason}") from None
+        raise DamagedError(path, f"not a torch.save file with only tensors and plain data: {reason}") from None
 
 
 def _read_own(path: Path) -> Any:

@@ -1,4 +1,4 @@
-"""Local steps of a run, `comm.local.*`: with comm.sync=local-sgd or diloco."""
+"""The settings `comm.local.*` of local steps, for comm.sync=local-sgd or diloco."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from phalanx.train.settings import setting
 
 @dataclass(frozen=True, kw_only=True)
 class LocalConfig:
-    """How long ranks train by themselves, and what happens then."""
+    """How many steps ranks train locally, and how they synchronise."""
 
     every: int = setting(50, "Steps of each rank by itself between two outer steps of the same parameter.")
-    fragments: int = setting(1, "Parts of the parameters that take turns to travel.")
-    overlap: int = setting(0, "Steps that a part travels while training continues; 0 waits for it.")
+    fragments: int = setting(1, "Parts of the parameters that are sent in turn.")
+    overlap: int = setting(0, "Steps that a part is in flight while training continues; 0 waits for it.")
     outer_rate: float = setting(0.7, "diloco: learning rate of the outer optimizer, SGD.")
     outer_momentum: float = setting(0.9, "diloco: its momentum.")
-    outer_nesterov: bool = setting(True, "diloco: whether that is Nesterov's.")
+    outer_nesterov: bool = setting(True, "diloco: use Nesterov momentum.")
     partners: Literal["all", "random"] = setting(
         "all", "diloco: make outer steps with all ranks, or with one drawn anew each time."
     )
@@ -32,7 +32,7 @@ class LocalConfig:
         self.of("diloco")
 
     def of(self, sync: str) -> LocalSGD | DiLoCo:
-        """The value that the optimizer takes."""
+        """The `sync` argument for the optimizer."""
         if sync == "local-sgd":
             return LocalSGD(self.every, self.fragments, self.overlap, self.level)
         outer = {"lr": self.outer_rate, "momentum": self.outer_momentum, "nesterov": self.outer_nesterov}

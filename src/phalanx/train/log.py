@@ -39,7 +39,7 @@ from phalanx.train.stragglers import StragglerWatch, Times
 
 
 class Log:
-    """The only place that writes and prints during a run; rank 0 does so for all ranks."""
+    """Writes and prints everything during a run. Rank 0 does so for all ranks."""
 
     def __init__(self, config: RunConfig, comm: Communicator, out: Path | None, *, resume: bool, show: bool) -> None:
         self.config, self.comm, self.out = config, comm, out
@@ -49,15 +49,15 @@ class Log:
         self._open()
         self.task = config.find_task()
         self.samples = (0, 0)  # to train and to test with; known when the data are open
-        self.units = 1  # what speed counts, per sample; known when the data are open
+        self.units = 1  # units of speed per sample; known when the data are open
         self._resume = resume
         self._begun, self._before = time.perf_counter(), 0.0
         self._first: tuple[float, float] | None = None  # epoch and seconds of the first interval of this start
         self._now = OwnInterval(time.perf_counter())
-        self._closed: list[OwnInterval] = []  # over, but not written: on a GPU their sums are on the way to the host
+        self._closed: list[OwnInterval] = []  # closed but not written: on a GPU their sums are still being copied to the host
         self._watch = StragglerWatch()
         self._told_of_loss, self._noticed = False, (0, 0)
-        self._running, self._step, self._changes = False, 0, 0  # changes of membership that have a row
+        self._running, self._step, self._changes = False, 0, 0  # the last counts membership changes that have a row
 
     @property
     def _speaks(self) -> bool:
@@ -70,11 +70,11 @@ class Log:
 
     @property
     def seconds(self) -> float:
-        """Seconds of the run, over all its starts."""
+        """Seconds of the run, summed over all its starts."""
         return self._before + time.perf_counter() - self._begun
 
     def introduce(self) -> None:
-        """Show what will be trained, before data are opened, which may take minutes."""
+        """Show what will be trained before opening the data, which may take minutes."""
         if self._progress is None:
             return
         comm, config = self.comm, self.config
@@ -94,13 +94,13 @@ class Log:
         self._progress.say(*banner(config.name, facts, self._progress.width))
 
     def opened(self, *, samples: tuple[int, int], units: int, parameters: int) -> None:
-        """The data are open and the network is built: show how large they are. A sample has `units` of what speed counts."""
+        """Show the size of the data and the network once they are ready. A sample has `units` units of speed."""
         self.samples, self.units = samples, units
         if self._progress is not None:
             self._progress.say(*fact_lines(data_facts(parameters=parameters, samples=samples), self._progress.width))
 
     def begin(self, step: int, seconds: float) -> None:
-        """The first step comes next; earlier starts of this run did `step` steps in `seconds`."""
+        """Begin, right before the first step. Earlier starts of this run did `step` steps in `seconds`."""
         self._open()
         if self._speaks:
             facts = self._facts(step, resume=self._resume)
@@ -136,9 +136,9 @@ class Log:
         travelling: float,
         groups: int,
     ) -> None:
-        """Note one step of this rank; `loss` is a sum over its samples. This neither communicates nor waits for a GPU.
+        """Record one step of this rank; `loss` is a sum over its samples. Neither communicates nor waits for a GPU.
 
-        `travelling`: seconds from the first group that leaves to the last one that arrives; `groups`: how many there were.
+        `travelling`: seconds from the first group sent to the last one received; `groups`: how many there were.
         """
         self._now.add(loss=loss, right=right, samples=samples, times=times, travelling=travelling)
         self._now.latest = {"step": number, "epoch": epoch, "rate": rate, "batch": batch, "groups": groups}
@@ -148,8 +148,8 @@ class Log:
     def interval(self, *, complete: bool = True) -> float | None:
         """Write and show the means over all ranks since the last interval. All ranks call it.
 
-        On a GPU an interval is written when a later one ends and its sums have reached the host, on all ranks, so that no rank
-        waits for its device. If it must be `complete`, all are written now: before a checkpoint, and at the end of an epoch.
+        On a GPU, an interval is written when a later one ends and its sums have reached the host on all ranks, so that no rank
+        waits for its device. With `complete`, all are written now: before a checkpoint, and at the end of an epoch.
 
         Returns the mean seconds of a step on the slowest rank, which is the same on all ranks, or None if nothing was written.
         """
@@ -166,11 +166,11 @@ class Log:
             seconds = published
             del self._closed[0]
         if not left:
-            self._now.since = time.perf_counter()  # all ranks have met; a GPU that still computes counts on
+            self._now.since = time.perf_counter()  # all ranks have met; a GPU that is still computing keeps counting
         return seconds
 
     def _publish(self, interval: OwnInterval, *, wait: bool) -> float | None:
-        """Write a row; None if some rank would have to `wait` for its device and must not."""
+        """Write a row. None if some rank would have to wait for its device and `wait` is false."""
         noted: Any = None
         if wait or interval.arrived:
             sums = [*interval.sums(), interval.travelling, interval.waited]
@@ -212,7 +212,7 @@ class Log:
         return max(times.total for times in ranks)
 
     def noticed(self, differences: Sequence[Difference], slow: Sequence[SlowRank]) -> None:
-        """Write a row for every rank that was found to differ from the others, or to be slow, since the last call."""
+        """Write a row for every rank found to differ or to be slow since the last call."""
         for kind, found, told in (("difference", differences, self._noticed[0]), ("straggler", slow, self._noticed[1])):
             for each in found[told:]:
                 self._write({"kind": kind, "seconds": self.seconds} | asdict(each))
@@ -234,7 +234,7 @@ class Log:
             self._progress.end(result, self.out, report)
 
     def _left(self, epoch: float) -> float:
-        """Seconds to the last epoch at the pace of this start; an earlier start may have had other ranks."""
+        """Seconds left at the pace of this start; an earlier start may have had other ranks."""
         if self._first is None:
             self._first = epoch, self.seconds
         before, seconds = self._first if epoch > self._first[0] else (0.0, 0.0)
@@ -246,21 +246,21 @@ class Log:
             self._progress.warn(words)
 
     def _warn_of_sink(self, words: str) -> None:
-        """Print a warning, or raise it as one of Python's where nothing is shown."""
+        """Print a warning, or issue a Python warning if nothing is shown."""
         if self._progress is not None:
             self._progress.warn(words)
         else:
             warnings.warn(words, RuntimeWarning, stacklevel=2)
 
     def _write(self, row: dict[str, Any]) -> None:
-        """Note a row, on all ranks."""
+        """Record a row, on all ranks."""
         self._follow()
         self._recorded.write(row)
 
     # ---- ranks that die and join -----------------------------------------------------------------------------------------------
 
     def _follow(self) -> None:
-        """If ranks of an elastic run have died or joined: write a row for each change, and write for a rank 0 that has died."""
+        """If ranks have died or joined, write a row for each change, and take over from a dead rank 0."""
         if not self.comm.elastic or not self._running:
             return
         if self._speaks and not self._recorded.writes:
@@ -276,11 +276,11 @@ class Log:
                 self._progress.say(str(change))
 
     def state_dict(self) -> dict[str, Any]:
-        """What a rank that joins has to know, in case it becomes the one that writes."""
+        """What a joining rank needs, in case it becomes the writer."""
         return {"seconds": self.seconds, "rows": self._recorded.state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """This rank joins a run."""
+        """Load the state on a rank that joins a run."""
         self._before, self._begun, self._running = state["seconds"], time.perf_counter(), True
         self._recorded.load(state["rows"])
         self._now = OwnInterval(time.perf_counter())
@@ -291,5 +291,5 @@ class Log:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
         if self._progress is not None:
             self._progress.close()
-        with contextlib.suppress(OSError):  # a full disk, which had its warning
+        with contextlib.suppress(OSError):  # a full disk, already warned about
             self._recorded.close()

@@ -1,6 +1,6 @@
 """The training loop: one update after another, evaluations, checkpoints, and an end that all ranks agree on.
 
-What happens goes to a `Log`, which writes and shows it. The numbers are means over all samples of all ranks, not rank 0's own.
+Events go to a `Log`, which writes and shows them. The numbers are means over all samples of all ranks, not rank 0's own.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from phalanx.train.stragglers import Times
 from phalanx.train.task import Task
 from phalanx.train.trace import Tracer
 
-HEARD_WITHIN = 1.0  # seconds until all ranks know of a SIGTERM; torchrun and Slurm kill after 30
+HEARD_WITHIN = 1.0  # seconds until all ranks have seen a SIGTERM; torchrun and Slurm kill after 30
 
 
 @dataclass
 class Trainer:
-    """The parts of a run, which `assemble` builds, and the loop over them."""
+    """The parts of a run, built by `assemble`, and the training loop."""
 
     config: RunConfig
     comm: Communicator
@@ -56,7 +56,7 @@ class Trainer:
     log: Log
     tracer: Tracer
     position: RunPosition = field(default_factory=RunPosition)
-    resume_command: str = ""  # shown to a person who stops the run
+    resume_command: str = ""  # shown if you stop the run
     continuity: Continuity = field(init=False)
     _events: StepEvents | None = field(default=None, init=False)  # of the last step, on a GPU
 
@@ -64,7 +64,7 @@ class Trainer:
         self.continuity = Continuity(self.comm, self.log.out)
 
     def run(self, checkpoints: Checkpointer | None, *, resume: bool, signals: StopSignals | None = None) -> Result:
-        """Train to the end; with `resume`, from the newest checkpoint on. `signals` may have heard a request to stop already."""
+        """Train to the end, with `resume` from the newest checkpoint on. `signals` may already hold a request to stop."""
         state = {
             "model": self.model,
             "optimizer": self.optimizer,
@@ -80,14 +80,14 @@ class Trainer:
                 self.position.seconds = self.log.seconds
                 try:
                     checkpoints.save(self.position.step, **state)
-                    while last and self.comm.elastic and checkpoints.lost(wait=True):  # nobody leaves before it is complete
+                    while last and self.comm.elastic and checkpoints.lost(wait=True):  # no rank leaves before it is complete
                         checkpoints.save(self.position.step, **state)
                 except CheckpointError as error:  # raised on all ranks, before anything is written
                     if last:
                         raise
                     self.log.warn(not_saved(error))
 
-        joins = self.comm.is_new  # a run that is under way: this rank gets its state from the others
+        joins = self.comm.is_new  # joins a running job and gets its state from the other ranks
         begun = checkpoints.load(**state) if checkpoints is not None and resume and not joins else None
         if begun is None and self.config.init is not None and not joins:
             load_initial_weights(self.model, self.config.init)
@@ -101,7 +101,7 @@ class Trainer:
             words = "stopping: this step is finished and saved first; Ctrl-C again ends at once, without saving"
             words += f"\nto continue: {self.resume_command}" if self.resume_command else ""
         with StopRequest(self.comm, words, signals) as stop:
-            if not joins and not self.why_over() and stop.agreed():  # asked while data were loaded: there is nothing new to save
+            if not joins and not self.why_over() and stop.agreed():  # stopped while data were loaded: nothing new to save
                 return self.finish("stopped", stop.signal)
             while not (why := self.why_over()):
                 complete = self.train_epoch(stop, save, checkpoints)
@@ -122,19 +122,19 @@ class Trainer:
         return "epochs" if self.position.epoch >= self.config.epochs else ""
 
     def train_epoch(self, stop: StopRequest, save: Callable[[], None], checkpoints: Checkpointer | None = None) -> bool:
-        """Train to the end of the epoch; False if a rank was asked to stop before. `save` makes checkpoints within the epoch."""
+        """Train to the end of the epoch. False if a rank was asked to stop. `save` makes checkpoints within the epoch."""
         self.model.train()
         self.log.begin_epoch(self.position.epoch)
         waiting = time.perf_counter()
         for step in self.loader.steps():
-            steps = self.loader.steps_per_epoch(step.epoch)  # with elastic ranks it may change
+            steps = self.loader.steps_per_epoch(step.epoch)  # it may change in an elastic run
             self.tracer.begin_step(step.epoch, step.index, steps, number=self.position.step + 1, at=waiting)
             self.update(step, min(1.0, (step.index + 1) / steps), input_seconds=time.perf_counter() - waiting)
             self.position.step += 1
             if self.comm.elastic and self.loader.position.epoch > step.epoch:
-                continue  # the epoch ends, unless samples of a rank that died in this step come again
+                continue  # the epoch ends, unless samples of a rank that died in this step are repeated
             if step.index + 1 == steps and not self.comm.elastic:
-                break  # the evaluation comes first, then the checkpoint
+                break  # evaluate first, then save
             self.continuity.follow(checkpoints, save)
             save_now = self.config.checkpoint_every_steps and self.position.step % self.config.checkpoint_every_steps == 0
             if save_now or self.position.step % self.config.log_every == 0:
@@ -152,7 +152,7 @@ class Trainer:
         return True
 
     def update(self, step: Step, done: float, *, input_seconds: float) -> None:
-        """One update of the weights, from all micro-batches of `step`. `done` is the share of the epoch after it."""
+        """Update the weights from all micro-batches of `step`. `done` is the fraction of the epoch after it."""
         begun = time.perf_counter()
         events: StepEvents | None = None
         if self.device.type == "cuda":
@@ -168,7 +168,7 @@ class Trainer:
         for number, batch in enumerate(step.micro):
             x, y = self.task.unpack(batch)
             if len(y) == 0:
-                continue  # this rank has no samples; only the gradients of the others count
+                continue  # this rank has no samples and only receives gradients
             accumulating = number < len(step.micro) - 1
             with self.optimizer.no_sync() if accumulating else nullcontext():
                 own_loss, own_right = self.backward(x, y, share=len(y) / step.samples, events=None if accumulating else events)
@@ -211,7 +211,7 @@ class Trainer:
             self.log.warn(f"no trace: {error.strerror or error}")
 
     def backward(self, x: Any, y: Any, *, share: float, events: StepEvents | None) -> tuple[torch.Tensor, torch.Tensor | int]:
-        """Add the gradient of a micro-batch, `share` of the step; return its part of the mean loss, and how many are right."""
+        """Add the gradient of a micro-batch, `share` of the step. Returns its part of the mean loss, and the correct samples."""
         x, y = self.on_device(x), self.on_device(y)
         with self.in_precision():
             outputs = self.forward(x)
@@ -231,7 +231,7 @@ class Trainer:
         return loss.detach() * share, self.task.correct(outputs, y) if self.task.correct else 0
 
     def on_device(self, data: Any) -> Any:
-        """Part of a batch, with its tensors where the network is."""
+        """Move the tensors of a part of a batch to the network's device."""
         return map_tensors(lambda x: x.to(self.device, non_blocking=True), data)
 
     def in_precision(self) -> Any:
@@ -245,7 +245,7 @@ class Trainer:
         return self.position.epoch % self.config.evaluate_every == 0 or self.position.epoch == self.config.epochs
 
     def evaluate(self) -> None:
-        """The results over the whole test set, each sample on one rank."""
+        """Evaluate on the whole test set, each sample on one rank."""
         self.log.begin_evaluation(self.position.epoch)
         apart = {}
         if self.optimizer.replicas_differ:  # evaluate one model, the mean of all replicas
@@ -273,11 +273,11 @@ class Trainer:
             for name, pair in self.task.measure(outputs, y).items():
                 own = torch.stack([self.as_number(value) for value in pair])
                 totals[name] = own + totals[name] if name in totals else own
-        read = torch.stack(list(totals.values())).tolist() if totals else []  # one wait for a GPU
+        read = torch.stack(list(totals.values())).tolist() if totals else []  # one synchronisation with a GPU
         return {name: (total, count) for name, (total, count) in zip(totals, read)}
 
     def as_number(self, value: torch.Tensor | float) -> torch.Tensor:
-        """A sum or a count, exact, where the network is."""
+        """A sum or a count as an exact number on the network's device."""
         if isinstance(value, torch.Tensor):
             return value.detach().double()
         return torch.full((), value, dtype=torch.float64, device=self.device)
@@ -291,5 +291,5 @@ class Trainer:
 
 
 def not_saved(error: BaseException) -> str:
-    """A warning, because a full disk may have room again at the next save, and training so far is worth keeping."""
+    """The warning for a failed save. Not an error: the disk may have room at the next save."""
     return f"no checkpoint: {error}; older checkpoints are kept, and training continues"

@@ -1,4 +1,4 @@
-"""Which task a run has, with a loss of your own if you want one: `loss=my_package.losses:focal`, arguments by `loss.args`."""
+"""The task of a run, with your own loss if you set one: `loss=my_package.losses:focal`, arguments in `loss.args`."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from phalanx.train.tasks import TASKS, of_all_heads
 
 @dataclass(frozen=True, kw_only=True)
 class LossConfig:
-    """A loss of your own instead of the task's."""
+    """Your own loss instead of the task's."""
 
     HEAD: ClassVar[str] = "name"
 
     name: str | None = setting(
         None,
-        "Import path of a loss of your own: a function of outputs and labels that gives their mean loss, or a class that "
+        "Import path of your own loss: a function of outputs and labels that returns their mean loss, or a class that "
         "makes one from its arguments. None for the task's.",
     )
-    args: dict[str, Any] = setting({}, "Argument NAME of a loss of your own.")
+    args: dict[str, Any] = setting({}, "Argument NAME of your own loss.")
 
     def __post_init__(self) -> None:
         check_arguments(self.args, "args")
         if self.name is not None:
             check_import_path(self.name, "none")
         elif self.args:
-            raise ValueError(f"args ({', '.join(self.args)}) are for a loss of your own: set loss as well")
+            raise ValueError(f"args ({', '.join(self.args)}) are for your own loss: set loss as well")
 
     def build(self, device: torch.device | None = None) -> Callable[[Any, Any], Tensor] | None:
-        """The loss, with what it holds on a device; None for the task's."""
+        """Build the loss, with its tensors on a device. None for the task's."""
         if self.name is None:
             return None
         found = find_callable(self.name, "loss")
@@ -59,7 +59,7 @@ class LossConfig:
 
 
 def find_task(name: str, loss: LossConfig, smoothing: float, device: torch.device | None = None) -> Task:
-    """The task of this name, or of this import path, with a loss of the user's if there is one."""
+    """Find the task by name or import path, with the user's loss if there is one."""
     own = loss.build(device)
     if name in TASKS:
         task = TASKS[name](smoothing)
@@ -74,7 +74,7 @@ def find_task(name: str, loss: LossConfig, smoothing: float, device: torch.devic
 
 
 def with_loss(task: Task, own: Callable[[Any, Any], Tensor]) -> Task:
-    """`task` with another loss, whose mean over samples is also what evaluations report; perplexity is not that of any loss."""
+    """Replace the loss of `task`, also in evaluations. Perplexity is dropped, because it needs the task's own loss."""
 
     def measure(outputs: Any, y: Any) -> Totals:
         return {**task.measure(outputs, y), "loss": (whole(outputs, y) * len(y), len(y))}

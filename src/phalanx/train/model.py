@@ -28,14 +28,14 @@ Precision = Literal["float32", "bfloat16", "float16"]
 
 
 def seed_rank(seed: int) -> None:
-    """Seed the generators of this rank for what it draws while it trains, when no other rank of this process builds a network."""
+    """Seed this rank's generators for training, while no other rank of this process builds a network."""
     with _building:
         seed_everything(seed)
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchNormConfig:
-    """Which samples make the statistics of batch norms in training, and which statistics evaluation uses.
+    """Which samples the batch norms use in training, and which statistics evaluation uses.
 
     Evaluation uses a moving average, or the last batch, averaged over the ranks.
     """
@@ -65,7 +65,7 @@ class BatchNormConfig:
             raise ValueError(f"model.batchnorm.group={self.group}: at most the number of ranks, {ranks}")
 
     def install(self, model: nn.Module, comm: Communicator) -> nn.Module:
-        """`model` with batch norms as described; all ranks call it."""
+        """Install the batch norms in `model`. All ranks call it."""
         if self.last_batch:
             use_last_batch_(model)
         for module in model.modules():
@@ -84,12 +84,12 @@ class ModelConfig:
     HEAD: ClassVar[str] = "name"
 
     name: str = setting("small_cnn", "The network. Also torchvision:NAME and timm:NAME, if you have these.", names=NETWORKS)
-    args: dict[str, Any] = setting({}, "Argument NAME of a network of your own, which an import path names.")
+    args: dict[str, Any] = setting({}, "Argument NAME of your own network, given by an import path.")
     depth: int | None = setting(None, "Layers of resnet_cifar (20, 32, 44, 56 and 110 are the paper's) and gpt.")
     width: int | None = setting(
         None, "Channels of small_cnn, strided_cnn and resnet9, or units of mlp and gpt; none for the network's default."
     )
-    heads: int | None = setting(None, "Heads of attention of gpt; none for 4.")
+    heads: int | None = setting(None, "Attention heads of gpt; none for 4.")
     dropout: float | None = setting(None, "Share of numbers that gpt sets to zero in training; none for 0.")
     zero_gamma: bool = setting(False, "Start the residual blocks of resnet_cifar, resnet18 and resnet50 as identities.")
     auxiliary_heads: bool = setting(False, "Train googlenet with its two auxiliary classifiers.")
@@ -110,7 +110,7 @@ class ModelConfig:
             check_import_path(self.name, ", ".join(NETWORKS))
         elif self.args:
             named = ", ".join(self.args)
-            raise ValueError(f"args ({named}) are for a network of your own; {self.name} has settings, such as model.width")
+            raise ValueError(f"args ({named}) are for your own network; {self.name} has settings, such as model.width")
         if self.depth is None and self.name == "resnet_cifar":
             raise ValueError("resnet_cifar has a depth: 20, 32, 44, 56 and 110 are the paper's")
         for option in ("depth", "width", "zero_gamma", "auxiliary_heads", "heads", "dropout"):
@@ -139,7 +139,7 @@ class ModelConfig:
         compile: bool = False,  # noqa: A002  the name of the setting
         precision: Precision = "float32",
     ) -> ModelConfig:
-        """The settings of a network, as a recipe writes it: `ModelConfig.of(ResNet50Config(), channels_last=True)`."""
+        """The settings of a network, as written in a recipe: `ModelConfig.of(ResNet50Config(), channels_last=True)`."""
         return cls(
             **settings_of(NETWORKS, network),
             batchnorm=batchnorm,
@@ -156,11 +156,11 @@ class ModelConfig:
 
     @property
     def is_own(self) -> bool:
-        """Whether the network is the user's, and may do anything."""
+        """Whether the network is the user's own, and may do anything."""
         return self.name not in NETWORKS
 
     def build(self, facts: SampleFacts, *, seed: int) -> nn.Module:
-        """The network; equal seeds give equal weights on all ranks, without a broadcast."""
+        """Build the network. Equal seeds give equal weights on all ranks, without a broadcast."""
         with _building:
             seed_everything(seed)
             model = self.network.build(facts)
@@ -174,9 +174,9 @@ class ModelConfig:
         return model.to(memory_format=torch.channels_last) if self.channels_last else model  # type: ignore[call-overload]
 
     def outputs_for(self, facts: SampleFacts, x: Any) -> Any:
-        """What the network makes of a batch like `x`, without its numbers; ConfigError if it does not take such a batch.
+        """The network's outputs for a batch like `x`, without values. ConfigError if it cannot take such a batch.
 
-        This computes nothing, unless a network of the user's needs real numbers to be built.
+        Nothing is computed, unless the user's network needs real numbers.
         """
         told = f"model.name={self.name} does not take {facts}"
         try:
@@ -197,5 +197,5 @@ class ModelConfig:
 
     @property
     def autocast(self) -> torch.dtype | None:
-        """The type of forward and backward, if it is not that of the parameters."""
+        """The dtype of forward and backward, if it differs from that of the parameters."""
         return None if self.precision == "float32" else getattr(torch, self.precision)

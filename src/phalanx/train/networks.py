@@ -1,4 +1,4 @@
-"""The networks that a run can train, each with its own options. One of your own is in own_network.py."""
+"""The networks that a run can train, each with its own options. See own_network.py for your own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from phalanx.nn import models
 
 @dataclass(frozen=True)
 class SampleFacts:
-    """What a network has to know about the data: the shape of a sample, and the number of classes, if there are some."""
+    """What a network needs to know about the data: the shape of a sample, and the number of classes, if any."""
 
     shape: tuple[int, ...]
     classes: int | None
@@ -24,13 +24,13 @@ class SampleFacts:
         return f"samples of {' x '.join(map(str, self.shape)) or 'one number'}"
 
     def image(self) -> tuple[int, int]:
-        """Channels and classes, for a network that takes images; ValueError if these are none."""
+        """Channels and classes, for a network that takes images. ValueError if samples are not images."""
         if len(self.shape) != 3 or self.classes is None:
             raise ValueError("it takes images with labels")
         return self.shape[0], self.classes
 
     def text(self) -> tuple[int, int]:
-        """The length of a sample and the size of the vocabulary, for a network that takes text; ValueError if there is none."""
+        """Length of a sample and size of the vocabulary, for a network that takes text. ValueError if it is not text."""
         if len(self.shape) != 1 or self.classes is None:
             raise ValueError("it takes text, such as data.source=handbook")
         return self.shape[0], self.classes
@@ -44,7 +44,7 @@ class NetworkConfig(ABC):
 
     @abstractmethod
     def build(self, facts: SampleFacts) -> nn.Module:
-        """The network, with weights drawn from torch's generator; ValueError if it does not take such data."""
+        """Build the network with weights from torch's generator. ValueError if it cannot take such data."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class SmallCnnConfig(NetworkConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class MlpConfig(NetworkConfig):
-    """A perceptron of two hidden layers."""
+    """A perceptron with two hidden layers."""
 
     torch_weights = True
     width: int = 256

@@ -1,4 +1,4 @@
-"""The update rules that Phalanx has settings for. The learning rate comes from the run, step by step.
+"""The update rules that Phalanx has settings for. The run sets their learning rate before every step.
 
 Those of torch.optim, and your own, are in own_optimizer.py.
 """
@@ -24,10 +24,10 @@ class RuleConfig(ABC):
 
     @abstractmethod
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
-        """The optimizer of all parameters that are trained, by name, so that messages can name them."""
+        """Build the optimizer of all trained parameters, with their names for messages."""
 
     def check(self) -> None:  # noqa: B027  most rules are checked when they are made
-        """Raise ConfigError for options that make no sense."""
+        """Raise ConfigError for invalid options."""
 
     def steer(self, optimizer: torch.optim.Optimizer, progress: float) -> None:  # noqa: B027  most rules have nothing to set
         """Set what changes with the epochs, other than rate and momentum."""
@@ -50,7 +50,7 @@ class SgdConfig(RuleConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class LarsConfig(RuleConfig):
-    """LARS: `phalanx.Lars`, which decays no biases and batch norms."""
+    """LARS: `phalanx.Lars`, which does not decay biases and batch norms."""
 
     momentum: float = 0.9
     momentum_rule: MomentumRule = "fixed"
@@ -76,7 +76,7 @@ class LarsConfig(RuleConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class RmspropWarmupConfig(RuleConfig):
-    """SGD with momentum that begins as RMSprop (arXiv 1711.04325)."""
+    """SGD with momentum that starts as RMSprop (arXiv 1711.04325)."""
 
     momentum: float = 0.9
     momentum_rule: MomentumRule = "fixed"

@@ -1,4 +1,4 @@
-"""A network of your own: `model=my_package.nets:make_model`, with arguments by `model.args`.
+"""Your own network: `model=my_package.nets:make_model`, with arguments in `model.args`.
 
 The factory is a function or a class. It gets what it asks for by these names, unless `model.args` has them:
 
@@ -54,7 +54,7 @@ class OwnNetwork(NetworkConfig):
 
 
 def offers(facts: SampleFacts) -> dict[str, int]:
-    """What a factory can ask for, by the names that are usual."""
+    """What a factory can ask for, by common names."""
     found: dict[str, int] = {}
     if facts.classes is not None:
         found |= dict.fromkeys(CLASSES, facts.classes)

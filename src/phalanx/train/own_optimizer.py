@@ -1,4 +1,4 @@
-"""Any optimizer of torch.optim by its name in lower case, or one of your own by its import path.
+"""Any optimizer of torch.optim by its name in lower case, or your own by its import path.
 
     optimizer.name=adamw optimizer.args.betas=[0.9,0.95]        torch.optim.AdamW(parameters, betas=(0.9, 0.95))
     optimizer=my_package.lion:Lion                              a class, or a function that makes an optimizer
@@ -35,11 +35,11 @@ TORCH: dict[str, type[torch.optim.Optimizer]] = {
     if inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
 }
 CLOSURES = "lbfgs"  # computes the loss several times per step, which a run does once
-PLACEHOLDER = 1.0  # a learning rate that no optimizer refuses; the run replaces it before the first step
+PLACEHOLDER = 1.0  # a learning rate that every optimizer accepts; the run replaces it before the first step
 
 
 def check_name(name: str) -> None:
-    """Raise ValueError for what is no optimizer."""
+    """Raise ValueError if this is not an optimizer."""
     if name.lower() == CLOSURES:
         raise ValueError("LBFGS computes the loss several times per step, which `phalanx train` does once: choose another one")
     if name not in RULES and name.lower() not in TORCH:
@@ -79,13 +79,13 @@ class OwnRule(RuleConfig):
         return made
 
     def _parameters(self, model: nn.Module, decay: float | None) -> list[Any]:
-        """What is trained, by name for torch's own classes, in groups if some parameters have no decay."""
+        """The trained parameters, with names for torch's own classes, and in groups if some have no decay."""
         trained: list[Any] = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         if not self.decay_all and decay:
             trained = decay_groups(model, decay, decay_all=False)
         if self.name.lower() in TORCH:
             return trained
-        # a function of the user's may look at the parameters, and expects no names
+        # a user's function may inspect the parameters and does not expect names
         return [{**own, "params": [p for _, p in own["params"]]} if isinstance(own, dict) else own[1] for own in trained]
 
     @staticmethod
@@ -99,9 +99,9 @@ class OwnRule(RuleConfig):
         return TORCH[self.name.lower()] if self.name.lower() in TORCH else find_callable(self.name, "optimizer")
 
     def check(self) -> None:
-        """Raise ConfigError for arguments that it does not take; a matrix stands for the parameters."""
+        """Raise ConfigError for arguments that it does not take. Tries it on one small matrix."""
         model = nn.Module()
-        model.weight = nn.Parameter(torch.zeros(2, 2))  # nothing is drawn: other ranks may be threads that build their networks
+        model.weight = nn.Parameter(torch.zeros(2, 2))  # draws nothing: ranks may be threads that build networks
         self.build(model)
 
 

@@ -1,7 +1,7 @@
-"""Data of your own: `data=my_package.data:make_source`, with arguments by `data.args`.
+"""Your own data: `data=my_package.data:make_source`, with arguments in `data.args`.
 
 The factory gets the split, "train" or "test", and returns what `phalanx.data.Loader` takes: a map-style data set, a source of
-`phalanx.data`, or a tuple of tensors. Images of uint8 are prepared as the settings of `data` say; anything else reaches the
+`phalanx.data`, or a tuple of tensors. uint8 images are prepared by the settings of `data`; anything else reaches the
 network as it is.
 """
 
@@ -29,12 +29,12 @@ def is_own_source(spec: str) -> bool:
 
 
 def open_own_source(spec: str, args: dict[str, Any], split: str) -> Any:
-    """What the factory returns for a split; ConfigError if it is no data set."""
+    """Call the factory for a split. ConfigError if it does not return a data set."""
     told, package = f"data.source={shorten(spec)}", spec.partition(":")[0].partition(".")[0]
     make_importable(Path.cwd())
     try:
         there = importlib.util.find_spec(package) is not None
-    except ValueError:  # a module that was made by hand
+    except ValueError:  # a module without a spec
         there = True
     if not there:
         forms = ", ".join(row.form for row in SPECS.values())
@@ -61,7 +61,7 @@ def open_own_source(spec: str, args: dict[str, Any], split: str) -> Any:
 
 
 def count_classes(*sources: Any) -> int | None:
-    """How many classes the sources have: as many as they name or, if they hold their labels, as occur. None if unknown.
+    """The number of classes: as many as the sources name or, if they hold their labels, as occur. None if unknown.
 
     ConfigError if they name different numbers of classes.
     """

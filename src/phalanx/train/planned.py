@@ -16,7 +16,7 @@ WIRES = {4: "none", 2: "float16"}
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """What a plan says about a run. `content` is the whole plan, for the report."""
+    """The run that a plan describes. `content` is the whole plan, for the report."""
 
     path: Path
     ranks: int
@@ -41,7 +41,7 @@ class PlannedRun:
 
 
 def read_plan(path: Path) -> PlannedRun:
-    """The plan in a file; ConfigError if it holds none."""
+    """Read a plan from a file. ConfigError if it is not a plan."""
     try:
         return parse_plan(path.read_text(encoding="utf-8"), path)
     except OSError as error:
@@ -55,7 +55,7 @@ LARGEST = 1 << 53  # of a batch, or of a group's bytes
 
 
 def parse_plan(text: str, path: Path) -> PlannedRun:
-    """The plan in a text; ConfigError, which names `path`, if it holds none."""
+    """Parse a plan. ConfigError, which names `path`, if it is not a plan."""
     try:
         content = loads(text)
         hosts, per_host, batch, run = (content[name] for name in ("hosts", "per_host", "batch", "run"))
@@ -77,7 +77,7 @@ def _settings(run: dict[str, Any], hosts: int) -> dict[str, str]:
     if sync == "gossip":
         level = "host" if schedule.startswith("gossip-hosts") else "rank"
         return settings | {"comm.sync": "gossip", "comm.gossip.level": level}
-    # on one host a ring is one call, which a communicator does by default
+    # on one host a ring is one call, which is the communicator's default
     algorithm = "none" if hosts == 1 and schedule.startswith("ring:") else schedule
     group = int(read_number(run["group_bytes"], "group_bytes", 1, LARGEST))
     settings |= {"comm.sync": "allreduce", "comm.algorithm": algorithm, "comm.bucket_bytes": str(group)}

@@ -1,4 +1,4 @@
-"""Measures a model on this device for `phalanx plan --model FILE`: how long a step takes, and when each gradient is ready.
+"""Measure a model for `phalanx plan --model FILE`: how long a step takes, and when each gradient is ready.
 
     from phalanx.train.profile_model import profile_model, write_profile
 
@@ -23,11 +23,12 @@ from torch import nn
 from phalanx.cluster import Compute, Model, from_two
 from phalanx.cluster.workload import Tensor
 from phalanx.cluster.workload_file import to_json
+from phalanx.grad.wires.carrier import rows_of
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One forward and backward: when they ended, and when each gradient was complete, in seconds from the start of each."""
+    """One forward and backward: when they ended and when each gradient was ready, in seconds from the start of each pass."""
 
     forward: float
     backward: float
@@ -62,7 +63,7 @@ def profile_model(
 
 
 def write_profile(path: str | Path, model: Model, compute: Compute) -> None:
-    """For `phalanx plan --model PATH`."""
+    """Write a file for `phalanx plan --model PATH`."""
     Path(path).write_text(to_json(model, compute), encoding="utf-8")
 
 
@@ -91,7 +92,7 @@ def _measure(
 
 @contextmanager
 def _watching(trained: dict[str, nn.Parameter]) -> Iterator[dict[str, float]]:
-    """When each gradient was complete, by name."""
+    """Record when each gradient was ready, by name."""
     ready: dict[str, float] = {}
 
     def note(name: str) -> Callable[[torch.Tensor], None]:
@@ -111,13 +112,13 @@ def _describe(model: nn.Module, trained: dict[str, nn.Parameter], passes: list[P
     end = max(median(p.backward for p in passes), *ready.values())
     tensors, before = [], 0.0
     for name in sorted(trained, key=ready.__getitem__):
-        tensors.append(Tensor(name, trained[name].numel(), (ready[name] - before) / end, 0))
+        tensors.append(Tensor(name, trained[name].numel(), (ready[name] - before) / end, 0, rows_of(trained[name])))
         before = ready[name]
     return Model(type(model).__name__, tuple(reversed(tensors)), samples)
 
 
 def _time_update(optimizer: torch.optim.Optimizer, repeat: int) -> float:
-    """Seconds of an update with zero gradients; what momentum and weight decay change is restored."""
+    """Seconds of an update with zero gradients. Changes by momentum and weight decay are undone."""
     saved = [p.detach().clone() for group in optimizer.param_groups for p in group["params"]]
     state = deepcopy(optimizer.state_dict())
     for group in optimizer.param_groups:

@@ -1,4 +1,4 @@
-"""What you see of a run: on a terminal a line that is redrawn in place, in a file one line per evaluation.
+"""Show the progress of a run: one line redrawn in place on a terminal, one line per evaluation in a file.
 
 epoch 12.3/30 ━━━━━━────────  left  5.1 s  loss  0.0213  accuracy  99.2%  images/s    2,335  rate  0.0467  ...
 """
@@ -20,18 +20,18 @@ from phalanx.train.config import RunConfig
 from phalanx.train.duration import duration
 from phalanx.train.task import SPEED, Task
 
-REDRAW = 0.2  # seconds between two drawings, enough for the eye
+REDRAW = 0.2  # seconds between two redraws
 BAR = 16  # characters
 BAR_FROM = 64  # columns of a terminal that has room for the bar
 UNLIMITED = 1000  # columns of a file
 DIM, BOLD, YELLOW, PLAIN = "\x1b[2m", "\x1b[1m", "\x1b[33m", "\x1b[0m"
 
-LESS_IMPORTANT = ("rate", "wait_share", "batch", "step")  # of the live line, behind what the task measures and the speed
+LESS_IMPORTANT = ("rate", "wait_share", "batch", "step")  # of the live line, after the task's results and the speed
 NOT_SHOWN = ("kind", "epoch", "seconds", "groups", "overlapped_share")
 
 
 def show_progress(config: RunConfig, stream: TextIO | None = None) -> Progress:
-    """The progress for where output goes: redrawn and coloured on a terminal that can, unless NO_COLOR is set."""
+    """Create the progress display for a stream: redrawn and coloured on a capable terminal, unless NO_COLOR is set."""
     stream = stream or sys.stdout
     if stream is None:  # standard output was closed before Python started
         return Progress(config, None, live=False, colour=False)
@@ -48,7 +48,7 @@ class Progress:
         self._drawn, self._shown = 0.0, False
         self._row: dict[str, Any] = {}
         self._left: float | None = None
-        self._head = ""  # the titles that stand above the last evaluation
+        self._head = ""  # the titles above the last evaluation
 
     @property
     def width(self) -> int:
@@ -56,7 +56,7 @@ class Progress:
         return shutil.get_terminal_size().columns - 1 if self.live else UNLIMITED
 
     def interval(self, row: dict[str, Any], ranks: int, left: float) -> None:
-        """The means of an interval, and an estimate of the seconds left."""
+        """Show the means of an interval, and an estimate of the seconds left."""
         self._row, self._left = row, left
         if self.live and time.perf_counter() - self._drawn > REDRAW:
             self._draw(self._coloured(line(row, ranks, self.config.epochs, left, self.width)))
@@ -71,11 +71,11 @@ class Progress:
         self.say(cells(keys, values))
 
     def warn(self, words: str) -> None:
-        """A line that stays, in yellow."""
+        """Print a permanent line in yellow."""
         self._keep(f"{YELLOW}{printable(words)}{PLAIN}" if self.colour else printable(words))
 
     def say(self, *lines: str) -> None:
-        """Lines that stay."""
+        """Print permanent lines."""
         for words in lines:
             self._keep(printable(words))
 
@@ -84,7 +84,7 @@ class Progress:
         self._put(f"{words}\n")
 
     def end(self, result: Any, out: Path | None, report: Path | None = None) -> None:
-        """How the run ended and, last, where its report is."""
+        """Print how the run ended and where its report is."""
         text = ending(result, self.config.find_task())
         self._keep(f"{BOLD}{text}{PLAIN}" if self.colour else text)
         if report is not None:
@@ -105,7 +105,7 @@ class Progress:
             self._shown = False
 
     def _put(self, text: str) -> None:
-        """Write. If the output is full or closed, training continues and shows nothing more."""
+        """Write. If the output is full or closed, training continues without output."""
         if self.stream is None:
             return
         try:
@@ -118,13 +118,13 @@ class Progress:
                 sys.stderr.write(f"phalanx: progress is no longer shown: {error}\n")
 
     def _coloured(self, text: str) -> str:
-        """Dim the part of the bar that is still to come."""
+        """Dim the unfinished part of the bar."""
         first, last = text.find("─"), text.rfind("─")
         return text if not self.colour or first < 0 else f"{text[:first]}{DIM}{text[first : last + 1]}{PLAIN}{text[last + 1 :]}"
 
 
 def line(row: dict[str, Any], ranks: int, epochs: int, left: float, width: int) -> str:
-    """The state of a run, the most important first; fields that do not fit into `width` characters are left out."""
+    """The state of a run, most important first. Fields that do not fit into `width` characters are left out."""
     full = min(BAR, int(BAR * row["epoch"] / epochs))
     bar = f" {'━' * full}{'─' * (BAR - full)}" if width >= BAR_FROM else ""
     begin = f"epoch {row['epoch']:{len(str(epochs)) + 2}.1f}/{epochs}{bar}"[:width]
@@ -152,7 +152,7 @@ def numbers(row: dict[str, Any]) -> Iterable[str]:
 def evaluation_values(
     epoch: int, epochs: int, found: dict[str, float], row: dict[str, Any], seconds: float, left: float | None
 ) -> dict[str, Any]:
-    """What an evaluation shows, the most important first: what it `found`, the last interval `row` if any, and the time."""
+    """The values of an evaluation, most important first: what it `found`, the last interval `row` if any, and the time."""
     values: dict[str, Any] = {"epoch": f"{epoch}/{epochs}".rjust(2 * len(str(epochs)) + 1)}
     values |= {"test loss" if key == "loss" else key: value for key, value in found.items()}
     values["train loss"] = row.get("loss")

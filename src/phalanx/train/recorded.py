@@ -1,7 +1,7 @@
-"""Rows of a run that outlive rank 0: it writes them, and every rank remembers the last ones.
+"""Keep the rows of a run when rank 0 dies: it writes them, and every rank remembers the last ones.
 
-All ranks make the same rows. If rank 0 of an elastic run dies, the next rank 0 reads the file, adds what it lacks, and continues.
-So no row is lost, and none is there twice.
+All ranks make the same rows. If rank 0 of an elastic run dies, the next rank 0 reads the file, appends missing rows and
+continues. So no row is lost or duplicated.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from phalanx.train.sinks import RunFacts, Sinks
 Row = dict[str, Any]
 FILE = "metrics.jsonl"
 ALL = 1 << 62  # steps
-REMEMBERED = 32  # rows; rank 0 writes a row before it comes to the next exchange, so the last few are enough
+REMEMBERED = 32  # rows; rank 0 writes a row before the next exchange, so the last few are enough
 
 
 class Recorded:
-    """The rows of a run: in `out`, and in the sinks that `open_sinks` opens. `warn` gets one sentence if the disk is full."""
+    """The rows of a run, in `out` and in the sinks that `open_sinks` opens. `warn` is called once if the disk is full."""
 
     def __init__(self, out: Path | None, open_sinks: Callable[[], Sinks], warn: Callable[[str], None]) -> None:
         self._out, self._open_sinks, self._warn = out, open_sinks, warn
@@ -31,7 +31,7 @@ class Recorded:
         self._told_of_disk = False
 
     def open(self) -> None:
-        """This rank writes."""
+        """Make this rank the writer."""
         self._sinks = self._open_sinks()
 
     @property
@@ -39,14 +39,14 @@ class Recorded:
         return self._sinks is not None
 
     def begin(self, facts: RunFacts) -> None:
-        """The first row comes next. Rows of an earlier start are kept up to its step."""
+        """Begin, before the first row. Rows of an earlier start are kept up to its step."""
         if self._out is not None:
             self._rows = Rows(self._out / FILE, keep_to_step=facts.step if facts.resume else None)
         if self._sinks is not None:
             self._sinks.begin(facts)
 
     def take_over(self, facts: RunFacts) -> None:
-        """The rank that wrote has died: this one continues, and adds rows that the other one had no time for."""
+        """Continue for a writer that died, and append rows that it did not write."""
         missing = list(self._last)
         if self._out is not None:
             there = {_key(row) for row in read_rows(self._out / FILE)}
@@ -59,12 +59,12 @@ class Recorded:
             self._put(row)
 
     def write(self, row: Row) -> None:
-        """Note a row, on all ranks. A full disk does not stop training."""
+        """Record a row, on all ranks. A full disk does not stop training."""
         self._last.append(row)
         self._put(row)
 
     def tell(self, row: Row) -> None:
-        """A row for the sinks alone."""
+        """Send a row to the sinks only."""
         if self._sinks is not None:
             self._sinks.write(row)
 
@@ -79,7 +79,7 @@ class Recorded:
         self.tell(row)
 
     def close(self) -> None:
-        """No row comes any more. OSError for a full disk, which had its warning."""
+        """Close after the last row. OSError for a full disk, already warned about."""
         sinks, self._sinks = self._sinks, None
         if sinks is not None:
             sinks.close()
@@ -96,5 +96,5 @@ class Recorded:
 
 
 def _key(row: Row) -> tuple[Any, ...]:
-    """What tells a row from all others of its run."""
+    """The key that identifies a row within its run."""
     return row.get("kind"), row.get("membership") if row.get("kind") == "membership" else row.get("step")

@@ -1,4 +1,4 @@
-"""Where a run stands, and how it ended."""
+"""The position of a run, and how it ended."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ class Result:
         return self.found.get("top5", UNKNOWN)
 
     def row(self) -> dict[str, Any]:
-        """As plain data, for records."""
+        """The result as plain data, for records."""
         own = {name: value for name, value in vars(self).items() if name != "found"}
         return dict(self.found) | own
 
 
 @dataclass
 class RunPosition:
-    """Where a run stands; part of every checkpoint. `seconds` counts training and evaluation over all starts of the run."""
+    """The position of a run; part of every checkpoint. `seconds` counts training and evaluation over all starts of the run."""
 
     step: int = 0
-    epoch: int = 0  # complete ones, evaluated where evaluation is due
+    epoch: int = 0  # complete ones, evaluated if evaluation was due
     seconds: float = 0.0
     found: dict[str, float] = field(default_factory=dict)  # by the last evaluation
 

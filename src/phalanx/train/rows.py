@@ -1,4 +1,4 @@
-"""Rows on disk, one JSON object per line. Whatever ends the process, readers see whole lines only."""
+"""Rows on disk, one JSON object per line. Readers see only whole lines, even if the writer was killed."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Rows:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """All whole rows. A line that a killed process left half-written is skipped, and so is one that no `Rows` wrote."""
-    if not path.is_file():  # a fifo would wait for its writer
+    """Read all whole rows. Half-written lines of a killed process, and lines not written by `Rows`, are skipped."""
+    if not path.is_file():  # a fifo would block
         return []
     rows = []
     for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
@@ -46,7 +46,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON to a file, whole or not at all."""
+    """Write JSON to a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _write_whole(path, json.dumps(_finite(value), indent=2) + "\n")
 
@@ -67,7 +67,7 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN."""
+    """Replace NaN and infinity, which JSON does not have."""
     if isinstance(value, dict):
         return {key: _finite(own) for key, own in value.items()}
     if isinstance(value, list | tuple):

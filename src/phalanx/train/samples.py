@@ -1,6 +1,6 @@
-"""The data of a run: where to find them, and how to prepare images for training and for testing.
+"""The data of a run: where they are, and how images are prepared for training and testing.
 
-What is no image, such as text, reaches the network as it is.
+Other data, such as text, reaches the network unchanged.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from phalanx.train.own_source import is_own_source, open_own_source
 from phalanx.train.settings import setting
 
 Image = TypeVar("Image", bytes, Tensor)
-FOR_IMAGES = ("pad", "flip", "crop", "plain_from")  # settings without effect on anything else
+FOR_IMAGES = ("pad", "flip", "crop", "plain_from")  # settings that only affect images
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +46,15 @@ class Until(Generic[Image]):
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """The data, and how images are cut and mirrored for training and left alone for testing."""
+    """The data, and how training images are cropped and mirrored. Test images are not augmented."""
 
     HEAD: ClassVar[str] = "source"
 
     source: str = setting(
-        "digits", "Data to train with, as `phalanx.data.open` takes it, such as cifar10:DIR; or an import path of your own."
+        "digits",
+        "Data to train with, as `phalanx.data.open` takes it, such as cifar10:DIR; or the import path of your own source.",
     )
-    args: dict[str, Any] = setting({}, "Argument NAME of a source of your own, which an import path names.")
+    args: dict[str, Any] = setting({}, "Argument NAME of your own source, given by an import path.")
     test: str | None = setting(None, "Data to test with; none for the test set of `data.source`.")
     context: int = setting(64, "Characters of a sample of text.")
     mean: tuple[float, ...] = setting((0.5,), "Images: mean of each channel, from 0 to 1, that normalisation subtracts.")
@@ -68,7 +69,7 @@ class DataConfig:
         None,
         "Epoch from which training images are only mirrored: no padding, and the largest square in the centre. None for never.",
     )
-    last: Last = setting("drop", "What to do with the last samples of an epoch if they fill no batch.")
+    last: Last = setting("drop", "What to do with the last samples of an epoch if they do not fill a batch.")
     test_batch: int = setting(1000, "Samples per batch of an evaluation, over all ranks.")
     workers: int | None = setting(None, "Processes per rank that prepare samples; none to choose, 0 to use the rank itself.")
     on_bad: Literal["error", "skip"] = setting("error", "Stop at a sample that cannot be read, or skip it.")
@@ -77,7 +78,7 @@ class DataConfig:
         Normalise(self.mean, self.std)  # raises for values that fit no image
         check_arguments(self.args, "args")
         if self.args and not is_own_source(self.source):
-            raise ValueError(f"args ({', '.join(self.args)}) are for a source of your own, not for {self.source}")
+            raise ValueError(f"args ({', '.join(self.args)}) are for your own source, not for {self.source}")
         for name, least in (
             ("context", 1),
             ("pad", 0),
@@ -115,7 +116,7 @@ class DataConfig:
         channels_last: bool,
         on_change: BatchPolicy = "keep_batch",
     ) -> tuple[Loader, Loader]:
-        """For training, shuffled and augmented; for testing, each sample once."""
+        """The loaders: shuffled and augmented for training, each sample once for testing."""
         options: dict[str, Any] = {"seed": seed, "workers": self.workers, "on_bad": self.on_bad}
         test_batch = math.ceil(self.test_batch / comm.size) * comm.size
         if not holds_images(train):
@@ -158,14 +159,14 @@ class DataConfig:
         )
 
     def example(self, train: Any) -> Any:
-        """A batch of one sample, as the loader gives it; the pixels of images are zeros."""
+        """A batch of one sample, as the loader yields it. Images have zero pixels."""
         if isinstance(train, Encoded):
             return torch.zeros(1, 3, self.crop or 224, self.crop or 224), torch.zeros(1, dtype=torch.long)
         batch = default_collate([item_of(train, 0)])
         return (torch.zeros(batch[0].shape), *batch[1:]) if holds_images(train) else batch
 
     def check(self, channels: int | None) -> None:
-        """Raise ValueError for settings that do not suit the data; `channels` is None for what is no image."""
+        """Raise ValueError for settings that do not fit the data. `channels` is None if it has no images."""
         if channels is None:
             for f in fields(self):
                 if f.name in FOR_IMAGES and (value := getattr(self, f.name)) != f.default:
@@ -175,7 +176,7 @@ class DataConfig:
 
 
 def holds_images(source: Any) -> bool:
-    """Whether samples are images, encoded or of uint8, which the settings prepare."""
+    """Whether samples are images, encoded or uint8, which the settings prepare."""
     if isinstance(source, Encoded):
         return True
     sample = item_of(source, 0)

@@ -1,4 +1,4 @@
-"""A setting's value from the text that `--set` has, by the type of its field."""
+"""Parse a setting's value from the text of `--set`, by the type of its field."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ LARGEST = 1 << 53  # of a whole number: JSON and floats are exact up to here
 
 
 class ConfigError(ValueError):
-    """A configuration that makes no sense; the message says what would."""
+    """An invalid configuration. The message says what is valid."""
 
 
 def parse(text: str, kind: Any, path: str) -> Any:
-    """`text` as a value of the annotated type `kind`; errors begin with `path`."""
+    """Parse `text` as a value of the annotated type `kind`. Errors begin with `path`."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         if type(None) in inner and text.lower() in ("none", ""):
@@ -69,5 +69,5 @@ def _stage(text: str, path: str) -> Stage:
 
 
 def shorten(text: str) -> str:
-    """As much of a user's text as a message has room for."""
+    """Shorten a user's text for a message."""
     return text if len(text) <= 100 else f"{text[:100]}..."

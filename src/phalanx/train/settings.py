@@ -5,10 +5,10 @@
         momentum: float = setting(0.9, "Share of the velocity that each step keeps.")
 
 `paths` lists the values of a configuration, `override` changes some of them as `--set optimizer.momentum=0.8` does, and
-`describe` explains them. A field without a sentence is an error there, so the reference is complete.
+`describe` documents them. A field without a sentence is an error there, so the reference is complete.
 
-A dataclass with a `HEAD` can be set by it alone: `model=resnet50` is `model.name=resnet50`. A field that is a dict holds
-arguments of what the head names, which have any name: `model.args.width=64`. Another head begins without arguments.
+A dataclass with a `HEAD` can be set by it alone: `model=resnet50` is `model.name=resnet50`. A dict field holds arguments for what
+the head names, with any names: `model.args.width=64`. Changing the head clears the arguments.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ REQUIRED = dataclasses.MISSING  # the default of a setting that every recipe mus
 def setting(default: Any, sentence: str, *, parts: Mapping[str, str] | None = None, names: Iterable[str] = ()) -> Any:
     """A dataclass field with a default and a sentence for the reference.
 
-    `names` are those that Phalanx knows, of a text that may also be an import path. `parts` has the sentences for a value of a
-    class that belongs to another room and says nothing about its own fields.
+    `names` are the values that Phalanx knows for a text that may also be an import path. `parts` has the sentences for the fields
+    of a class from another room, which does not describe them itself.
     """
     words = {"sentence": sentence, "parts": parts or {}, "names": tuple(names)}
     if isinstance(default, dict):
@@ -49,7 +49,7 @@ def setting(default: Any, sentence: str, *, parts: Mapping[str, str] | None = No
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One line of the settings reference. `default` is written as `--set` takes it; None where a recipe must give a value."""
+    """One line of the settings reference. `default` is written as `--set` takes it; None if a recipe must set it."""
 
     name: str
     type: str
@@ -81,7 +81,7 @@ def describe(kind: type, before: str = "", sentences: Mapping[str, str] | None =
 
 
 def describe_type(hint: Any) -> str:
-    """A type in words, for people who write `--set`."""
+    """Describe a type, for users of `--set`."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return f"{describe_type(next(kind for kind in inner if kind is not type(None)))}, or none"
@@ -124,9 +124,9 @@ def texts(config: Any) -> Iterator[tuple[str, str]]:
 
 
 def override(config: Config, settings: Mapping[str, str]) -> Config:
-    """A copy of `config` in which the values at some paths are read from text; ConfigError for an unknown path or a wrong value.
+    """Copy `config` with the values at some paths parsed from text. ConfigError for an unknown path or a wrong value.
 
-    All of them change at once: a network and its depth make sense together, and may not one after the other.
+    All of them change at once: a network and its depth may be valid only together.
     """
     known, open_, heads = [path for path, _ in paths(config)], _open_paths(config), dict(_heads(config))
     whole: dict[str, str] = {}
@@ -143,7 +143,7 @@ def override(config: Config, settings: Mapping[str, str]) -> Config:
 
 
 def _override(value: Any, at: str, settings: Mapping[str, str]) -> Any:
-    """`value`, which has parts and is found at path `at`, with the settings below it."""
+    """Apply the settings below path `at` to `value`, which has parts."""
     if isinstance(value, dict):
         return value | {path.removeprefix(f"{at}."): read_argument(text, path) for path, text in settings.items()}
     news: dict[str, Any] = {}
@@ -179,7 +179,7 @@ def _heads(value: Any, at: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _open_paths(value: Any, at: str = "") -> set[str]:
-    """The paths of dicts, whose names are the user's."""
+    """The paths of dicts, whose keys the user chooses."""
     if isinstance(value, dict):
         return {at}
     return {path for name, part in (_parts(value) or {}).items() for path in _open_paths(part, f"{at}.{name}" if at else name)}
@@ -192,7 +192,7 @@ def _no_such(path: str, known: list[str], open_: set[str]) -> str:
     close = difflib.get_close_matches(path, known, n=1)
     inside = [other for other in known if other.startswith(f"{path}.")]
     if inside:
-        return f"{path} has settings of its own: {', '.join(inside)}"
+        return f"{path} has its own settings: {', '.join(inside)}"
     return f"{path}: there is no such setting{f' ({close[0]}?)' if close else ''}; there are {', '.join(known)}"
 
 

@@ -25,21 +25,21 @@ from phalanx.comm.settings import AGENT
 from phalanx.comm.verdict import CommunicationError
 
 HEARD = (signal.SIGTERM, signal.SIGINT)
-SAME = 1.0  # seconds: torchrun repeats the signal that the terminal sent to all ranks; that is not a second Ctrl-C
-IN_SIGHT = 2  # standard error, without Python's buffers, which the signal may have interrupted
+SAME = 1.0  # seconds: torchrun repeats the signal that the terminal sent to all ranks, which is not a second Ctrl-C
+STDERR = 2  # standard error, bypassing Python's buffers, which the signal may have interrupted
 
 
 class StopSignals:
-    """Inside its `with`, SIGTERM and SIGINT are noted in `heard` instead of ending the process; a second SIGINT ends it at once.
+    """Inside its `with`, records SIGTERM and SIGINT in `heard` instead of ending the process. A second SIGINT ends it.
 
-    Prints `words` at the first signal, if the process `speaks`. A thread receives no signals, so there nothing is noted.
+    Prints `words` at the first signal, if the process `speaks`. Outside the main thread it does nothing.
     """
 
     def __init__(self, words: str = "", *, speaks: bool = True) -> None:
         self.words, self.heard = words, 0
         self._speaks = speaks
         self._interrupted = 0.0
-        # a launcher of others may repeat the signal; ours sends it once, and a rank that is alone has none
+        # other launchers may repeat the signal; ours sends it once, and a single rank has no launcher
         self._same = SAME if "RANK" in os.environ and AGENT not in os.environ else 0.0
         self._before: dict[int, Any] = {}
 
@@ -56,9 +56,9 @@ class StopSignals:
 
     def _say(self, words: str) -> None:
         if self._speaks and words:
-            before = "\n" if os.isatty(IN_SIGHT) else ""  # a terminal has a progress line and ^C where the cursor is
+            before = "\n" if os.isatty(STDERR) else ""  # the cursor of a terminal is after a progress line and ^C
             with contextlib.suppress(OSError):  # closed, or full
-                os.write(IN_SIGHT, f"{before}{words}\n".encode())
+                os.write(STDERR, f"{before}{words}\n".encode())
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():  # only the main thread may set handlers
@@ -67,7 +67,7 @@ class StopSignals:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
         for number, handler in self._before.items():
-            # after a failure launchers send SIGTERM to the ranks that are left: ignore it while a checkpoint is finished
+            # after a failure, launchers send SIGTERM to the remaining ranks: ignore it while a checkpoint is finished
             if number != signal.SIGTERM or not isinstance(error, CommunicationError):
                 signal.signal(number, handler)
 
@@ -75,7 +75,7 @@ class StopSignals:
 class StopRequest:
     """Whether any rank was asked to stop. Rank 0 prints `words` at the first signal.
 
-    Listens inside its `with`, or to `signals` that another `with` listens to, which may have heard something already.
+    Listens inside its `with`, or uses `signals` of an outer `with`, which may have recorded one already.
     """
 
     def __init__(self, comm: Communicator, words: str = "", signals: StopSignals | None = None) -> None:

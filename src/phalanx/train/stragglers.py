@@ -1,8 +1,8 @@
-"""Which rank slows the others down, and why: found in the times *before* ranks wait for each other.
+"""Find which rank slows the others down, and why, from the times *before* ranks wait for each other.
 
-Synchronous steps take equally long on all ranks, because fast ranks wait for slow ones. What differs is the time until a rank's
+Synchronous steps take the same time on all ranks, because fast ranks wait for slow ones. What differs is the time until a rank's
 gradients are ready, and within it the time that the rank waited for input. One slow interval is noise, from the operating system
-for example. A straggler is slow again and again, and only then gets a warning.
+for example. A straggler is slow repeatedly, and only then do you get a warning.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-SLOW = 1.5  # times the median of the others, before a rank is suspected
+SLOW = 1.5  # times the median of the others; a rank above this is suspected
 LEAST = 0.005  # seconds per step below which no rank is suspected
-NETWORK = 0.6  # share of a step that all ranks wait, before the network is suspected
-INTERVALS, SECONDS = 3, 5.0  # in a row, and in all, before a suspect is named
+NETWORK = 0.6  # fraction of a step that all ranks wait; above this the network is suspected
+INTERVALS, SECONDS = 3, 5.0  # consecutive intervals, and total seconds, before a suspect is named
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Where the seconds of a step go on one rank: wait for input, compute gradients, wait for those of other ranks."""
+    """How one rank spends a step: waiting for input, computing gradients, waiting for other ranks."""
 
     input: float = 0.0
     compute: float = 0.0
@@ -39,7 +39,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """A rank (None: all of them), the cause, and how many times the others' median it takes."""
+    """A rank (None for all), the cause, and its time as a multiple of the others' median."""
 
     rank: int | None
     cause: str
@@ -72,14 +72,14 @@ def suspect(ranks: Sequence[Times]) -> Straggler | None:
 
 
 class StragglerWatch:
-    """Names a rank that stays slow, once for as long as it does."""
+    """Names a rank that stays slow, once per slow period."""
 
     def __init__(self) -> None:
         self._whom: tuple[int | None, str] | None = None
         self._intervals, self._seconds, self._named = 0, 0.0, False
 
     def interval(self, ranks: Sequence[Times], seconds: float) -> Straggler | None:
-        """An interval of `seconds` is over; returns the straggler if there is now enough evidence."""
+        """Add an interval of `seconds`. Returns the straggler if there is now enough evidence."""
         found = suspect(ranks)
         whom = (found.rank, found.cause) if found else None
         if whom != self._whom:

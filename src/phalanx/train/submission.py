@@ -1,4 +1,4 @@
-"""What MLPerf asks of a submission besides the run itself: who submits, in which division, and on what."""
+"""What MLPerf requires of a submission besides the run: submitter, division and system."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run learns, as a value: its loss, what evaluations count, and the words for it.
+"""What a run learns, as a value: its loss, its evaluation metrics, and their names.
 
     MINE = Task(
         name="depth", unit="images",
@@ -7,10 +7,10 @@
         metrics=(Metric("loss", "mean error", lower_is_better=True),),
     )
 
-`phalanx train --set task=my_package.tasks:MINE` takes it. Those that Phalanx has are in tasks.py.
+Use it with `phalanx train --set task=my_package.tasks:MINE`. Phalanx's own tasks are in tasks.py.
 
-An evaluation is exact however samples are shared out: `measure` gives a sum and a count per batch, the sums and counts of all
-ranks are added, and `derive` makes further results of the means.
+An evaluation is exact for any distribution of samples: `measure` returns a sum and a count per batch, the sums and counts of all
+ranks are added, and `derive` computes further results from the means.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class Metric:
 
 
 def as_pair(batch: Any) -> tuple[Any, Any]:
-    """A batch of the loader as what the network takes and what the loss compares its outputs with."""
+    """Split a batch of the loader into the network's input and what the loss compares its outputs with."""
     x, y = batch
     return x, y
 
 
 def one_unit(y: Any) -> int:
-    """A sample counts as one."""
+    """Count a sample as one unit."""
     return 1
 
 
@@ -54,18 +54,18 @@ class Task:
     """What a run learns.
 
     Args:
-        name: In records and messages.
-        loss: The mean loss of a batch from the network's outputs and what `unpack` gives as second.
+        name: The name in records and messages.
+        loss: The mean loss of a batch from the network's outputs and the second result of `unpack`.
         measure: Sums and counts over a batch, by name, for evaluations. The network is in evaluation mode.
-        metrics: The results that people see, the most important first. It decides when `target` is reached.
+        metrics: The results to show, most important first. The first one decides when `target` is reached.
         derive: Further results from the means over the whole test set.
-        correct: How many samples of a training batch are right; None for tasks that have no accuracy.
-        unpack: From a batch of the loader to what the network takes, and what its outputs are compared with. The second one has
+        correct: The number of correct samples in a training batch; None for tasks without accuracy.
+        unpack: Splits a batch of the loader into the network's input and what its outputs are compared with. The latter has
             a length, the number of samples.
-        unit: What speed counts, in the plural.
-        units: How many of them are in a sample, from the second part of a batch with one sample.
-        classes: Whether samples have classes, which the data must then know.
-        check: Raises ValueError if the outputs for a batch of one sample do not suit the data.
+        unit: The unit of speed, in the plural.
+        units: The units per sample, from the second part of a batch with one sample.
+        classes: Whether samples have classes, which the data must then provide.
+        check: Raises ValueError if the outputs for a batch of one sample do not fit the data.
     """
 
     name: str
@@ -86,7 +86,7 @@ class Task:
 
     @property
     def goal(self) -> Metric:
-        """The metric that `target` is about."""
+        """The metric that `target` refers to."""
         return self.metrics[0]
 
     @property
@@ -106,7 +106,7 @@ class Task:
         return value <= target if self.goal.lower_is_better else value >= target
 
     def describe(self) -> dict[str, Any]:
-        """The words of the task as plain data, for reports."""
+        """The task's vocabulary as plain data, for reports."""
         shown = [
             {"key": m.key, "words": m.words, "percent": m.percent, "lower_is_better": m.lower_is_better} for m in self.metrics
         ]

@@ -1,4 +1,4 @@
-"""The tasks that Phalanx has: classification, language modelling and regression."""
+"""Phalanx's own tasks: classification, language modelling and regression."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from phalanx.train.networks import SampleFacts
 from phalanx.train.task import Metric, Task, Totals
 
 AUXILIARY = 0.3  # weight of GoogLeNet's auxiliary heads (Szegedy et al., arXiv 1409.4842)
-IGNORED = -100  # a label that counts for nothing, as torch has it
+IGNORED = -100  # a label that is ignored, as in torch
 
 
 # ---- classification ------------------------------------------------------------------------------------------------------------
@@ -46,7 +46,7 @@ def logits_of(outputs: Any) -> Tensor:
 
 
 def of_all_heads(loss: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Tensor]:
-    """A loss to which auxiliary heads, if there are some, add their share."""
+    """Add the losses of auxiliary heads, if there are any."""
 
     def over_heads(outputs: Any, y: Any) -> Tensor:
         last = loss(logits_of(outputs), y)
@@ -56,7 +56,7 @@ def of_all_heads(loss: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Ten
 
 
 def measure_classes(outputs: Any, y: Tensor) -> Totals:
-    """Samples whose class is the most likely one, or among the five most likely ones, and cross entropy without smoothing."""
+    """Count top-1 and top-5 hits, and sum the cross entropy without smoothing."""
     logits = logits_of(outputs)
     best = logits.topk(min(5, logits.shape[1]), dim=1).indices == y[:, None]
     losses = F.cross_entropy(logits.float(), y, reduction="sum")
@@ -64,7 +64,7 @@ def measure_classes(outputs: Any, y: Tensor) -> Totals:
 
 
 def check_classes(outputs: Any, facts: SampleFacts) -> None:
-    """One logit for each class."""
+    """Check that there is one logit per class."""
     logits = logits_of(outputs)
     if not isinstance(logits, Tensor) or logits.shape != (1, facts.classes):
         raise ValueError(f"it gives {_shape(logits)} for one sample, wanted 1 x {facts.classes}, a logit for each class")
@@ -74,7 +74,7 @@ def check_classes(outputs: Any, facts: SampleFacts) -> None:
 
 
 def language(smoothing: float) -> Task:
-    """The next character of a text, at each place of a sample."""
+    """Predict the next character of a text, at each position of a sample."""
     loss = LabelSmoothingLoss(smoothing, ignore_index=IGNORED)
     return Task(
         name="language",
@@ -94,20 +94,20 @@ def language(smoothing: float) -> Task:
 
 
 def measure_text(outputs: Tensor, y: Tensor) -> Totals:
-    """Cross entropy over all characters that count: samples may have different numbers of them."""
+    """Cross entropy over all characters that are not ignored; their number may differ between samples."""
     total = F.cross_entropy(outputs.float().flatten(0, 1), y.flatten(), ignore_index=IGNORED, reduction="sum")
     return {"loss": (total, (y != IGNORED).sum())}
 
 
 def add_perplexity(means: dict[str, float]) -> dict[str, float]:
-    """Of the mean loss over the whole text; the mean of the batches' perplexities would be something else."""
+    """Perplexity of the mean loss over the whole text, which is not the mean of the batches' perplexities."""
     loss = means["loss"]
     perplexity = math.exp(loss) if loss < 700 else loss * math.inf  # NaN stays NaN
     return means | {"perplexity": perplexity, "bits_per_character": loss / math.log(2)}
 
 
 def check_text(outputs: Any, facts: SampleFacts) -> None:
-    """One logit for each character of the vocabulary, at each place."""
+    """Check that there is one logit per character of the vocabulary at each position."""
     places, vocabulary = facts.text()
     if not isinstance(outputs, Tensor) or outputs.shape != (1, places, vocabulary):
         raise ValueError(f"it gives {_shape(outputs)} for one sample, wanted 1 x {places} x {vocabulary}")
@@ -117,7 +117,7 @@ def check_text(outputs: Any, facts: SampleFacts) -> None:
 
 
 def regression(smoothing: float) -> Task:
-    """Numbers for each sample, in the shape of the network's outputs; mean squared error unless you have a loss of your own."""
+    """Predict numbers in the shape of the network's outputs, with mean squared error unless you set your own loss."""
     if smoothing:
         raise ValueError("label_smoothing is for tasks with classes")
     return Task(

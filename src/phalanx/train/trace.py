@@ -5,8 +5,8 @@
                                                     | group 1      |
 
 Spans use `time.perf_counter()`, which on Linux is one clock for all processes of a host. Clocks of different hosts are aligned
-at a barrier, so between hosts a trace is accurate up to the time that a barrier takes. On a GPU the spans are those of the thread
-that queues the work.
+at a barrier, so between hosts a trace is accurate to the duration of a barrier. On a GPU, the spans are those of the thread that
+queues the work.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from phalanx.grad.reducer import TransferTime
 from phalanx.train.config import RunConfig
 from phalanx.train.rows import write_json
 
-TRAVELS = ("all-reduce", "exchange")  # what travels between ranks: a group of gradients, or with gossip a replica
+TRAVELS = ("all-reduce", "exchange")  # communication: a group of gradients, or with gossip a replica
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something that took time on a rank, in seconds. `kind` is "step", "phase" (part of one), or one of TRAVELS."""
+    """An interval of time on a rank, in seconds. `kind` is "step", "phase" (part of one), or one of TRAVELS."""
 
     kind: str
     name: str
@@ -48,24 +48,24 @@ class Tracer:
 
     def __init__(self, config: RunConfig, comm: Communicator, out: Path | None) -> None:
         self._comm, self._out = comm, out
-        self._exchanges = config.comm.sync != "allreduce"  # of replicas, or of parts of them
+        self._exchanges = config.comm.sync != "allreduce"  # exchanges replicas, or parts of them
         self._epoch = min(1, config.epochs - 1)
         self._wanted = config.trace_steps if out is not None else 0
-        self._left = 0  # steps to come
+        self._left = 0  # steps left to record
         self._active = False
         self._spans: list[Span] = []
         self._begun = self._mark = 0.0
         self._number = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Which steps are still wanted: a rank that joins records them with the others."""
+        """Which steps are still to be recorded: a joining rank records them with the others."""
         return {"wanted": self._wanted, "left": self._left}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._wanted, self._left = state["wanted"], state["left"]
 
     def begin_step(self, epoch: int, index: int, steps: int, *, number: int, at: float) -> None:
-        """A step begins at `at` by waiting for input: the `index`-th of `steps` in its epoch, step `number` of the run."""
+        """Begin a step at `at`, when it waits for input: step `index` of `steps` in its epoch, `number` in the run."""
         if self._wanted and epoch == self._epoch and index == int(steps > self._wanted):
             self._left, self._wanted = min(self._wanted, steps), 0
         self._active = self._left > 0
@@ -73,14 +73,14 @@ class Tracer:
         self._number = number
 
     def mark(self, phase: str, at: float | None = None) -> None:
-        """A phase of this step ends, at `at` or now; it began when the one before it ended."""
+        """End a phase of this step at `at` or now. It began when the previous one ended."""
         if self._active:
             ended = max(time.perf_counter() if at is None else at, self._mark)
             self._spans.append(Span("phase", phase, self._mark, ended, self._number))
             self._mark = ended
 
     def end_step(self, transfers: Iterable[TransferTime]) -> None:
-        """The step ends. After the last one, the spans of all ranks are gathered and written; all ranks call it."""
+        """End the step. After the last one, gather and write the spans of all ranks. All ranks call it."""
         if not self._active:
             return
         self._spans.append(Span("step", f"step {self._number}", self._begun, self._mark, self._number))
@@ -114,7 +114,7 @@ def _shifted(span: Span, seconds: float) -> Span:
 
 
 def to_chrome(ranks: Sequence[Sequence[Span]]) -> dict[str, Any]:
-    """Chrome's trace format: ranks are processes, thread 0 trains, and messages that overlap have a thread each."""
+    """Chrome's trace format: ranks are processes, thread 0 trains, and overlapping messages get a thread each."""
     first = min((span.begun for own in ranks for span in own), default=0.0)
     events: list[dict[str, Any]] = []
     for rank, own in enumerate(ranks):

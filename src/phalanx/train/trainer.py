@@ -1,4 +1,4 @@
-"""From a configuration to a run.
+"""Train a run from its configuration.
 
     result = train(config, out=Path("runs/digits"))
 
@@ -45,7 +45,7 @@ def train(
     Args:
         config: What to train, and how.
         comm: The ranks. Without it, `train` creates a communicator with `comm.algorithm` and `comm.timeout` of `config`.
-        out: Directory for records and checkpoints; without it, the run keeps none.
+        out: Directory for records and checkpoints; without it, nothing is kept.
         resume: Continue from the newest checkpoint in `out`.
         show: Print progress on rank 0.
         resume_command: The command that continues the run, printed when the run is asked to stop.
@@ -83,7 +83,7 @@ def train(
 
 
 def assemble(config: RunConfig, comm: Communicator, log: Log) -> Trainer:
-    """Build everything that a run needs; ConfigError if the parts do not fit together."""
+    """Build everything that a run needs. ConfigError if the parts do not fit together."""
     check_communicator(config.comm, comm)
     device = device_of_this_rank()
     source, held_out = open_sources(config)
@@ -105,8 +105,8 @@ def assemble(config: RunConfig, comm: Communicator, log: Log) -> Trainer:
     samples = length_of(source), length_of(held_out)
     log.opened(samples=samples, units=units, parameters=sum(p.numel() for p in model.parameters()))
     drops = any(isinstance(module, nn.Dropout) and module.p for module in model.modules())
-    if drops or config.model.is_own:  # otherwise equal generators make smaller checkpoints
-        seed_rank((config.seed + 1 + comm.rank) % 2**32)  # ranks drop different neurons
+    if drops or config.model.is_own:  # otherwise keep the generators equal, which makes checkpoints smaller
+        seed_rank((config.seed + 1 + comm.rank) % 2**32)  # so that ranks drop different neurons
     optimizer = config.comm.wrap(config.optimizer.build(model), comm, weighted=config.uneven)
     if optimizer.replicas_differ:
         optimizer.follow(model)
@@ -128,6 +128,6 @@ def assemble(config: RunConfig, comm: Communicator, log: Log) -> Trainer:
 
 
 def device_of_this_rank() -> torch.device:
-    """The GPU that the communicator's creation made current, if there is one. Its index is not the local rank where a launcher
-    shows each rank one GPU."""
+    """The GPU that creating the communicator made current, if any. Its index differs from the local rank if a launcher shows
+    each rank one GPU."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")

@@ -1,6 +1,6 @@
-"""How a run updates its weights: optimizer and learning rate. communication.py has how ranks communicate.
+"""How a run updates its weights: optimizer and learning rate. See communication.py for how ranks communicate.
 
-What changes from step to step, by the rules that are named here, is put together in course.py.
+course.py computes the values of each step by the rules named here.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from phalanx.train.optimizers import RULES, LarsConfig, MomentumRule, RmspropWar
 from phalanx.train.own_optimizer import OwnRule, check_name
 from phalanx.train.settings import setting
 
-__all__ = ["CommConfig", "OptimizerConfig", "RateConfig"]  # a recipe has them from here
+__all__ = ["CommConfig", "OptimizerConfig", "RateConfig"]  # recipes import them from here
 
 Decay = Literal["constant", "linear", "polynomial", "cosine", "step", "natan"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """The settings of all update rules of optimizers.py; `name` chooses the rule, and the others apply where it has them.
+    """The settings of all update rules of optimizers.py; `name` chooses the rule; the others apply if the rule has them.
 
     A rule of own_optimizer.py has `args`, `weight_decay` and `decay_all`.
     """
@@ -37,7 +37,7 @@ class OptimizerConfig:
     name: str = setting(
         "sgd", "The update rule; also any other optimizer of torch.optim, in lower case.", names=(*RULES, "adamw", "adam")
     )
-    args: dict[str, Any] = setting({}, "Argument NAME of an optimizer of torch.optim or of your own, such as betas=[0.9, 0.95].")
+    args: dict[str, Any] = setting({}, "Argument NAME of a torch.optim optimizer or your own, such as betas=[0.9, 0.95].")
     momentum: float = setting(SgdConfig.momentum, "sgd, lars, rmsprop_warmup: share of the velocity that each step keeps.")
     momentum_rule: MomentumRule = setting(
         SgdConfig.momentum_rule, "Keep the momentum when the batch changes, or choose it so that the noise of SGD stays the same."
@@ -50,7 +50,7 @@ class OptimizerConfig:
         None, "Decay biases and batch norms, too; not for lars. None: sgd and rmsprop_warmup do not, others do as torch does."
     )
     trust_coefficient: float = setting(LarsConfig.trust_coefficient, "LARS: factor of the ratio of weight norm to gradient norm.")
-    eps: float = setting(LarsConfig.eps, "LARS: what is added to the denominator of that ratio.")
+    eps: float = setting(LarsConfig.eps, "LARS: added to the denominator of that ratio.")
     lr_in_momentum: bool = setting(LarsConfig.lr_in_momentum, "LARS: let the velocity contain the learning rate.")
     correct_momentum: bool = setting(
         LarsConfig.correct_momentum, "LARS: rescale the velocity when the rate changes; this needs lr_in_momentum."
@@ -88,7 +88,7 @@ class OptimizerConfig:
 
     @classmethod
     def of(cls, rule: RuleConfig) -> OptimizerConfig:
-        """The settings of an update rule, as a recipe writes it: `OptimizerConfig.of(LarsConfig(momentum=0.95))`."""
+        """The settings of an update rule, as written in a recipe: `OptimizerConfig.of(LarsConfig(momentum=0.95))`."""
         usual = {f.name: f.default for f in fields(rule)} if type(rule) in RULES.values() else {}  # type: ignore[arg-type]
         optional = {f.name for f in fields(cls) if f.default is None}
         found = settings_of(RULES, rule)
@@ -96,7 +96,7 @@ class OptimizerConfig:
 
     @property
     def is_own(self) -> bool:
-        """Whether the rule is one of torch.optim or of the user's."""
+        """Whether the rule is from torch.optim or the user's own."""
         return self.name not in RULES
 
     @property
@@ -107,7 +107,7 @@ class OptimizerConfig:
         return pick(RULES, self)
 
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
-        """The optimizer of all parameters that are trained."""
+        """Build the optimizer of all trained parameters."""
         return self.rule.build(model)
 
 
@@ -163,23 +163,23 @@ class RateConfig:
         if rest <= 0:
             raise ValueError(f"warmup={self.warmup:g} epochs, but the run has {epochs}: use a smaller rate.warmup")
         if self.decay == "step":
-            warming = self._warming() >> lr.constant(rest) if self.warmup else lr.constant(epochs)
+            warming = self._warmup_rule() >> lr.constant(rest) if self.warmup else lr.constant(epochs)
             return self.peak * (warming * lr.step(*self.steps, factor=self.factor))
-        falling = self._falling(self.decay_epochs or rest, (self.turn or epochs / 2) - self.warmup)
-        return self.peak * (self._warming() >> falling if self.warmup else falling)
+        falling = self._decay_rule(self.decay_epochs or rest, (self.turn or epochs / 2) - self.warmup)
+        return self.peak * (self._warmup_rule() >> falling if self.warmup else falling)
 
     def scaled(self, batch: int) -> float:
-        """The factor of the rate for a batch, relative to `reference` samples."""
+        """The factor of the rate for a batch, relative to one of `reference` samples."""
         if self.reference is None:
             return 1.0
         rule = lr.linear_scaling if self.scaling == "linear" else lr.sqrt_scaling
         return rule(batch, rate=1.0, reference=self.reference)
 
-    def _warming(self) -> lr.Rule:
+    def _warmup_rule(self) -> lr.Rule:
         kind = lr.warmup if self.warmup_kind == "linear" else lr.exponential_warmup
         return kind(self.warmup, self.warmup_start)
 
-    def _falling(self, epochs: float, turn: float) -> lr.Rule:
+    def _decay_rule(self, epochs: float, turn: float) -> lr.Rule:
         """The decay from 1; `turn` counts from the end of the warm-up."""
         makers: dict[str, Callable[[], lr.Rule]] = {
             "constant": lambda: lr.constant(epochs),

@@ -303,5 +303,5 @@ class TestRoster:
 
 
 def test_proposals_and_reports_survive_the_store():
-    for value in (Proposal(3, (1, 2), (2,), ((0, "was killed"),)), Report(4, holds=True, host="a"), Report(None)):
+    for value in (Proposal(3, (1, 2), (2,), ((0, "was killed"),), 2), Report(4, holds=True, host="a"), Report(None)):
         assert type(value).from_json(value.to_json()) == value

@@ -43,8 +43,13 @@ def test_it_trains(comm):
     ("options", "words"),
     [
         ({"sync": phalanx.AllReduce(fused=True)}, "fused"),
-        ({"double_buffering": True}, "double_buffering"),
-        ({"sync": phalanx.Gossip()}, "by itself"),
+        ({"sync": phalanx.Gossip(topology="hypercube")}, "changes the number of ranks"),
+        ({"sync": phalanx.Gossip(patience=2.0)}, "no effect with elastic=True"),
+        ({"sync": phalanx.Gossip(level="host")}, "cannot be split"),
+        ({"sync": phalanx.LocalSGD(every=4, level="host")}, "cannot be split"),
+        ({"sync": phalanx.DiLoCo(every=4, overlap=True)}, "use overlap=False"),
+        ({"wire": phalanx.Int8()}, "keeps what it rounded away"),
+        ({"sync": phalanx.DiLoCo(every=4, wire=phalanx.Int8())}, "keeps what it rounded away"),
     ],
 )
 def test_what_does_not_go_together_is_refused(comm, options, words):

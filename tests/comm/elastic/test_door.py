@@ -67,7 +67,7 @@ def test_what_is_missing_is_named(meet, hosts, environ, words):
 
 
 def test_what_agents_write_can_be_read_back():
-    card = Card("node1", "10.0.0.2", 4711, 8, "ab")
+    card = Card("node1", "10.0.0.2", 4711, 8, "ab", "cd")
     assert Card.from_json(card.to_json()) == card
     order = Order("probe", 1, (2, 3), ((0, "10.0.0.1", 7),))
     assert Order.from_json(order.to_json()) == order

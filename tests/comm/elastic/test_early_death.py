@@ -6,12 +6,13 @@ from types import SimpleNamespace
 import pytest
 
 from phalanx.comm.elastic.agents import Order
+from phalanx.comm.elastic.children import Children
 from phalanx.comm.elastic.supervisor import _Host
 
 
 @pytest.mark.parametrize(("budget", "replaced"), [(2, [4]), (0, [])])
 def test_a_death_before_the_order_to_begin(budget, replaced):
-    host = _Host(SimpleNamespace(budget=budget), None, None, SimpleNamespace(processes={}), [])
+    host = _Host(SimpleNamespace(budget=budget), None, None, Children((), {}), [])
     posted = queue.SimpleQueue()
     host._line = SimpleNamespace(post=posted.put)
     host._agent = 0

@@ -36,14 +36,15 @@ class Card:
     port: int = 0
     ranks: int = 1
     tag: str = ""  # random: two agents of one host have different cards
+    process: str = ""  # random: an agent that comes back, after it has ended its ranks, is recognised
 
     def to_json(self) -> str:
-        return json.dumps([self.host, self.address, self.port, self.ranks, self.tag])
+        return json.dumps([self.host, self.address, self.port, self.ranks, self.tag, self.process])
 
     @staticmethod
     def from_json(text: bytes | str) -> Card:
-        host, address, port, ranks, tag = json.loads(text)
-        return Card(str(host), str(address), int(port), int(ranks), str(tag))
+        host, address, port, ranks, tag, process = json.loads(text)
+        return Card(str(host), str(address), int(port), int(ranks), str(tag), str(process))
 
     @property
     def name(self) -> str:

@@ -25,24 +25,29 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """The world that the coordinator wants: epoch number, and member numbers in rank order. `left` says who went, and why."""
+    """The world that the coordinator wants: epoch number, and member numbers in rank order. `left` says who went, and why.
+
+    With fewer than `needs` members it waits between two steps: more may live behind a cut of the network (quorum.py).
+    """
 
     epoch: int
     members: tuple[int, ...]
     joined: tuple[int, ...] = ()
     left: tuple[tuple[int, str], ...] = ()
+    needs: int = 0
 
     def ends(self, world: Sequence[int]) -> bool:
         """Whether a world of these members cannot continue: one of them is gone. A newcomer alone can wait."""
         return not set(world) <= set(self.members)
 
     def to_json(self) -> str:
-        return json.dumps([self.epoch, self.members, self.joined, self.left])
+        return json.dumps([self.epoch, self.members, self.joined, self.left, self.needs])
 
     @staticmethod
     def from_json(text: str | bytes) -> Proposal:
-        epoch, members, joined, left = json.loads(text)
-        return Proposal(int(epoch), tuple(members), tuple(joined), tuple((int(who), str(why)) for who, why in left))
+        epoch, members, joined, left, needs = json.loads(text)
+        gone = tuple((int(who), str(why)) for who, why in left)
+        return Proposal(int(epoch), tuple(members), tuple(joined), gone, int(needs))
 
 
 @dataclass(frozen=True, slots=True)

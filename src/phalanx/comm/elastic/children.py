@@ -6,12 +6,12 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from phalanx.comm.elastic.agents import End
 from phalanx.comm.elastic.board import MeetingPoint
+from phalanx.comm.elastic.spares import Spares, start_python
 from phalanx.comm.launch import MEETING, MEMBER, SECRET
 from phalanx.comm.settings import AGENT
 
@@ -26,14 +26,13 @@ class Children:
     env: Mapping[str, str]
     codes: dict[int, int] = field(default_factory=dict)
     processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    spares: Spares = field(default_factory=Spares)
 
     def start(self, member: int, point: MeetingPoint) -> None:
-        self.processes[member] = subprocess.Popen(
-            [sys.executable, *self.arguments],
-            env={**self.env, MEETING: point.to_text(), MEMBER: str(member)},
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C comes from this process, once, and not from the terminal as well
-        )
+        own = {MEETING: point.to_text(), MEMBER: str(member)}
+        spare = self.spares.take(own)
+        self.processes[member] = spare or start_python(self.arguments, {**self.env, **own}, subprocess.DEVNULL)
+        self.spares.postpone()
 
     @property
     def running(self) -> set[int]:
@@ -60,7 +59,8 @@ class Children:
         self.signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """Return when no rank is left, not even one that stands still."""
+        """Return when no rank and no spare is left, not even one that stands still."""
+        self.spares.kill()
         self.signal(signal.SIGKILL)
         for process in self.processes.values():
             process.wait()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
 
 from phalanx.comm.communicator import Communicator
+from phalanx.comm.elastic.passage import Passage
 from phalanx.comm.elastic.rounds import Rounds
 from phalanx.comm.reductions import ReduceOp
 
@@ -17,13 +19,35 @@ T = TypeVar("T")
 class ElasticCommunicator(Rounds):
     """Made by `create_communicator(elastic=True)` under `phalanx run`."""
 
+    def __init__(self, passage: Passage) -> None:
+        super().__init__(passage)
+        self.in_flight = 0  # exchanges that have left in one step, and are committed in a later one
+        self._landings: list[weakref.WeakMethod[Callable[..., None]]] = []
+
+    def on_landing(self, land: Callable[..., None]) -> None:
+        """Call the method `land(at_end=...)` when exchanges in flight have to be committed. All ranks register the same ones.
+
+        Its owner can be collected. `at_end`: the samples of an epoch are over.
+        """
+        self._landings.append(weakref.WeakMethod(land))
+
+    def land(self, *, at_end: bool = False) -> None:
+        """Commit what is in flight. All ranks call it at the same place of the program."""
+        if self._inside or self.is_new:
+            return
+        self._landings = [method for method in self._landings if method() is not None]
+        for method in self._landings:
+            if (land := method()) is not None:
+                land(at_end=at_end)
+
     @property
     def least(self) -> int:
         """The fewest ranks that the job wants: `min_ranks`."""
         return self._passage.ready.least
 
-    def as_one(self, work: Callable[[], T]) -> T:
-        return self.round(work)
+    def as_one(self, work: Callable[[], T], *, counts: bool = False) -> T:
+        self.land()
+        return self.round(work, counts=counts)
 
     def has_left(self, member: int) -> bool:
         newest = self._passage.guard.newest

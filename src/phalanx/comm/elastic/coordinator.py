@@ -67,6 +67,8 @@ class Coordinator:
     wants: Ready = field(default_factory=Ready)
     admits: Callable[[int], bool] = lambda member: True  # whether a member may be let in now
     changes: list[Change] = field(default_factory=list)
+    needs: int = 0  # how many ranks a world needs to train (quorum.py), and how many the newest one was told
+    _needed: int = 0
     _pulses: dict[int, Pulse] = field(default_factory=dict)
     _published: int = 0
     _proposed: float = 0.0
@@ -145,6 +147,11 @@ class Coordinator:
         """Whether a member says that the connections of the newest world do not work."""
         return self._broken is not None or (self._broke and not self.roster.stands)
 
+    def resume(self) -> None:
+        """The world that stands has ranks enough now, although the same are in it: let them know."""
+        if self.proposal is not None and self._needed > len(self.proposal.members):
+            self.roster = self.roster.broke(self.proposal.epoch)
+
     def _listen(self, now: float, spared: Collection[int]) -> dict[int, str]:
         """Members that will not answer any more."""
         found: dict[int, str] = {}
@@ -214,7 +221,8 @@ class Coordinator:
     def _publish(self, now: float) -> None:
         proposal = self.proposal
         if proposal is not None and proposal.epoch > self._published:
-            self.board.propose(proposal)
+            self.board.propose(replace(proposal, needs=self.needs))
+            self._needed = self.needs
             if (old := self.board.proposal(proposal.epoch - 3)) is not None:
                 self.board.forget(old.epoch, old.members)
             self._published, self._proposed, self._broken = proposal.epoch, now, None

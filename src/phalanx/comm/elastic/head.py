@@ -19,6 +19,7 @@ from phalanx.comm.elastic.coordinator import ASLEEP, BEAT, STILL, SUSPECT, Coord
 from phalanx.comm.elastic.guard import FENCED
 from phalanx.comm.elastic.links import Ban, to_give_up
 from phalanx.comm.elastic.probing import Probing
+from phalanx.comm.elastic.quorum import Quorum, Rule, pausing, stopping
 
 TOO_FEW = 74  # the exit code when fewer ranks are left than the script wants: EX_IOERR of sysexits.h
 GRACE = 30.0  # seconds that ranks have to end after a signal, or after the job has failed
@@ -46,7 +47,7 @@ class Host:
 class Head:
     """Leads one job of `hosts` agents. `wait`: seconds to wait for hosts, at the start and when too few ranks are left."""
 
-    def __init__(self, board: Board, hosts: int, wait: float, say: Callable[[str], None]) -> None:
+    def __init__(self, board: Board, hosts: int, wait: float, say: Callable[[str], None], quorum: Rule = "majority") -> None:
         self._board, self._keys, self._hosts, self._wait, self._say = board, AgentKeys(board), hosts, wait, say
         self.own = -1  # the number of the agent in this process
         self.coordinator = Coordinator(board, NOT_YET, say=say, admits=self._admits)
@@ -64,6 +65,8 @@ class Head:
         self._until = float("inf")  # when ranks that do not end are killed
         self._code: int | None = None  # of the job, if it is decided before its ranks have ended
         self._short_since: float | None = None
+        self._quorum = Quorum(quorum)
+        self._paused: float | None = None  # since when the ranks that are left are a minority
 
     def signal(self, number: int) -> None:
         """The user wants the job to end."""
@@ -88,7 +91,10 @@ class Head:
             self._listened = now
             self._listen(now)
         silent = self._silent_hosts(now)
-        lost = self._give_up(silent, now) | self._cut_off(silent, now)
+        vanished = self._give_up(silent, now)
+        lost = vanished | self._cut_off(silent, now)
+        self._quorum = self._quorum.silent(self._members & vanished.keys(), now).ended(self.codes)
+        self.coordinator.needs = self._quorum.needs
         spared = {member for agent in silent for member in self.agents[agent].members}
         begun = self.coordinator.proposal is not None
         words = {member: str(end) for member, end in ended.items() if member not in self.given_up} | lost
@@ -102,6 +108,7 @@ class Head:
             self.order(Order("out", 1, tuple(lost)))
         self.given_up |= {**lost, **given_up}.keys()
         self._were_in |= self.coordinator.roster.standing
+        self._pause(now)
         return self._decide(now)
 
     def close(self, code: int) -> None:
@@ -117,6 +124,8 @@ class Head:
     def _read(self) -> dict[int, End]:
         """New agents, new members, and members that have ended."""
         while (card := self._keys.card(len(self.agents))) is not None:
+            before = [member for host in self.agents.values() if host.card.process == card.process for member in host.members]
+            self._quorum = self._quorum.ended(before)  # an agent that comes back has ended its ranks
             self.agents[len(self.agents)] = Host(card, time.monotonic())
         ended: dict[int, End] = {}
         for agent, host in self.agents.items():
@@ -169,8 +178,7 @@ class Head:
         wanted = self._curious or self.coordinator.is_stuck(now)
         dead = self._probing.look(now, {agent: host.card for agent, host in with_ranks.items()}, wanted=wanted)
         self._curious = False
-        members = set(self.coordinator.proposal.members) if self.coordinator.proposal is not None else set()
-        inside = {agent: len(members.intersection(host.members)) for agent, host in with_ranks.items()}
+        inside = {agent: len(self._members.intersection(host.members)) for agent, host in with_ranks.items()}
         dead = frozenset(link for link in dead if all(inside.get(agent) for agent in link))
         lost: dict[int, str] = {}
         if dead and self.coordinator.is_stuck(now):
@@ -182,6 +190,20 @@ class Head:
                 lost |= dict.fromkeys(self._running_on(host), words)
                 self._ban(host, now)
         return lost
+
+    def _pause(self, now: float) -> None:
+        """The ranks that are left wait while they are a minority: say when that begins, and when it ends."""
+        size, needs = len(self._members), self._quorum.needs
+        if 0 < size < needs and self._paused is None:
+            self._paused = now
+            hosts = [host.card.name for host in self.agents.values() if self._quorum.missing.intersection(host.members)]
+            self._say(pausing(size, needs, hosts, self._wait))
+        elif size >= max(1, needs) and self.coordinator.roster.stands:
+            if self._paused is not None:
+                self._say(f"training continues, with {size} ranks, after a pause of {now - self._paused:.1f} s")
+            self._paused = None
+            self.coordinator.resume()
+            self._quorum = self._quorum.trains(size, now)
 
     def _ban(self, host: Host, now: float) -> None:
         ban = self._bans[host.card.name] = self._bans.get(host.card.name, Ban()).again(now)
@@ -196,8 +218,7 @@ class Head:
             return True
         if now < ban.until:
             return False
-        members = set(self.coordinator.proposal.members) if self.coordinator.proposal is not None else set()
-        others = {other for other, host in self.agents.items() if other != agent and members.intersection(host.members)}
+        others = {other for other, host in self.agents.items() if other != agent and self._members.intersection(host.members)}
         if self._probing.reaches(agent, others, now):
             return True
         self._curious = True
@@ -211,6 +232,10 @@ class Head:
     @property
     def _running(self) -> set[int]:
         return {member for host in self.agents.values() if not host.lost for member in self._running_on(host)}
+
+    @property
+    def _members(self) -> set[int]:
+        return set(self.coordinator.proposal.members) if self.coordinator.proposal is not None else set()
 
     def _have_come(self) -> bool:
         return sum(1 for host in self.agents.values() if host.here and host.card.ranks) >= self._hosts
@@ -233,7 +258,7 @@ class Head:
         # who was never a member came too late; the others may still save what they have learned
         if proposal is not None and not proposal.members and not running & self._were_in:
             return self._outcome()
-        if self._code is None and (why := self._too_few(now)):
+        if self._code is None and (why := self._too_few(now) or self._no_majority(now)):
             self._say(why)
             self._board.stop(why)
             self._code, self._until = TOO_FEW, now + GRACE
@@ -258,6 +283,11 @@ class Head:
         if self._hosts > 1 and now - self._short_since < self._wait:
             return ""  # another host may take the place of the lost one
         return f"{len(proposal.members)} of at least {self.coordinator.wants.least} ranks are left, and no more will come"
+
+    def _no_majority(self, now: float) -> str:
+        """Why the job has to end, because its majority does not come back."""
+        over = self._paused is not None and now - self._paused > self._wait and 0 not in self.codes.values()
+        return stopping(self._wait) if over else ""
 
     def _outcome(self) -> int:
         """0 if the job outlived its losses: a rank came to the end of its script, and none raised after that."""

@@ -234,7 +234,7 @@ class Rounds(Communicator):
             return
         if self._wanted > max(self._world.epoch, self._next.epoch if self._next else 0):
             self._grow()
-        while self.size < self._passage.ready.least and self._next is None:  # the same on all ranks
+        while self.size < max(self._passage.ready.least, self._world.proposal.needs) and self._next is None:  # the same on all
             if self._passage.guard.newer_than(self._world.epoch) is not None or self._passage.guard.lost:
                 self._grow()
             time.sleep(WAIT)

@@ -35,6 +35,8 @@ from phalanx.comm.elastic.echo import Echo
 from phalanx.comm.elastic.guard import FENCED
 from phalanx.comm.elastic.head import GRACE, Head
 from phalanx.comm.elastic.line import Line
+from phalanx.comm.elastic.quorum import Rule
+from phalanx.comm.elastic.spares import Spares
 from phalanx.comm.ending import say_last
 from phalanx.comm.launch import SECRET
 from phalanx.comm.start import handling
@@ -55,6 +57,10 @@ class Supervisor:
     door: Door = field(default_factory=Door)
     wait: float = WAIT
     announces: bool = True  # a line for every change of membership
+    quorum: Rule = "majority"
+    spares: int = 0  # processes that wait to replace a rank; each runs `python SPARE_COMMAND` until then
+    spare_command: Sequence[str] = ()
+    name: str = field(default_factory=lambda: secrets.token_hex(4))  # of this process, in the cards of all jobs it comes to
 
     def run(self) -> int:
         """Until the job is over; returns its exit code."""
@@ -71,7 +77,9 @@ class Supervisor:
                     return NO_MEETING
                 except InterruptedError:
                     return 128 + heard[0]
-                host = _Host(self, point, store, Children(self.arguments, environment(secret)), heard)
+                env = environment(secret)
+                children = Children(self.arguments, env, spares=Spares(self.spare_command, env, self.spares))
+                host = _Host(self, point, store, children, heard)
                 try:
                     code = host.run()
                 finally:
@@ -105,7 +113,7 @@ class _Host:
         board = Board(self._point, 60.0, self._store)
         head = None
         if self._store is not None:
-            head = Head(board, self._order.door.hosts, self._order.wait, say_last)
+            head = Head(board, self._order.door.hosts, self._order.wait, say_last, self._order.quorum)
             if not self._order.announces:
                 head.coordinator.say = _say_nothing
         keys = AgentKeys(board.another() if head else board)
@@ -126,12 +134,12 @@ class _Host:
                 self._echo.close()
 
     def _card(self) -> Card:
-        name, tag = socket.gethostname(), secrets.token_hex(4)
+        name, tag, process = socket.gethostname(), secrets.token_hex(4), self._order.name
         if self._order.door.one_host:
-            return Card(name, ranks=self._order.count, tag=tag)
+            return Card(name, ranks=self._order.count, tag=tag, process=process)
         address = own_address("", self._point.host)
         self._echo = Echo(address, os.environ[SECRET], self._point.token)
-        return Card(name, address, self._echo.port, self._order.count, tag)
+        return Card(name, address, self._echo.port, self._order.count, tag, process)
 
     def _probe(self, order: Order) -> None:
         """Ask the other agents, which takes a while, and tell the head who does not answer."""
@@ -154,6 +162,8 @@ class _Host:
             self._forward_signals(head)
             if (code := self._obey(self._line.orders())) is not None:
                 return code
+            if self._begun and self._ending is None:
+                self.children.spares.keep(self._order.budget)
             if head is not None and (code := head.look()) is not None:
                 self.children.kill()
                 head.close(code)
@@ -213,6 +223,7 @@ class _Host:
                 return self._leave("the job is over", order.number)
             if order.kind == "begin":
                 self._begun = True
+                self.children.spares.postpone()
                 for member in set(order.members).intersection(self._early):  # it was in that world; others failed to start
                     self._replace(member)
             elif order.kind == "signal":

@@ -16,7 +16,6 @@ from phalanx.comm.elastic.agreement import Proposal, Report
 from phalanx.comm.elastic.board import PREFIX, Board
 from phalanx.comm.issuer import Issuer
 from phalanx.comm.members import Members
-from phalanx.comm.store import FOR_EVER
 from phalanx.comm.transports.local import LocalTransport, LocalWorld
 from phalanx.comm.transports.torch.gloo import GlooTransport, make_gloo
 from phalanx.native.team import HostTeam
@@ -24,6 +23,7 @@ from phalanx.schedule import Schedule
 
 T = TypeVar("T")
 
+LONGEST_WAIT = 3600.0  # seconds of a wait for a message; a thread in a wait of gloo that missed the cut ends then, too
 LOOK = 0.01  # seconds between two looks at whether the world is needed no more, while it is made
 
 
@@ -39,6 +39,8 @@ class World:
         self.epoch, self.members = proposal.epoch, proposal.members
         self.rank = proposal.members.index(member)
         self._aborted = False
+        below = getattr(connection.transport, "below", connection.transport)
+        self._gloo = below if isinstance(below, GlooTransport) else None
 
     @property
     def broken(self) -> bool:
@@ -51,9 +53,8 @@ class World:
             self._aborted = True
             for team in self._teams:
                 team.abort()
-            below = getattr(self.connection.transport, "below", self.connection.transport)
-            if isinstance(below, GlooTransport):
-                below.close()
+            if self._gloo is not None:
+                self._gloo.close()
             self.connection.issuer.breakdown.cut_since = time.monotonic()
 
     def close(self) -> None:
@@ -61,6 +62,8 @@ class World:
         self.abort()
         with contextlib.suppress(RuntimeError):
             self.connection.close()
+        if self._gloo is not None:
+            self._gloo.free()
 
 
 def form(
@@ -91,7 +94,7 @@ def form(
             return Connection(members, LocalTransport(LocalWorld(1), 0), Issuer(timeout, None), None, algorithm)
         meeting = dist.PrefixStore(f"{PREFIX}/{board.point.token}/gloo/{proposal.epoch}", board.base)
         gloo = make_gloo(meeting, rank, size, interface=_interface(board.point.host), timeout=timeout)
-        transport = GlooTransport(gloo, FOR_EVER.total_seconds())
+        transport = GlooTransport(gloo, max(LONGEST_WAIT, 2 * timeout))
         issuer = Issuer(timeout, None, transport.cut)
         transport.got_on = issuer.activity.got_on
         return Connection(members, transport, issuer, None, algorithm, share=share)
@@ -132,5 +135,5 @@ def unless(superseded: Callable[[], bool], work: Callable[[], T], too_late: Call
             if left_alone:
                 raise Superseded
     if error:
-        raise error[0]
+        raise error.pop()  # this frame must not keep it: it keeps frames with a client of the store
     return result[0]

@@ -1,8 +1,8 @@
-"""Ranks as threads of one process: for tests, for a notebook, and for a world of one.
+"""Ranks as threads of one process, for tests, for a notebook, and for a world of one.
 
     phalanx.run_local(4, lambda comm: comm.all_reduce(torch.ones(3)))
 
-runs the same communicator, schedules and failure reports as a real job; only the bytes take a short way.
+runs the same communicator, schedules and failure reports as a real job. Only the bytes are copied in memory.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from phalanx.comm.transports import Message, MessagesOnly, TransportError
 
 
 class LocalWorld:
-    """The post office that the threads share: a queue per (sender, receiver, tag)."""
+    """The message queues that the threads share, one per (sender, receiver, tag)."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self._boxes: dict[tuple[int, int, int], deque[torch.Tensor]] = {}
         lock = threading.Lock()
-        self._news = [threading.Condition(lock) for _ in range(size)]  # by receiver: a message wakes nobody else
+        self._news = [threading.Condition(lock) for _ in range(size)]  # by receiver, so that a message wakes no other thread
         self._closed = False
 
     def put(self, source: int, dest: int, tag: int, x: torch.Tensor) -> None:
@@ -46,7 +46,7 @@ class LocalWorld:
             return x
 
     def close(self) -> None:
-        """Wake threads that still wait for a message: it will not come."""
+        """Wake threads that still wait for a message, which will not arrive."""
         with self._news[0]:  # they share one lock
             self._closed = True
             for news in self._news:
@@ -54,7 +54,7 @@ class LocalWorld:
 
 
 class LocalTransport(MessagesOnly):
-    """One thread's access to the post office."""
+    """One thread's access to the queues."""
 
     def __init__(self, world: LocalWorld, rank: int) -> None:
         self.world, self.rank = world, rank

@@ -1,7 +1,7 @@
-"""Shared memory inside a host, torch.distributed between hosts: the rows and the columns of a torus.
+"""Shared memory within a host and torch.distributed between hosts: the rows and the columns of a torus.
 
 A `Collective` by exactly the ranks of this host runs on the native core. Everything else goes to the transport below, as Moves on
-gloo. The choice depends on the group alone, so all ranks of a group decide alike.
+gloo. The choice depends on the group alone, so all ranks of a group make the same one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from phalanx.schedule import Collective, Schedule
 
 
 class SharedTransport:
-    """`team` serves the ranks of this host, `host` in the transport's numbers, ascending; `below` serves all others."""
+    """`team` serves the ranks of this host, `host` in the transport's numbers, ascending. `below` serves all others."""
 
     def __init__(self, below: Transport, team: HostTeam, host: Sequence[int]) -> None:
         self.below, self.team, self.host = below, team, tuple(host)
@@ -54,7 +54,7 @@ class SharedTransport:
     def collective(self, call: Collective, x: torch.Tensor, op: str, ranks: Sequence[int]) -> None:
         if not self._shares(call, x, ranks):
             self.below.collective(call, x, op, ranks)
-        elif call.kind in ("all_reduce", "reduce"):  # a reduce leaves the other ranks undefined: they may as well have the sum
+        elif call.kind in ("all_reduce", "reduce"):  # a reduce leaves the other ranks undefined, so they may get the sum
             self.team.all_reduce(x, op)  # type: ignore[arg-type]
         elif call.kind == "reduce_scatter":
             self.team.reduce_scatter(x, op)  # type: ignore[arg-type]

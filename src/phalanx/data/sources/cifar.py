@@ -34,7 +34,7 @@ CIFAR100 = (
 
 @dataclass(frozen=True)
 class Version:
-    """Where one version of a data set is, and how its records begin."""
+    """The location of one version of a data set, and how its records begin."""
 
     folder: str  # as the archive unpacks
     train: tuple[str, ...]
@@ -58,7 +58,7 @@ CLASSES = {"cifar10": CIFAR10, "cifar100": CIFAR100}
 
 
 def load(kind: str, directory: str, split: str) -> Arrays:
-    """The images as uint8 N x 3 x 32 x 32, and their labels."""
+    """Load the images as uint8 N x 3 x 32 x 32, and their labels."""
     layout, paths = find(kind, directory, split)
     parts = [read_binary(path, layout) if layout.label_bytes else read_python(path, layout) for path in paths]
     for path, (_, labels) in zip(paths, parts):
@@ -72,7 +72,7 @@ def load(kind: str, directory: str, split: str) -> Arrays:
 
 
 def find(kind: str, directory: str, split: str) -> tuple[Version, list[Path]]:
-    """The first version with all its files, in `directory` itself or in the folder of its archive."""
+    """Find the first version with all its files, in `directory` itself or in the folder of its archive."""
     root = Path(directory).expanduser()
     if not root.is_dir():
         raise SourceError(
@@ -118,7 +118,7 @@ def read_python(path: Path, layout: Version) -> tuple[np.ndarray, np.ndarray]:
     if isinstance(labels, Array) and labels.value is not None and labels.value.ndim == 1:
         labels = labels.value.tolist()
     if not isinstance(labels, list) or not all(type(label) is int and 0 <= label < 256 for label in labels):
-        raise SourceError(f"{path}: `{layout.label_key}` is no list of labels: another file, or damaged")
+        raise SourceError(f"{path}: `{layout.label_key}` is not a list of labels: another file, or damaged")
     if not labels or len(labels) != len(data.value):
         raise SourceError(f"{path}: {len(data.value)} images but {len(labels)} labels: damaged")
     return data.value, np.array(labels, np.uint8)

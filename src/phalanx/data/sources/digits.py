@@ -1,8 +1,8 @@
-"""scikit-learn's digits, inside the package: the data set that is always there.
+"""scikit-learn's digits, a data set that comes with the package.
 
 1797 images of 8 x 8, values 0 to 16: the test set of "Optical Recognition of Handwritten Digits" (E. Alpaydin and C. Kaynak, UCI
-Machine Learning Repository, 1998, doi:10.24432/C50P49, CC BY 4.0) as `sklearn.datasets.load_digits()` has it, in its order.
-digits.npz holds `images` (uint8), `labels` (uint8) and `test`, the numbers of the 360 samples that are held out: 36 of each
+Machine Learning Repository, 1998, doi:10.24432/C50P49, CC BY 4.0) as in `sklearn.datasets.load_digits()`, in its order.
+digits.npz holds `images` (uint8), `labels` (uint8) and `test`, the numbers of the 360 held-out samples: 36 of each
 class, drawn once by
 
     draw = numpy.random.RandomState(0)

@@ -1,4 +1,4 @@
-"""Names of very many files in little memory, and reading one file without surprises."""
+"""Store the names of many files in little memory, and read one file safely."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".webp"})  # torchvision's, but for
-UNREAD = frozenset({".tif", ".tiff"})  # which no decoder here reads; they are left out by name
+EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".webp"})  # torchvision's, except
+UNREAD = frozenset({".tif", ".tiff"})  # which no decoder here reads; they are skipped by name
 WHY_UNREAD = "TIFF is not read: convert it to PNG"
 MAX_ENCODED = 256 << 20  # bytes of one encoded image; more is no photograph
 NOT_THE_FILES_FAULT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
@@ -44,17 +44,17 @@ class Names:
 
 
 def is_image(name: str) -> bool:
-    """By its extension, as torchvision has them, in any case; names that begin with a dot are not for us."""
+    """Whether the name has an image extension (torchvision's, in any case) and does not begin with a dot."""
     return name[name.rfind(".") :].lower() in EXTENSIONS and not name.startswith(".")
 
 
 def is_unread(name: str) -> bool:
-    """Whether it is an image of a kind that is left out."""
+    """Whether it is an image of a kind that we skip."""
     return name[name.rfind(".") :].lower() in UNREAD and not name.startswith(".")
 
 
 def read_regular(path: str) -> bytes:
-    """The content of a regular file; `OSError` for anything else, and for more than MAX_ENCODED bytes."""
+    """Read a regular file. `OSError` for anything else, and for more than MAX_ENCODED bytes."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # NONBLOCK: a fifo does not hang us
     try:
         about = os.fstat(descriptor)
@@ -68,11 +68,11 @@ def read_regular(path: str) -> bytes:
 
 
 def read_at(descriptor: int, size: int, offset: int) -> bytes:
-    """`size` bytes at `offset`; fewer only where the file ends."""
+    """Read `size` bytes at `offset`; fewer only at the end of the file."""
     data = os.pread(descriptor, size, offset)
     if len(data) == size:
         return data
-    parts = [data]  # the kernel gives less than asked when a signal comes, and at most 2 GiB
+    parts = [data]  # the kernel returns less if a signal arrives, and at most 2 GiB
     while parts[-1] and (missing := size - sum(map(len, parts))) > 0:
         parts.append(os.pread(descriptor, missing, offset + size - missing))
     return b"".join(parts)

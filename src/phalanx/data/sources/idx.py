@@ -1,7 +1,7 @@
 """MNIST and Fashion-MNIST: idx files, gzipped or not.
 
 An idx file is a header of big-endian numbers and then the elements: 0, 0, type (8: unsigned byte), number of dimensions, and each
-dimension in four bytes (http://yann.lecun.com/exdb/mnist/). The header is believed only as far as the file bears it out.
+dimension in four bytes (http://yann.lecun.com/exdb/mnist/). The header is checked against the file.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TORCHVISION_FOLDER = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST"}
 
 
 def load(kind: str, directory: str, split: str) -> Arrays:
-    """The images as uint8 N x 1 x 28 x 28, and their labels."""
+    """Load the images as uint8 N x 1 x 28 x 28, and their labels."""
     part = "train" if split == "train" else "t10k"
     images_path = find(kind, directory, f"{part}-images", "idx3-ubyte")
     labels_path = find(kind, directory, f"{part}-labels", "idx1-ubyte")
@@ -46,7 +46,7 @@ def load(kind: str, directory: str, split: str) -> Arrays:
 
 
 def find(kind: str, directory: str, stem: str, suffix: str) -> Path:
-    """The file in `directory`, or where torchvision puts it below, with or without .gz; some mirrors write a dot for the dash."""
+    """Find the file in `directory` or in torchvision's subfolder, with or without .gz. Some mirrors write a dot for the dash."""
     root = Path(directory).expanduser()
     if not root.is_dir():
         raise SourceError(f"{kind}:{directory}: no such directory; it should hold {stem}-{suffix} or {stem}-{suffix}.gz")
@@ -83,7 +83,7 @@ def _read(file: gzip.GzipFile | io.BufferedReader, path: Path, dimensions: int) 
     size = math.prod(shape)
     if size > MAX_BYTES:
         raise SourceError(f"{path}: claims {'x'.join(map(str, shape))} elements; at most {MAX_BYTES} are read")
-    elements = np.empty(size, np.uint8)  # its memory is touched only as far as the file goes
+    elements = np.empty(size, np.uint8)  # pages are touched only as far as the file goes
     view, got = memoryview(elements.data), 0
     while got < size and (more := file.readinto(view[got:])):
         got += more

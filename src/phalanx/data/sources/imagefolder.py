@@ -3,9 +3,9 @@
     DIR/train/n01440764/n01440764_10026.JPEG        with train/ and val/ (or validation/, test/) below DIR,
     DIR/n01440764/n01440764_10026.JPEG              or without: then all of DIR is for training
 
-Classes are numbered in the order of their names; the files of a class come in torchvision's order, subfolders included. What is
-held out is numbered as train/ is. Scanning a million files takes seconds on a local disk and minutes on a network: it is done
-once, and the index saved (saved_index.py) with the times of all folders, which change when a file comes or goes.
+Classes are numbered in the order of their names; the files of a class come in torchvision's order, including subfolders. Held-out
+classes have the numbers of train/. Scanning a million files takes seconds on a local disk and minutes on a network. So it is done
+once, and the index is saved (saved_index.py) with the times of all folders, which change when files are added or removed.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from phalanx.data.sources.files import (
 )
 
 INDEX = ".phalanx-index"
-SETTLED = 2 * 10**9  # ns: a folder changed this recently may change again within one tick of its clock, unseen
-MAX_DEPTH = 32  # of folders within a class: deeper is a link that leads back
+SETTLED = 2 * 10**9  # ns: a folder changed this recently may change again within one clock tick, unnoticed
+MAX_DEPTH = 32  # of folders within a class; a deeper one means a link cycle
 
 
 @dataclass(frozen=True)
 class Folder:
-    """One folder with images: where it is below the root, the number of its class, its stamp, and its files."""
+    """One folder with images: its path below the root, the number of its class, its stamp, and its files."""
 
     path: str
     class_number: int
@@ -89,7 +89,7 @@ class ImageFolder:
 
 
 def load(directory: str, split: str) -> ImageFolder:
-    """The images of a split; see the top of this file for what may be in `directory`."""
+    """Open the images of a split. The top of this file describes `directory`."""
     top = Path(directory).expanduser()
     spec = f"imagefolder:{directory}"
     if not top.is_dir():
@@ -106,7 +106,7 @@ def load(directory: str, split: str) -> ImageFolder:
 
 
 def open_root(root: Path, classes: tuple[str, ...] | None, spec: str) -> ImageFolder:
-    """The images below `root`, labelled by their place in `classes`, or in its own folders if none are given."""
+    """Open the images below `root`, labelled by their index in `classes`, or in its own folders if None."""
     try:
         own = list_classes(root)
         if not own:
@@ -142,7 +142,7 @@ def scan(root: Path, classes: tuple[str, ...]) -> tuple[list[Folder], Skipped]:
             path = waiting.pop()
             if path.count("/") > MAX_DEPTH:
                 raise SourceError(f"{root}: {path}: more than {MAX_DEPTH} folders deep: does a link lead back?")
-            stamp = _stamp(root / path)  # before the listing: a change meanwhile makes it old
+            stamp = _stamp(root / path)  # before the listing, so that a change in between makes it outdated
             files = []
             with os.scandir(root / path) as entries:
                 for entry in entries:
@@ -187,18 +187,18 @@ def _to_save(classes: tuple[str, ...], folders: list[Folder], skipped: Skipped) 
 
 
 def _saved(root: Path, classes: tuple[str, ...]) -> saved_index.Saved | None:
-    """The saved index, if it is of these classes and no folder has changed since."""
+    """The saved index, if it has these classes and no folder has changed since."""
     for path in saved_index.places(root / INDEX):
         saved = saved_index.read(path)
         try:
-            if saved is not None and _is_of_today(saved, root, classes):
+            if saved is not None and _is_current(saved, root, classes):
                 return saved
-        except (ValueError, KeyError, TypeError, IndexError, OSError):  # of another make, or a folder has gone
+        except (ValueError, KeyError, TypeError, IndexError, OSError):  # another format, or a folder is gone
             continue
     return None
 
 
-def _is_of_today(saved: saved_index.Saved, root: Path, classes: tuple[str, ...]) -> bool:
+def _is_current(saved: saved_index.Saved, root: Path, classes: tuple[str, ...]) -> bool:
     arrays = saved.arrays
     if saved.stamp != "imagefolder" or tuple(saved.facts["classes"]) != classes:
         return False
@@ -208,7 +208,7 @@ def _is_of_today(saved: saved_index.Saved, root: Path, classes: tuple[str, ...])
         return False
     if int(firsts[0]) != 0 or int(firsts[-1]) != len(files) or bool((np.diff(firsts) < 0).any()):
         return False
-    if bool((files.blob == ord("/")).any()):  # a file lies in its folder: an index cannot lead elsewhere
+    if bool((files.blob == ord("/")).any()):  # file names only: an index must not point outside its folder
         return False
     for i in range(len(paths)):
         path = paths[i]

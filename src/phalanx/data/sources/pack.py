@@ -1,6 +1,6 @@
-"""Tar shards from a folder of images: WebDataset's layout, the bytes of the images unchanged, the same shards every time.
+"""Pack a folder of images into tar shards: WebDataset's layout, images unchanged, reproducible shards.
 
-Nothing is seen under its final name before all of it is written: shards are renamed together at the end, and then indexed, which
+Nothing has its final name before everything is written: shards are renamed together at the end, and then indexed, which
 reads every header back. A pack that fails leaves nothing behind.
 """
 
@@ -33,7 +33,7 @@ class ShardNames:
 
     @staticmethod
     def parse(pattern: str) -> ShardNames:
-        """From a pattern with one number; characters that mean something in `shards:PATTERN` are refused."""
+        """Parse a pattern with one number. Characters with a meaning in `shards:PATTERN` are rejected."""
         found = re.fullmatch(r"([^%*?\[\]{}]*)%(?:0(\d))?d([^%*?\[\]{}/]*)", pattern, re.ASCII)
         if not found:
             raise SourceError(f"{pattern!r}: wanted a name with one number and no wildcard, such as train-%06d.tar")
@@ -47,13 +47,13 @@ class ShardNames:
         return f"{self.before}{k:0{self.digits}d}{self.after}"
 
     def spec(self, count: int) -> str:
-        """What opens the first `count` of them."""
+        """The spec that opens the first `count` of them."""
         if count == 1:
             return f"shards:{self.path(0)}"
         return f"shards:{self.before}{{{0:0{self.digits}d}..{count - 1:0{self.digits}d}}}{self.after}"
 
     def existing(self) -> list[str]:
-        """Files that have such a name already."""
+        """Existing files with such a name."""
         if not os.path.isdir(self.folder):
             return []
         name = re.compile(re.escape(os.path.basename(self.before)) + r"\d+" + re.escape(self.after))
@@ -62,7 +62,7 @@ class ShardNames:
 
 @dataclass(frozen=True)
 class Limit:
-    """When a shard is full: before it passes this many bytes, or at this many samples. A larger sample is a shard alone."""
+    """When a shard is full: before it passes this many bytes, or at this many samples. A larger sample gets its own shard."""
 
     bytes: int | None = None
     samples: int | None = None
@@ -75,7 +75,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Packed:
-    """What was written."""
+    """The result of packing."""
 
     paths: tuple[str, ...]
     samples: int
@@ -91,7 +91,7 @@ def pack(
     skip_bad: bool = False,
     told: Callable[[int, int], None] = lambda samples, shards: None,
 ) -> Packed:
-    """Write the samples of `source` in this order; call `told(samples, shards)` with the numbers so far after each sample."""
+    """Write the samples of `source` in this order. Calls `told(samples, shards)` with the counts after each sample."""
     if taken := names.existing():
         raise SourceError(f"{taken[0]} exists: remove it and its siblings, or choose another name")
     os.makedirs(names.folder, exist_ok=True)
@@ -128,7 +128,7 @@ def _write(
     told: Callable[[int, int], None],
     parts: list[str],
 ) -> tuple[int, Skipped]:
-    """Write shards under other names, which are appended to `parts` as they are begun."""
+    """Write shards under temporary names, which are appended to `parts` as they are started."""
     from phalanx.data.image import BadSample
 
     written, in_shard, size, skipped = 0, 0, 0, Skipped()
@@ -143,7 +143,7 @@ def _write(
                 continue
             sample = as_members(written, source.name(i), data, source.label(i))
             if not parts or limit.is_full(size, in_shard, len(sample)):
-                opened.close()  # the shard before is whole
+                opened.close()  # the previous shard is complete
                 final = names.path(len(parts))
                 parts.append(os.path.join(names.folder, f".{os.path.basename(final)}.{os.getpid()}.part"))
                 file = opened.enter_context(Path(parts[-1]).open("xb"))
@@ -162,7 +162,7 @@ def _finish(file: BinaryIO) -> None:
 
 
 def as_members(number: int, name: str, data: bytes, label: int) -> bytes:
-    """Image and label as two members of a tar, whatever the name: dots would change the key, long names need extended headers."""
+    """Image and label as two tar members. Names are rewritten: dots would change the key, long ones need extended headers."""
     stem, extension = os.path.splitext(os.path.basename(name))
     key = f"{number:08d}-{re.sub('[^A-Za-z0-9_-]', '_', stem)[:60]}"
     return _member(f"{key}{extension.lower()}", data) + _member(f"{key}.cls", str(label).encode("ascii"))

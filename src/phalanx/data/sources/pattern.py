@@ -9,12 +9,12 @@ import re
 
 from phalanx.data.source import HELD_OUT, SourceError
 
-MAX_FILES = 100_000  # a slip of the finger such as {0..1e9} would fill the memory
+MAX_FILES = 100_000  # a typo such as {0..1000000000} would fill the memory
 BRACES = re.compile(r"\{(?:(\d{1,18})\.\.(\d{1,18})|([^{}]*,[^{}]*))\}", re.ASCII)
 
 
 def expand(pattern: str) -> list[str]:
-    """The alternatives of all braces: numbers with as many digits as the first, or words."""
+    """Expand all braces: numbers with as many digits as the first, or words."""
     pieces: list[list[str]] = []
     end = 0
     for found in BRACES.finditer(pattern):
@@ -37,9 +37,9 @@ def expand(pattern: str) -> list[str]:
 
 
 def find_files(pattern: str, split: str) -> list[str]:
-    """The files of a pattern in order, each once. One that braces promise must be there; a glob takes what it finds.
+    """Find the files of a pattern in order, each once. Files listed by braces must exist; a glob takes what it finds.
 
-    `{split}` stands for the name of the split, or, of what is held out, for the first of its names that has files.
+    `{split}` is the name of the split or, for held-out data, the first of its names that has files.
     """
     spec = f"shards:{pattern}"
     if "{split}" in pattern:

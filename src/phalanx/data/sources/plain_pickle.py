@@ -1,12 +1,12 @@
-"""Pickles that hold nothing but plain values and arrays of bytes, read without Python's unpickler.
+"""Read pickles of plain values and byte arrays without Python's unpickler.
 
-A pickle is a program; the unpickler runs it, with any function that the file names. Here pickletools finds the borders of the
-opcodes and executes nothing, and we interpret those that build plain values: lists, tuples, dicts, bytes, text and whole numbers.
-What a file may name is in a `Vocabulary`: for CIFAR a few callables, each of them one of our own functions. We refuse everything
-else and name the place. Work and memory are linear in the length of the file.
+A pickle is a program, and the unpickler runs it with any function that the file names. Here pickletools only splits the file
+into opcodes, and we interpret those that build plain values: lists, tuples, dicts, bytes, text and integers. A `Vocabulary` has
+what a file may name: for CIFAR a few callables, each replaced by one of our own functions. We reject everything else, with its
+position. Time and memory are linear in the length of the file.
 
-An `Unpickler` with an allow-list in `find_class` would be shorter, but it bounds neither. With 200 bytes a file can use a pair of
-pairs of pairs, 40 levels deep, as a key, whose hash takes 2**40 steps. And a memo index of 60 million, in 4 bytes, makes CPython
+An `Unpickler` with an allow-list in `find_class` would be shorter, but bounds neither. A file of 200 bytes can use pairs of
+pairs, nested 40 levels deep, as a key, whose hash takes 2**40 steps. And a memo index of 60 million, in 4 bytes, makes CPython
 3.11 allocate 900 MB.
 """
 
@@ -22,36 +22,36 @@ import numpy as np
 
 
 class PickleRefused(ValueError):  # noqa: N818  says what happened
-    """The pickle holds something else than plain values, or is damaged."""
+    """The pickle holds something other than plain values, or is damaged."""
 
 
 @dataclass(frozen=True)
 class Named:
-    """A callable by the name that the pickle gave it."""
+    """A callable, by its name in the pickle."""
 
     name: str
 
 
 @dataclass
 class Array:
-    """An array on its way: numpy makes an empty one first and fills it by its state."""
+    """An array under construction: numpy makes an empty one first and fills it from its state."""
 
     value: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
 class ByteType:
-    """numpy's dtype of unsigned bytes, the only one there is here."""
+    """numpy's dtype of unsigned bytes, the only one we accept."""
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What a pickle may name, and what becomes of it. Each function raises, or takes time that its arguments bound."""
+    """What a pickle may name, and what we do with it. Each function raises, or takes time bounded by its arguments."""
 
-    known: Callable[[str], Any]  # what stands for a callable in the pickle
+    known: Callable[[str], Any]  # our replacement for a callable in the pickle
     call: Callable[[Any, tuple[Any, ...], Budget], Any]  # the result of a call with these arguments
     build: Callable[[Any, Any], None]  # sets the state of what a call made
-    keys: tuple[type, ...]  # of dicts; their hash must not depend on what they hold
+    keys: tuple[type, ...]  # types of dict keys; their hash must not depend on nested contents
 
 
 MARK = object()
@@ -59,7 +59,7 @@ MAX_DIMS = 32  # of an array: NumPy 1 has no more
 
 
 def load_plain(data: bytes, words: Vocabulary | None = None) -> Any:
-    """The value of a pickle; with CIFAR's vocabulary, `Array`s in it have their `value`."""
+    """Load the value of a pickle. With CIFAR's vocabulary, its `Array`s have a `value`."""
     words = words or ARRAYS
     stack: list[Any] = []
     memo: dict[int, Any] = {}
@@ -74,14 +74,14 @@ def load_plain(data: bytes, words: Vocabulary | None = None) -> Any:
             _step(opcode.name, argument, stack, memo, room, words)
     except PickleRefused as error:
         raise PickleRefused(f"{error} (byte {position})") from None
-    # Warning: pickletools warns of escapes in texts of protocol 0, which are refused anyway; a program may make warnings errors
+    # Warning: pickletools warns of escapes in texts of protocol 0, which are rejected anyway; warnings may be errors
     except (ValueError, IndexError, KeyError, TypeError, OverflowError, Warning) as error:
         raise PickleRefused(f"a damaged pickle: {str(error)[:200] or type(error).__name__} (byte {position})") from None
     raise PickleRefused("a damaged pickle: it has no end")
 
 
 class Budget:
-    """How many bytes calls may still make: a call takes 5 bytes of the pickle, and a text from the memo may be long."""
+    """The bytes that calls may still produce: a call takes 5 bytes of the pickle, but may repeat a long text of the memo."""
 
     def __init__(self, left: int) -> None:
         self.left = left
@@ -200,7 +200,7 @@ def _filled_array(data: Any, _type: ByteType, shape: tuple[int, ...], order: str
 
 
 def _encoded(text: str, encoding: str) -> bytes:
-    """How Python 3 writes bytes for Python 2: `_codecs.encode(text, "latin1")`."""
+    """Decode bytes that Python 3 wrote for Python 2: `_codecs.encode(text, "latin1")`."""
     if encoding != "latin1":
         raise PickleRefused(f"bytes in {_shown(encoding)}")
     return _of(str, text).encode("latin-1")
@@ -217,7 +217,7 @@ CALLABLES: dict[str, Callable[..., Any]] = {
 
 
 def _set_state(owner: Any, state: Any) -> None:
-    if isinstance(owner, ByteType):  # byte order and fields, which a byte does not have
+    if isinstance(owner, ByteType):  # byte order and fields, irrelevant for bytes
         return
     _version, shape, kind, fortran, data = _of(tuple, state)
     _of(Array, owner).value = _shaped(data, kind, shape, fortran)
@@ -226,7 +226,7 @@ def _set_state(owner: Any, state: Any) -> None:
 def _shaped(data: Any, kind: Any, shape: Any, fortran: bool) -> np.ndarray:
     _of(ByteType, kind)
     flat = np.frombuffer(_of((bytes, bytearray), data), np.uint8)
-    if any(_of(int, size) < 0 for size in _of(tuple, shape)):  # numpy would take -1 as "whatever is left"
+    if any(_of(int, size) < 0 for size in _of(tuple, shape)):  # numpy would infer a size of -1
         raise ValueError("an array of a negative size")
     if len(shape) > MAX_DIMS or math.prod(shape) != len(flat):
         raise ValueError(f"{len(flat)} bytes for an array of another size")
@@ -234,7 +234,7 @@ def _shaped(data: Any, kind: Any, shape: Any, fortran: bool) -> np.ndarray:
 
 
 def _shown(value: Any) -> str:
-    """A text in a message. Of anything else only its type: a pair of pairs of pairs would print without end."""
+    """A text for a message. For anything else only its type: nested pairs could print without end."""
     return repr(value[:40]) if isinstance(value, (str, bytes)) else f"a {type(value).__name__}"
 
 

@@ -1,10 +1,10 @@
-"""An index that took long to make, kept in a file: found again only if it is whole and made from exactly what is there now.
+"""Save an index that took long to build, and load it only if it is intact and matches the current data.
 
     magic | crc32 of the rest | length of the header | header: JSON with the stamp, facts and [name, dtype, length] | arrays, raw
 
-The **stamp** says from what the index was made (sizes, times); a file with another stamp, or damaged in any way, is as good as
-none. It lies beside the data, where all ranks and users find it, or else in the user's cache; if neither can be written there is
-none. Writers rename a finished file, so readers never meet half of one, however many ranks write at once.
+The **stamp** records what the index was made from (sizes, times). A file with another stamp, or a damaged one, is ignored. It is
+stored beside the data, where all ranks and users find it, or else in the user's cache. If neither is writable, nothing is saved.
+Writers rename a finished file, so readers never see a partial one, even if many ranks write at once.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ DTYPES = frozenset({"|u1", "<i4", "<i8"})
 
 
 class Saved(NamedTuple):
-    """What an index consists of."""
+    """The contents of an index."""
 
-    stamp: Any  # plain JSON, compared with that of today
+    stamp: Any  # plain JSON, compared with the current one
     facts: Any  # plain JSON
     arrays: Mapping[str, np.ndarray]  # flat, of one of DTYPES
 
 
 def places(beside: Path) -> list[Path]:
-    """Where the index that wants to be `beside` may lie, the best place first."""
+    """Where the index for `beside` may be stored, the best place first."""
     found = [beside]
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if os.path.isabs(cache):  # no home: no cache
@@ -49,7 +49,7 @@ def places(beside: Path) -> list[Path]:
 
 
 def read_skipped(facts: Any) -> Skipped:
-    """What was left out, of an index that has it among its facts; ValueError where that is not what was saved."""
+    """Read the skipped samples from an index's facts. ValueError if they are not in the saved form."""
     if not isinstance(facts, list | tuple) or len(facts) != 2 or type(facts[0]) is not int:
         raise ValueError("not a number and examples")
     pairs = [tuple(pair) for pair in facts[1]]
@@ -59,11 +59,11 @@ def read_skipped(facts: Any) -> Skipped:
 
 
 def save(index: Saved, beside: Path) -> Path | None:
-    """Write the index to the first place that takes it; None if none does, which costs time later but nothing else."""
+    """Write the index to the first writable place. None if there is none; the index is then rebuilt next time."""
     arrays = {name: np.ascontiguousarray(array) for name, array in index.arrays.items()}
     layout = [[name, array.dtype.str, len(array)] for name, array in arrays.items()]
     header = json.dumps({"stamp": index.stamp, "facts": index.facts, "arrays": layout}).encode("ascii")
-    header += b" " * (-(len(MAGIC) + HEAD.size + len(header)) % 8)  # arrays begin at a multiple of their elements
+    header += b" " * (-(len(MAGIC) + HEAD.size + len(header)) % 8)  # so that arrays are aligned
     body = b"".join([header, *(_padded(array.tobytes()) for array in arrays.values())])
     for path in places(beside):
         part = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -86,7 +86,7 @@ def save(index: Saved, beside: Path) -> Path | None:
 
 
 def load(beside: Path, stamp: Any) -> Saved | None:
-    """The index that was saved for `beside` and has this stamp, if there is one and it is whole."""
+    """Load the index saved for `beside`, if it has this stamp and is intact."""
     for path in places(beside):
         index = read(path)
         if index is not None and index.stamp == stamp:
@@ -95,7 +95,7 @@ def load(beside: Path, stamp: Any) -> Saved | None:
 
 
 def read(path: Path) -> Saved | None:
-    """The index in this file, whatever its stamp; None if there is none or it is damaged."""
+    """Read the index in this file, with any stamp. None if it is missing or damaged."""
     try:
         data = _content(path)
     except OSError:
@@ -115,7 +115,7 @@ def read(path: Path) -> Saved | None:
             arrays[name] = np.frombuffer(data, dtype, length, offset)
             offset += arrays[name].nbytes + -arrays[name].nbytes % 8
         return Saved(header["stamp"], header["facts"], arrays)
-    except (ValueError, KeyError, TypeError, RecursionError):  # a checksum is no proof against malice
+    except (ValueError, KeyError, TypeError, RecursionError):  # a checksum does not stop a malicious file
         return None
 
 

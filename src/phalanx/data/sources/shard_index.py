@@ -1,8 +1,8 @@
-"""The index of one tar shard: which members are samples, where their images lie, and what their labels are.
+"""The index of one tar shard: which members are samples, where their images are, and their labels.
 
-Members that follow each other and share a key (the name up to the first dot of its last part) are one sample: an image, by its
-extension, and a label: `.cls`, a number in text, or `.json` with a "label". Others are ignored. A sample that is not right is
-left out, counted and named; a shard that is not right is an error: a data set that shrank in silence is worse than none.
+Consecutive members that share a key (the name up to the first dot of its last part) are one sample: an image, by its extension,
+and a label: `.cls`, a number as text, or `.json` with a "label". Others are ignored. A bad sample is skipped, counted and named;
+a bad shard is an error, because a data set must not shrink silently.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class BadMember(ValueError):  # noqa: N818  says what happened
 
 
 class Descriptor:
-    """An open file, closed when the last thread has let go of it."""
+    """An open file, closed when the last thread releases it."""
 
     def __init__(self, path: str) -> None:
         self.number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # NONBLOCK: a fifo does not hang us
@@ -72,7 +72,7 @@ class Descriptor:
 
 
 def index_shard(path: str) -> tuple[Stamp, ShardIndex]:
-    """The index of the shard as it is now: the saved one, or one made and saved."""
+    """The index of the shard's current contents: loaded, or built and saved."""
     beside = Path(f"{path}.index")
     try:
         descriptor = Descriptor(path)
@@ -118,13 +118,13 @@ def make_index(window: Window, path: str) -> ShardIndex:
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Key and extension as WebDataset has them: `a/b.seg.png` is `a/b` and `seg.png`; other names are keys of their own."""
+    """Key and extension as in WebDataset: `a/b.seg.png` is `a/b` and `seg.png`. Other names are all key."""
     found = re.fullmatch(r"((?:.*/|)[^./]+)\.([^/]*)", name, re.DOTALL)
     return (found[1], found[2].lower()) if found else (name, "")
 
 
 def _sample(key: str, group: list[Member], window: Window) -> tuple[Member, int] | None:
-    """Image and label of one key; None if nothing here wants to be a sample."""
+    """Image and label of one key, or None if it is not meant to be a sample."""
     for member in group:
         if member.oddity:
             raise BadMember(f"{member.name[:200]!r} is {member.oddity}")
@@ -146,7 +146,7 @@ def _sample(key: str, group: list[Member], window: Window) -> tuple[Member, int]
         raise BadMember("an empty image")
     if image.size > MAX_ENCODED:
         raise BadMember(f"{image.size} bytes are more than an image has (at most {MAX_ENCODED})")
-    return image, _label(*min(labels, key=lambda label: label[0]), window)  # cls goes before json
+    return image, _label(*min(labels, key=lambda label: label[0]), window)  # cls takes precedence over json
 
 
 def _label(extension: str, member: Member, window: Window) -> int:
@@ -176,7 +176,7 @@ def _to_save(stamp: Stamp, index: ShardIndex) -> saved_index.Saved:
 
 
 def _from_saved(saved: saved_index.Saved | None, length: int) -> ShardIndex | None:
-    """None unless every sample lies within the file: an index is data like any other."""
+    """Read a saved index, or return None if a sample lies outside the file: the index is untrusted input."""
     if saved is None:
         return None
     try:

@@ -2,8 +2,8 @@
 
     train-000.tar:  00000000.jpg 00000000.cls  00000001.jpg 00000001.cls ...
 
-Each shard is indexed once (shard_index.py) and its index saved beside it. `classes.json` beside the shards, a list of names,
-names the classes; `phalanx pack` writes it. Without it classes are numbers.
+Each shard is indexed once (shard_index.py) and its index is saved beside it. `classes.json` beside the shards, which
+`phalanx pack` writes, lists the names of the classes. Without it, classes are numbers.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from phalanx.data.sources.shard_index import Descriptor, ShardIndex, Stamp, inde
 
 CLASSES_FILE = "classes.json"
 MAX_CLASSES_FILE = 64 << 20  # bytes
-MAX_UNNAMED_CLASSES = 1 << 16  # without names, one wrong label of two billion would make two billion classes
-OPEN_SHARDS = 64  # descriptors kept: a process may have 1024
+MAX_UNNAMED_CLASSES = 1 << 16  # without names, a wrong label of two billion would make two billion classes
+OPEN_SHARDS = 64  # descriptors kept open: the limit of a process is often 1024
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Shards:
     """The samples of several shards in one numbering: an `Encoded` source."""
 
     paths: tuple[str, ...]
-    stamps: tuple[Stamp, ...] = field(repr=False)  # of the shards when they were indexed
+    stamps: tuple[Stamp, ...] = field(repr=False)  # of the shards, taken when they were indexed
     classes: tuple[str, ...] = field(repr=False)
     firsts: np.ndarray = field(repr=False)  # the number of the first sample of each shard; one more at the end
     index: ShardIndex = field(repr=False)  # of all shards
@@ -40,7 +40,7 @@ class Shards:
 
     @property
     def skipped(self) -> Skipped:
-        """What was left out of the index."""
+        """The samples that were skipped during indexing."""
         return self.index.skipped
 
     def __len__(self) -> int:
@@ -69,14 +69,14 @@ class Shards:
                 raise
             raise BadSample(self.name(k), error.strerror or str(error)) from None
         if len(data) < size:
-            raise BadSample(self.name(k), f"{len(data)} of its {size} bytes are there: the shard was cut")
+            raise BadSample(self.name(k), f"{len(data)} of its {size} bytes exist: the shard was truncated")
         return data
 
     def _shard_of(self, k: int) -> int:
         return int(np.searchsorted(self.firsts, k, "right")) - 1
 
     def _descriptor(self, shard: int) -> Descriptor:
-        """The open shard. Without a lock, which a fork could leave held: two threads may open one twice, and one is dropped."""
+        """The open shard. No lock, which a fork could leave held: if two threads open one, the second is dropped."""
         descriptor = self._open.get(shard)
         if descriptor is None:
             descriptor = Descriptor(self.paths[shard])
@@ -84,7 +84,7 @@ class Shards:
                 raise SourceError(f"{self.paths[shard]} has changed since it was indexed: open the source again")
             self._open[shard] = descriptor
             for oldest in list(self._open)[:-OPEN_SHARDS]:
-                self._open.pop(oldest, None)  # a thread that reads from it still holds it
+                self._open.pop(oldest, None)  # a thread that reads from it keeps it open
         return descriptor
 
     def __getstate__(self) -> dict[str, Any]:
@@ -92,14 +92,14 @@ class Shards:
 
 
 def load(pattern: str, split: str) -> Shards:
-    """The samples of a split; `{split}` in the pattern stands for its name."""
+    """Open the samples of a split, whose name replaces `{split}` in the pattern."""
     source = open_shards(find_files(pattern, split), f"shards:{pattern}")
     source.skipped.warn(f"shards:{pattern}")
     return source
 
 
 def open_shards(paths: list[str], spec: str) -> Shards:
-    """The samples of these files, in their order."""
+    """Open the samples of these files, in order."""
     classes = read_classes(sorted({os.path.dirname(path) for path in paths}))
     limit = len(classes) if classes is not None else MAX_UNNAMED_CLASSES
     why = f"there are {limit} classes" if classes is not None else f"without {CLASSES_FILE} there are at most {limit} classes"
@@ -131,7 +131,7 @@ def open_shards(paths: list[str], spec: str) -> Shards:
 
 
 def read_classes(folders: list[str]) -> tuple[str, ...] | None:
-    """The names in `classes.json` of the folders; all that have one must have the same."""
+    """Read the names from `classes.json` of the folders. All that have one must agree."""
     found: dict[tuple[str, ...], str] = {}
     for folder in folders:
         path = Path(folder) / CLASSES_FILE

@@ -1,7 +1,7 @@
 """Random images of any shape, for benchmarks: sample i is the same on every rank and in every run, and costs one copy.
 
-The pixels of a sample are a window, at a place drawn by its number, of one block of random bytes: drawing 150 KB anew for each
-image would be dearer than many a model that is to be measured. Samples are distinct as long as there are fewer than WINDOWS.
+The pixels of a sample are a window, at an offset drawn from its number, of one block of random bytes: drawing 150 KB for each
+image would cost more than many of the models to be measured. Samples are distinct if there are fewer than WINDOWS.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from phalanx.data.source import SourceError, as_rows, at
 from phalanx.data.splitmix import GOLDEN, MASK, mix
 
 WINDOWS = 1 << 20
-MAX_ELEMENTS = 1 << 28  # of one sample: a slip of the finger should not fill the memory
+MAX_ELEMENTS = 1 << 28  # of one sample: a typo must not fill the memory
 MAX_SAMPLES = 1 << 40
 MAX_CLASSES = 1 << 20
-LABELS, PLACES = 1, 2  # what a number is drawn for
+LABELS, PLACES = 1, 2  # purposes of random numbers
 
 
 @dataclass(frozen=True)
 class Synthetic:
-    """`n` random samples of uint8 with labels below `classes`, made as they are taken."""
+    """`n` random samples of uint8 with labels below `classes`, made on demand."""
 
     shape: tuple[int, ...]
     n: int = 100_000
@@ -55,7 +55,7 @@ class Synthetic:
         return x[0], int(y[0])
 
     def take(self, indices: np.ndarray | Tensor) -> tuple[Tensor, Tensor]:
-        """The samples of these numbers."""
+        """The samples with these numbers."""
         rows = as_rows(indices)
         if len(rows) and not (int(rows.min()) >= 0 and int(rows.max()) < self.n):
             raise IndexError(f"samples {int(rows.min())} to {int(rows.max())} of {self.n}")
@@ -67,18 +67,18 @@ class Synthetic:
         return windows.index_select(0, torch.from_numpy(starts.astype(np.int64))).view(-1, *self.shape), y
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travels to a worker as its four numbers, without the block."""
+        """Pickle only the parameters, not the block."""
         return Synthetic, (self.shape, self.n, self.class_count, self.seed)
 
 
 def _mixed(numbers: Any, seed: int, purpose: int) -> Any:
     """64 bits for each of `numbers`: splitmix64 of number, seed and purpose."""
-    with np.errstate(over="ignore"):  # numbers modulo 2**64 are meant to wrap
+    with np.errstate(over="ignore"):  # wrapping modulo 2**64 is intended
         return mix(numbers + np.uint64((seed * 4 + purpose) * GOLDEN & MASK))
 
 
 def load(text: str, split: str) -> Synthetic:
-    """`3x224x224,classes=1000,n=100000,seed=0`; what is held out is drawn with another seed."""
+    """`3x224x224,classes=1000,n=100000,seed=0`; held-out data use another seed."""
     shape_text, *options = text.split(",")
     numbers = {"classes": 1000, "n": 100_000, "seed": 0}
     for option in options:
@@ -87,7 +87,7 @@ def load(text: str, split: str) -> Synthetic:
             raise SourceError(f"synthetic:{text}: {option!r} is none of classes=N, n=N, seed=N")
         numbers[found[1]] = int(found[2])
     if not re.fullmatch(r"\d{1,9}(x\d{1,9}){0,7}", shape_text, re.ASCII):
-        raise SourceError(f"synthetic:{text}: {shape_text!r} is no shape such as 3x224x224")
+        raise SourceError(f"synthetic:{text}: {shape_text!r} is not a shape such as 3x224x224")
     shape = tuple(map(int, shape_text.split("x")))
     for what, number, most in (
         ("elements of a sample", math.prod(shape), MAX_ELEMENTS),

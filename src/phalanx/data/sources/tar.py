@@ -1,9 +1,9 @@
-"""The members of a tar file and where their bytes lie, read in place; nothing is ever extracted.
+"""List the members of a tar file and where their bytes are. Nothing is ever extracted.
 
-A reader of our own, because `tarfile` is made for archives that one trusts: it takes a damaged header for the end of the archive
-(samples vanish in silence), reads extended headers of any size into memory, recurses over chains of them, follows compression,
-and gives members that reach beyond the file. This one reads ustar, GNU long names and pax, checks every number against the size
-of the file, holds one window of it in memory, and raises `TarError` where an archive does not add up.
+We need our own reader, because `tarfile` is made for trusted archives: it takes a damaged header for the end of the archive
+(samples vanish silently), reads extended headers of any size into memory, recurses over chains of them, follows compression, and
+returns members that reach beyond the file. This one reads ustar, GNU long names and pax, checks every number against the size
+of the file, holds one window of it in memory, and raises `TarError` for an inconsistent archive.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from phalanx.data.sources.files import read_at
 
 BLOCK = 512
-WINDOW = 4 << 10  # read at once: a label with its header and the header of the next image
+WINDOW = 4 << 10  # bytes read at once: a label with its header, and the header of the next image
 MAX_EXTENSION = 64 << 10  # bytes of one extended header: names are short, bombs are not
 MAX_EXTENSIONS = 8  # extended headers before one member
 MAX_PADDING = 1 << 20  # zeros after the end; writers round up to 10 KiB
@@ -33,7 +33,7 @@ class TarError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One file of an archive: its bytes are `size` at `offset`. `oddity` says why it is not an ordinary one, if so."""
+    """One file of an archive: its bytes are `size` at `offset`. `oddity` says why it is not an ordinary file, if so."""
 
     name: str
     offset: int
@@ -42,7 +42,7 @@ class Member:
 
 
 class Window:
-    """A file through a window: headers are small and often close together."""
+    """Reads a file through a window, because headers are small and often close together."""
 
     def __init__(self, descriptor: int) -> None:
         about = os.fstat(descriptor)
@@ -52,7 +52,7 @@ class Window:
         self.start, self.data = 0, b""
 
     def read(self, offset: int, size: int) -> bytes:
-        """`size` bytes at `offset`, which the file must have."""
+        """Read `size` bytes at `offset`. Raises if the file is shorter."""
         if offset + size > self.length:
             raise TarError(f"truncated: byte {offset + size} is wanted, the file has {self.length}")
         if not self.start <= offset <= offset + size <= self.start + len(self.data):
@@ -63,12 +63,12 @@ class Window:
 
 
 def members(window: Window) -> Iterator[Member]:
-    """Every member in order, but for folders."""
+    """Yield every member in order, except folders."""
     if window.length == 0:
         raise TarError("an empty file")
     beginning = window.read(0, min(BLOCK, window.length))
     if len(beginning) < BLOCK or (not _sum_is_right(beginning) and beginning != ZEROS):
-        raise TarError(_what_else(beginning))
+        raise TarError(_why_not_tar(beginning))
     offset = 0
     while True:
         header = window.read(offset, BLOCK)
@@ -99,7 +99,7 @@ def members(window: Window) -> Iterator[Member]:
         size = _number(header, offset) if size_of_pax is None else _decimal(size_of_pax, offset)
         if kind == ord("S") or sparse:
             raise TarError(f"byte {offset}: {name!r} is sparse: its bytes do not lie in one piece; repack without --sparse")
-        if kind == FOLDER or kind in WITHOUT_DATA:  # whatever size they claim, no bytes follow
+        if kind == FOLDER or kind in WITHOUT_DATA:  # no bytes follow, whatever size they claim
             size = 0
         data = offset + BLOCK
         if data + size > window.length:
@@ -113,7 +113,7 @@ def members(window: Window) -> Iterator[Member]:
 
 def _checked_kind(header: bytes, offset: int) -> int:
     if not _sum_is_right(header):
-        raise TarError(f"byte {offset}: no header where one must be: damaged, or truncated and written over")
+        raise TarError(f"byte {offset}: no header where one is expected: damaged, or truncated and written over")
     return header[156]
 
 
@@ -127,7 +127,7 @@ def _sum_is_right(header: bytes) -> bool:
     return int(claimed, 8) == plain or int(claimed, 8) == plain - 256 * sum(byte > 127 for byte in counted)
 
 
-def _what_else(beginning: bytes) -> str:
+def _why_not_tar(beginning: bytes) -> str:
     for magic, name in ((b"\x1f\x8b", "gzip"), (b"BZh", "bzip2"), (b"\xfd7zXZ", "xz"), (b"\x28\xb5\x2f\xfd", "zstd")):
         if beginning.startswith(magic):
             return f"compressed ({name}): shards are read in place, so unpack it; images are compressed already"
@@ -143,7 +143,7 @@ def _number(header: bytes, offset: int) -> int:
         return value
     digits = field.strip(b" \0")
     if digits and not _is_octal(digits):
-        raise TarError(f"byte {offset}: {field!r} is no size")
+        raise TarError(f"byte {offset}: {field!r} is not a size")
     return int(digits or b"0", 8)
 
 
@@ -153,7 +153,7 @@ def _is_octal(digits: bytes) -> bool:
 
 def _decimal(text: str, offset: int) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 20):
-        raise TarError(f"byte {offset}: {text[:40]!r} is no size")
+        raise TarError(f"byte {offset}: {text[:40]!r} is not a size")
     return int(text)
 
 
@@ -187,7 +187,7 @@ def _pax(payload: bytes, offset: int) -> dict[str, str]:
 
 
 def _unsafe(name: str) -> str:
-    """Nothing is extracted, so such a name does no harm; but its author meant some."""
+    """Why a name is suspicious. It does no harm, because nothing is extracted, but it was probably meant to."""
     if name.startswith("/"):
         return "an absolute path"
     if ".." in name.split("/"):

@@ -1,10 +1,10 @@
 """Text, character by character, for models that predict the next one: `handbook` comes with Phalanx, `text:FILE` is yours.
 
-A sample is a window of `context` characters and the character after each of them. Windows lie side by side, so an epoch
-shows every character once; those at the end that fill no window are left out. The last tenth of a text is held out.
+A sample is a window of `context` characters and the character after each of them. Windows do not overlap, so an epoch shows every
+character once; characters at the end that do not fill a window are dropped. The last tenth of a text is held out.
 
-handbook.txt is the documentation of Phalanx 0.1 in printable ASCII, without the generated reference. It is a data set: it
-stays as it is, so that losses can be compared.
+handbook.txt is the documentation of Phalanx 0.1 in printable ASCII, without the generated reference. As a data set, it
+never changes, so that losses can be compared.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from torch import Tensor
 
 from phalanx.data.source import SourceError, as_rows, at
 
-HELD_OUT = 10  # one part in as many
+HELD_OUT = 10  # one tenth
 MAX_BYTES = 1 << 30  # of a file: the whole text is kept in memory
 PRINTABLE = "\n" + "".join(map(chr, range(32, 127)))  # what handbook.txt is made of
 
 
 @dataclass(frozen=True, eq=False)
 class Text:
-    """Characters as numbers; a sample is a window of `context` of them and what follows each.
+    """Characters as numbers. A sample is a window of `context` characters and the character after each.
 
     Args:
-        codes: The text, each character by its place in `classes`.
+        codes: The text, each character as its index in `classes`.
         classes: The vocabulary: every character that may occur, in the order of their numbers.
         context: Characters of a sample.
-        name: What to call the text in messages.
+        name: The name of the text in messages.
     """
 
     codes: Tensor
@@ -60,7 +60,7 @@ class Text:
         return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
 
     def decode(self, codes: Tensor) -> str:
-        """The text of some numbers."""
+        """Convert numbers back to text."""
         return "".join(self.classes[code] for code in codes.tolist())
 
 
@@ -74,13 +74,13 @@ def encode(text: str, classes: str, split: str, name: str) -> Text:
 
 
 def load_handbook(split: str) -> Text:
-    """The text that comes with Phalanx."""
+    """Load the text that comes with Phalanx."""
     text = (files(__package__) / "handbook.txt").read_text(encoding="ascii")
     return encode(text, PRINTABLE, split, "handbook")
 
 
 def load(path: str, split: str) -> Text:
-    """A file of yours. Its vocabulary is every character in it, held out or not."""
+    """Load your file. Its vocabulary is every character in it, held out or not."""
     spec = f"text:{path}"
     file = Path(path)
     try:

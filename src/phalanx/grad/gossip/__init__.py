@@ -70,4 +70,6 @@ class Gossip:
 
 def level_of(comm: Communicator, sync: Gossip) -> str:
     """Who gossips: ranks, or hosts whose ranks act as one."""
+    if comm.elastic:  # it cannot be split
+        return "rank"
     return sync.level or ("host" if comm.size > comm.inter_size > 1 else "rank")

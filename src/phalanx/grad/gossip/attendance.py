@@ -1,6 +1,6 @@
-"""Whether this rank still takes part, and with whom: what it does when partners are late or gone, or when it is late itself.
+"""Decides whether this rank still takes part, and with which others: what to do if partners, or it, are late or gone.
 
-`standing.decide` has the rules; here they are carried out. While every exchange arrives none of this communicates.
+`standing.decide` has the rules, and this file carries them out. While every exchange arrives, none of this communicates.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ from phalanx.grad.gossip.roll_call import roll_call
 from phalanx.grad.gossip.standing import Hold, Leave, Place, Return, Word, decide, has_quorum, limit, unremarkable
 from phalanx.grad.gossip.transfer import Transfer, Transfers
 
-PAUSE = 0.2  # seconds between two questions of a rank that is alone
+PAUSE = 0.2  # seconds between two attempts of a rank that is alone
 
 Replica = Callable[[], list[torch.Tensor]]
 
 
 class Attendance:
-    """The membership, the round, and whom to wait for, of one rank among `nodes`: ranks, or hosts whose ranks act as one."""
+    """The membership, the round and the partners of one rank among `nodes`, which are ranks, or hosts whose ranks act as one."""
 
     def __init__(self, comm: Communicator, sync: Gossip, transfers: Transfers, nodes: int, me: int) -> None:
         self._comm, self._sync, self._transfers, self._me = comm, sync, transfers, me
         self.membership = Membership.of(nodes, sync.topology)
         self.round = 0  # of the next exchange
         self.steps = 0  # of the optimizer
-        self.replica: Replica = list  # what a rank that was left behind takes over
+        self.replica: Replica = list  # what a rank that fell behind takes over
         self._peers: Peers | None = None
         self._left = comm  # the ranks that answered the last roll call
         self._notices = Notices(comm)
-        self._doubt: set[int] = set()  # partners whose message did not come
+        self._doubt: set[int] = set()  # partners whose message did not arrive
         self._met = 0  # the round after the last exchange that arrived
         self._tickets = 0
         self._patience = Patience(sync.patience)
 
     def open(self) -> None:
-        """All ranks call it before their first exchange. Not where hosts gossip, nor on GPUs."""
+        """Open the side channel. All ranks call it before their first exchange, but not if hosts gossip, nor on GPUs."""
         if self._peers is None:
             self._peers = Peers(self._comm, self._transfers)
             weakref.finalize(self, self._peers.line.close)
 
     def start_from(self, round_: int) -> None:
-        """Of a job that was resumed."""
+        """Continue a resumed job from this round."""
         self.round = self._met = round_
 
     @property
@@ -63,21 +63,21 @@ class Attendance:
         return self._patience.seconds
 
     def begin_step(self) -> None:
-        """Note the time. If this rank was away for longer than the others wait, it has to ask where they are."""
+        """Note the time. If this rank was away for longer than the others wait, it has to ask for their round."""
         if self._patience.begin_step():
             self._doubt |= self._next_partners()
 
     # ---- one exchange ----------------------------------------------------------------------------------------------------------
 
     def partners(self) -> Partners:
-        """Those of the next exchange."""
+        """Return the partners of the next exchange."""
         nodes = self.membership.nodes(self.round)
         if self._me not in nodes:
             self._notices.stop(f"the others found its connection broken and continue without it; {REMEDY}", [])
         return partners(self._me, nodes, self.round, self._sync)
 
     def waits_for(self, peer: int | None) -> int | None:
-        """`peer`, unless it does not take part now."""
+        """Return `peer`, or None if it does not take part now."""
         return None if peer is None or (self._peers is not None and self._peers.skips(peer, self.round)) else peer
 
     def _next_partners(self) -> set[int]:
@@ -85,7 +85,7 @@ class Attendance:
         return {peer for peer in map(self.waits_for, (who.dest, who.source)) if peer is not None}
 
     def landed(self, transfer: Transfer, told: Sequence[int]) -> None:
-        """What became of a transfer, and the membership that came with it."""
+        """Process the outcome of a transfer, and the membership that came with it."""
         self._patience.waited += transfer.waited
         for peer in transfer.dead:
             self.membership = self.membership.mark_dead(peer, transfer.step)
@@ -96,7 +96,7 @@ class Attendance:
         self._notices.missing(self.membership)
 
     def end_step(self) -> None:
-        """The exchange has begun: tell the ranks that ask."""
+        """Publish the state of this rank for others that ask, after the exchange has started."""
         if self._peers is not None:
             due = self._average_due(self.steps)
             self._peers.board.publish(round=self.round, steps=self.steps, leaves=self.membership.leaves, gathering=due)
@@ -109,7 +109,7 @@ class Attendance:
     # ---- catching up -----------------------------------------------------------------------------------------------------------
 
     def catch_up(self) -> bool:
-        """Do what others asked for; where messages were missing, find out why. False where this step has no exchange."""
+        """Serve requests of others, and find out why messages are missing. Return False if this step has no exchange."""
         peers = self._peers
         if peers is None:
             return True
@@ -131,7 +131,7 @@ class Attendance:
             self._patience.waited += time.monotonic() - begun
 
     def serve(self) -> None:
-        """Give the replica to ranks that want it, and welcome ranks that are back."""
+        """Give the replica to ranks that request it, and accept ranks that are back."""
         assert self._peers is not None
         wants, backs = self._peers.board.take()
         for back in backs:
@@ -149,7 +149,7 @@ class Attendance:
             self._transfers.give(packet, want.rank, want.ticket)
 
     def _look_around(self, peers: Peers, asked: set[int], words: dict[int, Word], ended: frozenset[int]) -> bool:
-        """Ask everybody else as well, and do as `decide` says; stand still while this rank is alone."""
+        """Ask all other ranks too, and act on what `decide` returns. Stop training while this rank is alone."""
         until = time.monotonic() + self._comm.patience
         held = False
         while True:
@@ -165,7 +165,7 @@ class Attendance:
             silent = frozenset(place.others()) - words.keys()
             if isinstance(action, Leave):
                 self._notices.stop(
-                    f"{name_ranks(action.by)} went on without it: it did not come to average_(), spread() or survivors() within "
+                    f"{name_ranks(action.by)} continued without it: it did not call average_(), spread() or survivors() within "
                     f"{self._comm.patience:g} s, or its connection broke; {REMEDY}",
                     action.by,
                 )
@@ -175,9 +175,9 @@ class Attendance:
                 if not held:
                     held = True
                     self._notices.warn(
-                        f"{name_ranks(action.silent)} do not answer, and what is left is no majority of "
+                        f"{name_ranks(action.silent)} do not answer, and the remaining ranks are no majority of "
                         f"{self.membership.alive} ranks. "
-                        f"This rank stands still in round {self.round}, asks again for {self._comm.patience:g} s, and then stops"
+                        f"This rank waits in round {self.round}, asks again for {self._comm.patience:g} s, and then stops"
                     )
                 peers.skip(silent, silent)
                 time.sleep(PAUSE)
@@ -216,23 +216,23 @@ class Attendance:
         return False
 
     def _return(self, peers: Peers, action: Return, words: dict[int, Word]) -> bool:
-        """Go to the round of the furthest rank, and tell all. False if the others wait for all ranks: then none exchanges."""
-        if action.helpers:  # the replica took its time
+        """Move to the furthest round, and tell all. Return False if the others wait for all ranks, so that none exchanges."""
+        if action.helpers:  # fetching the replica took time
             words = peers.ask(words)[0] or words
         exchanges = self._follow(max(words.values(), key=lambda word: word.round), adopted=bool(action.helpers))
         self._met = self.round
         self.end_step()
         passed = peers.tell_back(self.membership, self.round).values()
         if exchanges and passed:
-            # they wait for this rank from the told round on, so it may well go further: to where they were when they heard of it
+            # they wait for this rank from that round on, but it may go further: to where they were when they got the message
             exchanges = self._follow(max(passed, key=lambda word: word.round), adopted=False)
         return exchanges
 
     def _follow(self, furthest: Word, *, adopted: bool) -> bool:
-        """Take over round and steps of a rank that is further. False if it waits for all ranks: then none exchanges."""
+        """Take over round and steps of a rank that is ahead. Return False if it waits for all ranks, so that none exchanges."""
         if furthest.round < self.round + (not adopted):
             return True
-        # one further than the furthest: it is caught up with, where it could not catch up itself; but not past an average
+        # go one round ahead: the others catch up with this rank, while it could not catch up with them; but not past an average
         sits_out = furthest.gathering and furthest.round > self.round
         ahead = 0 if sits_out or self._average_due(furthest.steps + 1) else 1
         self.steps = furthest.steps + (0 if sits_out else 1 + ahead)
@@ -249,9 +249,9 @@ class Attendance:
     # ---- all together ----------------------------------------------------------------------------------------------------------
 
     def call(self) -> tuple[Communicator, bool, int]:
-        """A communicator of the ranks that are left, whether this rank's replica counts in a mean, and how many do.
+        """Return a communicator of the remaining ranks, whether this rank's replica counts in a mean, and how many do.
 
-        A replica that trained alone for longer than two periods does not, unless all did.
+        A replica that trained alone for longer than two periods does not count, unless all did.
         """
         peers = self._peers
         alone = self.round - self._met > limit(self.membership) + 1
@@ -286,6 +286,6 @@ class Attendance:
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """Ranks that are known to be dead or left out, or did not answer when they were asked last."""
+        """Ranks that are known to be dead or left out, or did not answer the last question."""
         silent = self._peers.silent if self._peers is not None else frozenset()
         return tuple(sorted({*self.membership.gone, *silent}))

@@ -1,10 +1,10 @@
-"""GossipGraD at work: after each update one exchange with one partner; now and then, if wanted, the exact mean of all.
+"""Runs GossipGraD: after each update one exchange with one partner and, if configured, sometimes the exact mean of all ranks.
 
-    step t           update        exchange t leaves          (partners of round t)
-    step t + 1       update        exchange t lands, exchange t + 1 leaves
+    step t           update        exchange t is sent         (partners of round t)
+    step t + 1       update        exchange t is received, exchange t + 1 is sent
 
-Without overlap exchange t lands in step t. The optimizer decides what travels. This file decides when, with which rank, and what
-to do if it does not answer.
+Without overlap exchange t is received in step t. The optimizer decides what is sent. This file decides when, to which rank, and
+what to do if it does not answer.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from phalanx.grad.record import StepRecord
 from phalanx.grad.reducer import TransferTime
 from phalanx.grad.replicas import ReplicaError, odd
 
-NOTE = torch.int32  # of the membership, and of the step before it: one more, so that zeros are no message
+NOTE = torch.int32  # of the membership and the step before it; the step is sent plus one, so that zeros are not a message
 
 
 class Gossiper:
-    """Mixes the tensors of this rank with those of others. `home` has the ranks of this host, where hosts gossip."""
+    """Mixes the tensors of this rank with those of others. `home` has the ranks of this host, if hosts gossip."""
 
     def __init__(self, comm: Communicator, home: Communicator | None, sync: Gossip, wire: torch.dtype | None) -> None:
         self._comm, self._home, self._sync, self._wire = comm, home, sync, wire
@@ -40,14 +40,14 @@ class Gossiper:
         check_topology(sync, self._nodes, "ranks" if home is None else "hosts")
         self._transfers = Transfers(comm)
         self._attendance = Attendance(comm, sync, self._transfers, self._nodes, self._me)
-        # the ranks of every host; as many of them carry a part of the message as the smallest host has ranks
+        # the ranks of every host; each host uses as many of them to carry parts of the message as the smallest host has
         self._crews = [[rank] for rank in range(comm.size)] if home is None else _crews(comm)
         self._carriers = min(map(len, self._crews))
         self._kinds: Kinds | None = None
-        self._device = torch.device("cpu")  # of what travels
+        self._device = torch.device("cpu")  # of the tensors that are sent
         self._layout: PacketLayout | None = None
-        self._whole: torch.Tensor | None = None  # where the ranks of a host put their parts together
-        self._count = 0  # tensors that drift, in the layout
+        self._whole: torch.Tensor | None = None  # where the ranks of a host assemble their parts
+        self._count = 0  # number of drifting tensors in the layout
         self._agreed = False
         self._transfer: Transfer | None = None
         self._restored: dict[str, torch.Tensor] | None = None
@@ -56,7 +56,7 @@ class Gossiper:
 
     @property
     def round(self) -> int:  # the paper's word
-        """Of the next exchange."""
+        """The number of the next exchange."""
         return self._attendance.round
 
     @round.setter  # noqa: A003
@@ -65,7 +65,7 @@ class Gossiper:
 
     @property
     def steps(self) -> int:
-        """What the optimizer counts. It sets it before an exchange; afterwards it is more where this rank was left behind."""
+        """The optimizer's step count. It sets this before an exchange; afterwards it is higher if this rank fell behind."""
         return self._attendance.steps
 
     @steps.setter
@@ -73,9 +73,9 @@ class Gossiper:
         self._attendance.steps = value
 
     def offer(self, replica: Callable[[], list[torch.Tensor]]) -> None:
-        """What a rank that was left behind takes over from this one, or this one from another: all that makes a replica.
+        """Register what a rank that fell behind takes over from this one, or this one from another: everything in a replica.
 
-        A method of the owner of this gossiper, which it must not keep alive.
+        `replica` is a method of the owner of this gossiper, and does not keep it alive.
         """
         method = weakref.WeakMethod(replica)
         self._attendance.replica = lambda: (method() or list)()
@@ -83,7 +83,7 @@ class Gossiper:
     # ---- one exchange --------------------------------------------------------------------------------------------------------
 
     def mix(self, drifting: Sequence[torch.Tensor], optional: int, averaged: Sequence[torch.Tensor]) -> None:
-        """After an update: `drifting` are parameters and, the last `optional` of them, optimizer state; `averaged` statistics."""
+        """Exchange after an update. `drifting`: parameters, then `optional` optimizer tensors. `averaged`: statistics."""
         self.record, self.transfers = None, []
         if self._nodes == 1:
             self._mean_at_home(averaged)
@@ -98,7 +98,7 @@ class Gossiper:
             self.settle(drifting, optional, averaged)
 
     def mix_gradients(self, gradients: Sequence[torch.Tensor], averaged: Sequence[torch.Tensor]) -> None:
-        """Before an update: each becomes the mean of itself and the partner's, which with overlap is that of the step before."""
+        """Before an update, average each with the partner's, which with overlap is from the previous step."""
         self.record, self.transfers = None, []
         self._mean_at_home(averaged)
         if self._nodes == 1:
@@ -119,11 +119,11 @@ class Gossiper:
             average_together(averaged, self._home)
 
     def settle(self, drifting: Sequence[torch.Tensor], optional: int, averaged: Sequence[torch.Tensor]) -> None:
-        """Land what is under way, and mix it with what it was made of."""
+        """Receive the pending exchange, and mix it with the tensors it was made from."""
         transfer = self._land()
         if transfer is None:
             return
-        if fit(transfer.kinds, kinds_of(drifting, optional, averaged)):  # else parameters came or went meanwhile, on all ranks
+        if fit(transfer.kinds, kinds_of(drifting, optional, averaged)):  # else all ranks added or removed parameters meanwhile
             sent, received, weight = transfer.sent.views, transfer.received.views, transfer.partners.weight
             count = len(received) - len(averaged) - self._trailer
             if self._sync.overlap or self._wire is not None:
@@ -157,7 +157,7 @@ class Gossiper:
             self._transfers.start(transfer, part, self._crews[who.dest][mine], self._crews[who.source][mine])
 
     def _land(self) -> Transfer | None:
-        """The transfer under way, if its message has arrived; on all ranks of a host alike."""
+        """Return the pending transfer if its message has arrived. All ranks of a host return the same."""
         transfer, self._transfer = self._transfer, None
         if transfer is None:
             return self._take_restored()
@@ -171,7 +171,7 @@ class Gossiper:
         membership: Sequence[int] = self._attendance.membership.leaves
         if self._trailer:
             step, *membership = transfer.received.views[-1].tolist() if transfer.arrived else [0]
-            transfer.arrived = step == transfer.step + 1  # zeros come from a rank that was away, and only clear the way
+            transfer.arrived = step == transfer.step + 1  # zeros are from a rank that was away, and only match a pending receive
         self._attendance.landed(transfer, membership)
         if transfer.arrived:
             return transfer
@@ -179,7 +179,7 @@ class Gossiper:
         return None
 
     def _gather_at_home(self, transfer: Transfer) -> None:
-        """Every rank of the host has a part of the message: all of it to all of them."""
+        """Assemble the message on every rank of the host from the parts that each of them received."""
         assert self._home is not None
         mine, length = self._home.rank, len(transfer.sent.words) // self._carriers
         words = transfer.sent.words
@@ -188,14 +188,14 @@ class Gossiper:
         whole = self._whole.zero_()
         if mine < self._carriers:
             part = slice(mine * length, (mine + 1) * length)
-            whole[part] = (transfer.received if transfer.arrived else transfer.sent).words[part]  # what was sent moves nothing
+            whole[part] = (transfer.received if transfer.arrived else transfer.sent).words[part]  # what was sent changes nothing
         self._home.all_reduce(whole)
-        if transfer.late:  # the message may still come
+        if transfer.late:  # the message may still arrive
             transfer.received = Packet(transfer.received.layout, whole.device)
         transfer.received.words.copy_(whole)
 
     def _agree(self, drifting: Sequence[torch.Tensor], optional: int, averaged: Sequence[torch.Tensor]) -> None:
-        """On what travels: state only once all ranks have it. All ranks ask each other when their own tensors have changed."""
+        """Agree on what to send: state only once all ranks have it. All ranks compare when their tensors have changed."""
         kinds = kinds_of(drifting, optional, averaged)
         if kinds == self._kinds and self._agreed:
             return
@@ -214,16 +214,16 @@ class Gossiper:
 
     @property
     def _travelling(self) -> Kinds:
-        """Of what is sent now: state that some ranks do not have yet stays at home."""
+        """The kinds of what is sent now. State that some ranks do not have yet is not sent."""
         assert self._kinds is not None
         parameters, state, averaged = self._kinds
         return parameters, state if self._agreed else None, averaged
 
     @property
     def _trailer(self) -> int:
-        """Tensors of our own at the end of a message: step and membership.
+        """The number of our own tensors at the end of a message: step and membership.
 
-        None where hosts gossip, nor on a GPU: NCCL cannot do without a rank, so a message that comes is the right one from a
+        There are none if hosts gossip, nor on a GPU. NCCL needs every rank, so a message that arrives is the right one from a
         rank that takes part, and reading it would make the host wait for the device in every step.
         """
         return 1 if self._home is None and self._device.type == "cpu" else 0
@@ -232,11 +232,11 @@ class Gossiper:
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """Ranks that are known to be dead or left out, or did not answer when they were asked last."""
+        """Ranks that are known to be dead or left out, or did not answer the last question."""
         return self._attendance.missing if self._home is None else ()
 
     def survivors(self) -> Communicator:
-        """A communicator of the ranks that are left. All of them call it: each asks each, so that all know of the same ones."""
+        """Return a communicator of the remaining ranks. They all call it, and ask each other, so that all know the same ones."""
         return self._call()[0]
 
     def _call(self) -> tuple[Communicator, bool, int]:
@@ -245,7 +245,7 @@ class Gossiper:
         return self._attendance.call()
 
     def average(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Make each tensor the mean over all ranks that took part. A rank that trained alone takes it over."""
+        """Make each tensor the mean over all ranks that took part. A rank that trained alone takes the mean over."""
         left, counts, counting = self._call()
         if counting < left.size:
             for x in tensors:
@@ -258,33 +258,33 @@ class Gossiper:
     # ---- what the next step takes over ---------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of the next exchange, and the one under way: what was sent, and what came. Waits for it."""
+        """Return the number of the next exchange, and what the pending one has sent and received. Waits for it."""
         transfer = self._transfer
         under_way: dict[str, torch.Tensor] = {}
         if transfer is not None:
-            came = self._transfers.peek(transfer, self._attendance.patience) and self._is_message(transfer)
+            arrived = self._transfers.peek(transfer, self._attendance.patience) and self._is_message(transfer)
             sent, weight = transfer.sent.words.clone(), torch.tensor(transfer.partners.weight, dtype=torch.float64)
-            under_way = {"sent": sent, "received": transfer.received.words.clone() if came else sent.clone(), "weight": weight}
+            under_way = {"sent": sent, "received": transfer.received.words.clone() if arrived else sent.clone(), "weight": weight}
         return {"round": self.round, "seats": self._nodes, "under_way": under_way or self._restored or {}}
 
     def _is_message(self, transfer: Transfer) -> bool:
         return not self._trailer or int(transfer.received.views[-1][0]) == transfer.step + 1
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there. With another number of nodes only the tensors of the replica count, and rounds begin anew."""
+        """Continue from a saved state. With another number of nodes only the replica's tensors are used, and rounds restart."""
         same = state["seats"] == self._nodes
         self.round = int(state["round"]) if same else 0
         self._restored = {name: x.clone() for name, x in state["under_way"].items()} or None if same else None
 
     def _take_restored(self) -> Transfer | None:
-        """What was under way when the state was saved."""
+        """Return the exchange that was pending when the state was saved."""
         words, self._restored = self._restored, None
         layout = self._layout
         if words is None or layout is None or words["sent"].numel() != layout.nbytes // WORD.itemsize:
             return None
-        # they were read from a file to the host; what they are mixed with may be on a GPU
+        # they were loaded to the host, but are mixed with tensors that may be on a GPU
         sent, received = Packet(layout, self._device), Packet(layout, self._device)
-        who = Partners(None, None, float(words["weight"]) if "weight" in words else 0.5)  # older checkpoints have halves only
+        who = Partners(None, None, float(words["weight"]) if "weight" in words else 0.5)  # older checkpoints only have halves
         transfer = Transfer(self.round - 1, who, sent, received, self._travelling)
         transfer.sent.words.copy_(words["sent"])
         transfer.received.words.copy_(words["received"])
@@ -295,6 +295,6 @@ class Gossiper:
 
 
 def _crews(comm: Communicator) -> list[list[int]]:
-    """The ranks of every host."""
+    """Return the ranks of every host."""
     hosts = comm.allgather_obj(comm.inter_rank)
     return [[rank for rank, host in enumerate(hosts) if host == number] for number in range(comm.inter_size)]

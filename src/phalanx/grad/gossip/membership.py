@@ -1,10 +1,10 @@
-"""Which nodes are left: a table that travels with every gossip message, so that survivors agree on the dead without a collective.
+"""The remaining nodes: a table in every gossip message, so that survivors agree on the dead without a collective.
 
-A rank that finds a connection broken writes down from which step on the node is left out. That step is late enough for the news
-to reach all ranks by gossip before. Until then the node's partners skip it, one by one. From that step on all choose partners
-among those that are left. Of two entries for one node the earlier step counts, on all ranks, in whatever order they come.
+A rank that finds a connection broken writes down the step from which the node is left out. That step is late enough for gossip to
+reach all ranks first. Until then the node's partners skip it, one by one. From that step on all choose partners among the
+remaining nodes. Of two entries for one node the earlier step counts, on all ranks and in any order of arrival.
 
-A node may also be left out without being known to be dead: it did not come to a collective. The sign of an entry tells.
+A node may also be left out although it is not known to be dead, because it missed a collective. Its entry is then negative.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from phalanx.grad.gossip.partners import Topology, gossip_period
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """The step from which on each node is left out, negative where it may be alive; 0 for a node that takes part."""
+    """The step from which each node is left out, negative if it may be alive. 0 for a node that takes part."""
 
     leaves: tuple[int, ...]
     topology: Topology = "dissemination"
@@ -28,33 +28,33 @@ class Membership:
 
     @property
     def period(self) -> int:
-        """Rounds in which what one node knows reaches all others."""
+        """Rounds until what one node knows has reached all others."""
         return gossip_period(len(self.leaves), self.topology)
 
     def nodes(self, step: int) -> list[int]:
-        """Who takes part in `step`."""
+        """Return the nodes that take part in `step`."""
         return [node for node, first in enumerate(self.leaves) if not first or step < abs(first)]
 
     def mark_dead(self, node: int, step: int) -> Membership:
-        """`node` was found dead in `step`.
+        """Note that `node` was found dead in `step`.
 
-        In pairs it may have been the only partner of some, who then hear of it from nobody else, but find out in the same
-        period: so what counts is the period.
+        With topology "exact" it may have been some nodes' only partner. They hear of it from no other node, but find out in the
+        same period, so the entry depends on the period.
         """
         if self.topology == "exact":
             return self._with(node, (step // self.period + 3) * self.period)
-        news = 2 * self.period + 2  # steps in which everybody hears of it, some messages being lost
+        news = 2 * self.period + 2  # steps until all have heard of it, even if some messages are lost
         return self._with(node, step + news)
 
     def leave_out(self, node: int, step: int) -> Membership:
-        """`node` did not come to a collective in `step`."""
+        """Note that `node` missed a collective in `step`."""
         return self._with(node, -max(1, step))
 
     def _with(self, node: int, entry: int) -> Membership:
         return self.merge([entry if other == node else 0 for other in range(len(self.leaves))])
 
     def merge(self, other: Sequence[int]) -> Membership:
-        """What both know: the earlier step, and dead if one of them knows it."""
+        """Combine what both know: the earlier step, and dead if one of them knows that."""
         return Membership(tuple(_merged(a, b) for a, b in zip(self.leaves, other, strict=True)), self.topology)
 
     @property
@@ -64,7 +64,7 @@ class Membership:
 
     @property
     def alive(self) -> int:
-        """How many nodes are not known to be dead."""
+        """The number of nodes that are not known to be dead."""
         return len(self.leaves) - len(self.dead)
 
     @property

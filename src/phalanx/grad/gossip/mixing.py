@@ -1,15 +1,15 @@
-"""What becomes of the tensors of a replica when a partner's arrive.
+"""Mixes the tensors of a replica with those of a partner.
 
-    x    a tensor of this rank, now            sent    what it was when the message left
+    x    a tensor of this rank, now            sent    its value when the message was sent
     received    the partner's, of the same step
 
     drifted tensors (parameters, optimizer state)     x + (received - sent) w
     averaged tensors (batch norm statistics)          x (1 - w) + received w           w is 1/2 in most rounds
 
-The first rule keeps the whole of what this rank did while the message was under way, and because every message is received once,
-the mean of all ranks is kept: also where the message was rounded to 16 bits. The second cannot make a variance negative.
+The first rule keeps everything this rank did while the message was in flight. Because every message is received once, it also
+keeps the mean of all ranks, even if the message was rounded to 16 bits. The second rule cannot make a variance negative.
 
-On a GPU torch's multi-tensor operations are one kernel for many tensors only if all of them have one device and one dtype.
+On a GPU torch's multi-tensor operations are one kernel for many tensors only if all of them have the same device and dtype.
 Otherwise they are one kernel per tensor, and some versions copy wrongly (pytorch/pytorch#173383). So tensors are sorted by kind
 there. On a CPU it makes no difference.
 """
@@ -22,13 +22,13 @@ import torch
 
 from phalanx._torch_private import foreach_add_, foreach_copy_, foreach_mul_, foreach_sub_
 
-WIDENED = 64 << 20  # bytes of 16-bit tensors that are widened at a time: their copies must not fill a GPU's memory
+WIDENED = 64 << 20  # bytes of 16-bit tensors to widen at a time, so that their copies do not fill a GPU's memory
 
 Tensors = list[torch.Tensor]
 
 
 def alike(*lists: Sequence[torch.Tensor]) -> Iterator[tuple[Tensors, ...]]:
-    """The lists in parts, in each of which all tensors of a list have one device and one dtype."""
+    """Split the lists into parts in which all tensors of a list have one device and dtype."""
     kinds: dict[tuple[object, ...], list[tuple[torch.Tensor, ...]]] = {}
     for row in zip(*lists, strict=True):
         kinds.setdefault(tuple((x.device, x.dtype) for x in row), []).append(row)
@@ -43,7 +43,7 @@ def copy_all(to: Sequence[torch.Tensor], source: Sequence[torch.Tensor]) -> None
 
 
 def shares(tensors: Sequence[torch.Tensor], received: Sequence[torch.Tensor], weight: float = 0.5) -> None:
-    """Mix each with what was received. With halves it is bit by bit the same on both sides of a pair."""
+    """Mix each with what was received. With halves, both sides of a pair get the same bits."""
     for xs, rs in _parts(tensors, received):
         foreach_mul_(xs, 1 - weight)
         for some, theirs in [(xs, rs)] if xs[0].is_cpu else widened(xs, rs):
@@ -53,9 +53,9 @@ def shares(tensors: Sequence[torch.Tensor], received: Sequence[torch.Tensor], we
 def drift(
     tensors: Sequence[torch.Tensor], sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor], weight: float = 0.5
 ) -> None:
-    """Move each half the way, or by another `weight`, from what was sent to what was received. What happened since is kept.
+    """Move each half the way, or by another `weight`, from what was sent to what was received, and keep later changes.
 
-    `received` is used up.
+    `received` is overwritten.
     """
     for xs, ss, rs in _parts(tensors, sent, received):
         if all(x.dtype == r.dtype for x, r in zip(xs, rs)):
@@ -69,14 +69,14 @@ def drift(
 
 
 def drift_widened(xs: Tensors, sent: Tensors, received: Tensors, weight: float = 0.5) -> None:
-    """`drift` of tensors of one dtype by messages of 16 bits: the difference is made in full precision, for many at once."""
+    """`drift` for tensors of one dtype and 16-bit messages: the difference is computed in full precision, for many at once."""
     for some, mine, theirs in widened(xs, sent, received):
         foreach_sub_(theirs, mine)
         foreach_add_(some, theirs, alpha=weight)
 
 
 def widened(xs: Tensors, *narrow: Tensors) -> Iterator[tuple[Tensors, ...]]:
-    """`xs` and the others in the dtype of `xs`: as they are, or as copies, WIDENED bytes of them at a time."""
+    """Yield `xs` and the others in the dtype of `xs`, unchanged or as copies of WIDENED bytes at a time."""
     if all(ys[0].dtype == xs[0].dtype for ys in narrow):
         yield xs, *narrow
         return
@@ -94,7 +94,7 @@ def widened(xs: Tensors, *narrow: Tensors) -> Iterator[tuple[Tensors, ...]]:
 
 
 def _parts(*lists: Sequence[torch.Tensor]) -> Iterator[tuple[Tensors, ...]]:
-    """What one multi-tensor operation takes at a time."""
+    """Yield the lists as one multi-tensor operation takes them."""
     if not lists[0]:
         return
     if lists[0][0].is_cpu:

@@ -1,4 +1,4 @@
-"""What a gossiping rank tells its user: which ranks are missing, fell behind or are back, and why it stops."""
+"""Warns the user of a gossiping rank about ranks that are missing, fell behind or are back, and explains why it stops."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Notices:
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
-        self._reported: set[int] = set()  # ranks whose loss you have been warned of
+        self._reported: set[int] = set()  # ranks whose loss was already reported
         self._returns = 0
 
     def warn(self, text: str) -> None:
@@ -33,22 +33,21 @@ class Notices:
         if new:
             left = len(membership.leaves) - len(membership.gone)
             self.warn(
-                f"{name_ranks(new)} cannot be reached any more; gossip continues without. "
-                f"{left} of {len(membership.leaves)} are left"
+                f"{name_ranks(new)} cannot be reached any more; gossip continues with {left} of {len(membership.leaves)} ranks"
             )
 
     def skipped(self, new: Collection[int], words: Mapping[int, Word], round_: int) -> None:
-        """Warn of ranks that gossip does not wait for from now on; `words` are the answers of those that answered."""
+        """Warn of ranks that gossip no longer waits for. `words` are the answers of those that answered."""
         silent = sorted(rank for rank in new if rank not in words)
         behind = sorted(rank for rank in new if rank in words and not words[rank].gathering)
         if silent:
-            self.warn(f"{name_ranks(silent)} did not answer in round {round_}; gossip continues without, until it is back")
+            self.warn(f"{name_ranks(silent)} did not answer in round {round_}; gossip skips silent ranks until they are back")
         if behind:
             rounds = round_ - min(words[rank].round for rank in behind)
-            self.warn(f"{name_ranks(behind)} fell {rounds} rounds behind; gossip continues without, until it is back")
+            self.warn(f"{name_ranks(behind)} fell {rounds} rounds behind; gossip skips late ranks until they are back")
 
     def rejoined(self, behind: int, helper: int) -> None:
-        """Warn that this rank was left behind: the 1st, 2nd, 4th, 8th time, because a rank that is always slow does it often."""
+        """Warn that this rank fell behind: the 1st, 2nd, 4th, 8th time, because for a slow rank it happens often."""
         self._returns += 1
         if self._returns & (self._returns - 1) == 0:
             self.warn(
@@ -57,7 +56,7 @@ class Notices:
             )
 
     def stop_as_minority(self, silent: Sequence[int], membership: Membership) -> NoReturn:
-        """Stop this rank because the ranks it reaches are too few."""
+        """Stop this rank because it reaches too few others."""
         here = membership.alive - len(silent)
         self.stop(
             f"it cannot reach {name_ranks(silent)}: {here} of {membership.alive} ranks are no majority (half of them is one, "

@@ -92,13 +92,17 @@ class Packet:
 
 def average_together(tensors: Sequence[torch.Tensor], comm: Communicator) -> None:
     """Make each tensor its exact mean over the ranks of `comm`, bit by bit the same on all. All ranks call it."""
-    if not tensors or comm.size == 1:
-        return
+    if tensors and comm.size > 1:
+        comm.as_one(lambda: mean_packet(tensors, comm)).unpack(tensors)
+
+
+def mean_packet(tensors: Sequence[torch.Tensor], comm: Communicator) -> Packet:
+    """The exact means of the tensors, which stay as they are. All ranks call it."""
     packet = Packet(lay_out(tensors, None), tensors[0].device, comm.buffer)
     packet.pack(tensors)
     for dtype, begin, end in packet.layout.segments:
         comm.all_reduce(packet.words.view(dtype)[begin:end], op="mean")
-    packet.unpack(tensors)
+    return packet
 
 
 def real(x: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""Which node gossips with which in a step: a pure function of the step, the nodes and the seed, so that no rank has to ask.
+"""Chooses partners: a pure function of the step, the nodes and the seed, so that no rank has to ask.
 
-A node is a rank, or a host whose ranks act as one. Only the nodes that are left take part: all ranks that know of the same ones
-come to the same pairs.
+A node is a rank, or a host whose ranks act as one. Only the remaining nodes take part. Ranks that know the same remaining nodes
+get the same pairs.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ __all__ = ["Partners", "Topology", "check_topology", "gossip_period", "partners"
 
 @dataclass(frozen=True, slots=True)
 class Partners:
-    """To whom a node sends and from whom it receives, in one step; both None where it sits the step out.
+    """The nodes that a node sends to and receives from in one step, both None if it sits the step out.
 
-    What it receives has this weight in what it becomes, and its own the rest.
+    `weight` is the share of what it receives in the result. Its own tensors have the rest.
     """
 
     dest: int | None
@@ -28,7 +28,7 @@ class Partners:
 
 
 def partners(me: int, nodes: Sequence[int], step: int, sync: Gossip) -> Partners:
-    """Those of node `me`, one of `nodes`, in step number `step`."""
+    """Return the partners of node `me`, one of `nodes`, in step number `step`."""
     sends = gossip_partners(len(nodes), step, sync.topology, sync.seed, rotate=sync.rotate)
     place = list(nodes).index(me)
     dest = sends[place]
@@ -39,7 +39,7 @@ def partners(me: int, nodes: Sequence[int], step: int, sync: Gossip) -> Partners
 
 
 def check_topology(sync: Gossip, nodes: int, what: str) -> None:
-    """Raise where the topology does not fit: a hypercube has a power of two corners."""
+    """Raise if the topology does not fit: a hypercube needs a power of two."""
     if sync.topology == "hypercube" and nodes & (nodes - 1):
         raise ValueError(
             f"Gossip(topology='hypercube') wants a power of two, but there are {nodes} {what}: use topology='dissemination' "

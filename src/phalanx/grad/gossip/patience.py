@@ -1,4 +1,4 @@
-"""How long a rank waits for a partner: four usual steps, where a usual step is measured as training proceeds."""
+"""How long a rank waits for a partner: four typical steps, measured as training proceeds."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import statistics
 import time
 from collections import deque
 
-LEAST = 1.0  # seconds, where steps are short: the system puts processes off for longer than a step
-STEPS = 4.0  # usual steps
-FIRST = 60.0  # seconds, before a usual step is known
+LEAST = 1.0  # seconds, if steps are short: the system may suspend a process for longer than a step
+STEPS = 4.0  # typical steps
+FIRST = 60.0  # seconds, before a typical step is known
 
 
 class Patience:
-    """The times of this rank's steps. `fixed` seconds, if not None, replace what they say."""
+    """The times of this rank's steps. `fixed` seconds, if given, replace the measurement."""
 
     def __init__(self, fixed: float | None) -> None:
         self._fixed = fixed
         self._times: deque[float] = deque(maxlen=32)
         self._last = 0.0  # when the last step began
-        self.waited = 0.0  # seconds since then in which this rank stood still for others
+        self.waited = 0.0  # seconds since then that this rank waited for others
 
     @property
     def seconds(self) -> float:
@@ -28,10 +28,10 @@ class Patience:
         return max(LEAST, STEPS * statistics.median(self._times)) if self._times else FIRST
 
     def begin_step(self) -> bool:
-        """Note the time since the last step. Whether this rank was away for longer than others wait for it."""
+        """Note the time since the last step. Return whether this rank was away for longer than others wait for it."""
         now, away = time.monotonic(), False
         if self._last:
-            took = now - self._last - self.waited  # waiting for others is not being away
+            took = now - self._last - self.waited  # time spent waiting for others does not count
             away = bool(self._times) and took > self.seconds
             self._times.append(took)
         self._last, self.waited = now, 0.0

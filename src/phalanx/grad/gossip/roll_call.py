@@ -1,7 +1,7 @@
-"""A roll call: all ranks that are left ask each other, so that they begin a collective with the same members and the same round.
+"""A roll call: all remaining ranks ask each other, so that they start a collective with the same members and the same round.
 
-They ask twice: if a rank dies or is cut off during the first time, all know it after the second. Each asking costs a rank p - 1
-messages of a few bytes; gossip itself never needs it, only what all ranks do together.
+They ask twice. If a rank dies or is cut off during the first round, all know it after the second. Each costs a rank p - 1
+messages of a few bytes. Gossip itself never needs it, only what all ranks do together.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from phalanx.comm.communicator import Communicator
 from phalanx.grad.gossip.membership import Membership
 
-SLICE = 0.05  # seconds between two looks at what others want
+SLICE = 0.05  # seconds between two checks for requests of others
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Called:
 def roll_call(
     comm: Communicator, membership: Membership, step: int, tag: int, *, alone: bool, meanwhile: Callable[[], None]
 ) -> Called:
-    """Ask all. A rank that does not answer within the patience of `comm` is left out. `meanwhile` runs while this rank waits."""
+    """Ask all. Ranks that do not answer within the patience of `comm` are left out. `meanwhile` runs while this rank waits."""
     lonely = {comm.rank} if alone else set()
     for asking in range(2):
         mine = torch.tensor([step, int(alone), *membership.leaves])

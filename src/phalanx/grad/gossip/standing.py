@@ -1,14 +1,15 @@
-"""Where a gossiping rank stands among the others, and what it does about it: a pure function of what they answered.
+"""The standing of a gossiping rank among the others, and what it does about it: a pure function of their answers.
 
     in step     exchanges arrive
-    late        a partner did not send in time, or this rank was away itself: it asks around, and `decide` says what now
-    left behind the furthest rank is more than two periods ahead: take over its replica, and its round
-    alone       too few ranks answer: stand still and ask again, so that no replica trains on by itself
-    minority    still alone when the communicator's patience ends: stop with an error
-    left out    the others have ended a collective without this rank: stop with an error
+    late        a partner did not send in time, or this rank was away itself: it asks the others, and `decide` chooses
+    left behind the furthest rank is more than two periods ahead: take over its replica and its round
+    alone       too few ranks answer: wait and ask again, so that no replica trains by itself
+    minority    still alone after the communicator's timeout: stop with an error
+    left out    the others have finished a collective without this rank: stop with an error
 
 Two groups of ranks that cannot reach each other never both continue. A group needs more than half of the ranks that are not known
-to be dead, or exactly half with the lowest of them. Dead means that a process has ended. A rank that is only silent still counts.
+to be dead, or exactly half including the lowest of them. Dead means that a process has ended. A rank that is only silent still
+counts.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from phalanx.grad.gossip.membership import Membership
 
 
 def limit(membership: Membership) -> int:
-    """Rounds by which ranks may differ: two periods. What one rank did reaches all others in one."""
+    """Return the rounds by which ranks may differ: two periods. What one rank did reaches all others in one."""
     return 2 * membership.period
 
 
@@ -34,12 +35,12 @@ def has_quorum(side: Collection[int], size: int, dead: Collection[int]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """What a rank says when it is asked."""
+    """The answer of a rank that is asked for its state."""
 
     round: int  # of its next exchange
-    steps: int  # that its optimizer has done
-    gathering: bool  # it waits for all in average_(), spread() or survivors()
-    skips: tuple[int, ...]  # the ranks for which it does not wait now
+    steps: int  # done by its optimizer
+    gathering: bool  # whether it waits for all ranks in average_(), spread() or survivors()
+    skips: tuple[int, ...]  # the ranks that it does not wait for now
     leaves: tuple[int, ...]  # its membership
 
     @staticmethod
@@ -64,7 +65,7 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """This rank, as it sees itself."""
+    """This rank's own view of itself."""
 
     me: int
     round: int  # of its next exchange
@@ -75,22 +76,22 @@ class Place:
         return len(self.membership.leaves)
 
     def others(self) -> list[int]:
-        """The ranks to ask: all that are not known to be dead. Also those left out: they must hear that they are."""
+        """Return the ranks to ask: all that are not known to be dead, including those left out, which must learn about it."""
         return [rank for rank in range(self.size) if rank != self.me and rank not in self.membership.dead]
 
 
 @dataclass(frozen=True, slots=True)
 class GoOn:
-    """In step. For `skips` do not wait: they are silent, too far behind, or wait for all."""
+    """In step. Don't wait for `skips`: they are silent, too far behind, or wait for all ranks."""
 
     skips: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Return:
-    """Others passed this rank over, or went further: be there in the furthest round, and tell them.
+    """Others skip this rank or are ahead: move to the furthest round, and tell them.
 
-    With `helpers`, furthest first, it is left behind: take over the replica of one of them.
+    With `helpers`, furthest first, it fell behind too far: take over the replica of one of them.
     """
 
     round: int  # of the furthest
@@ -101,14 +102,14 @@ class Return:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Alone: these ranks do not answer, and the others are too few."""
+    """Alone: the `silent` ranks do not answer, and the others are too few."""
 
     silent: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """These ranks have ended a collective without this one."""
+    """These ranks have finished a collective without this one."""
 
     by: tuple[int, ...]
 
@@ -117,7 +118,7 @@ Action = GoOn | Return | Hold | Leave
 
 
 def unremarkable(place: Place, words: Mapping[int, Word]) -> bool:
-    """Whether partners that were asked are merely slow. Then no other rank has to be asked."""
+    """Whether the partners that were asked are merely slow, so that no other rank has to be asked."""
     return all(
         abs(word.round - place.round) <= limit(place.membership)
         and not word.gathering
@@ -128,7 +129,7 @@ def unremarkable(place: Place, words: Mapping[int, Word]) -> bool:
 
 
 def decide(place: Place, words: Mapping[int, Word]) -> Action:
-    """What to do after all `place.others()` were asked and these answered."""
+    """Decide what to do after all `place.others()` were asked and these answered."""
     by = tuple(sorted(rank for rank, word in words.items() if word.leaves[place.me]))
     if by:
         return Leave(by)

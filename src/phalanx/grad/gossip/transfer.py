@@ -32,6 +32,11 @@ REMEMBERED = 8  # transfers per peer: as many as can be unmatched, and more
 _serials: weakref.WeakKeyDictionary[Communicator, itertools.count[int]] = weakref.WeakKeyDictionary()
 
 
+def serial_of(comm: Communicator) -> int:
+    """A number for the tags of one more optimizer: optimizers are made in one order on all ranks."""
+    return next(_serials.setdefault(comm, itertools.count(1)))
+
+
 @dataclass(slots=True)
 class Transfer:
     """A message to `dest` and one from `source`, peers by rank, under way since `left` (time.perf_counter())."""
@@ -74,7 +79,7 @@ class Transfers:
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
-        self._serial = next(_serials.setdefault(comm, itertools.count(1)))  # optimizers are made in one order on all ranks
+        self._serial = serial_of(comm)
         self._calls = 0
         self._spare: list[Packet] = []
         self._stuck: list[Transfer] = []

@@ -5,9 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+
+from phalanx.grad.wires import Int8
+
+if TYPE_CHECKING:
+    from phalanx.comm.communicator import Communicator
 
 TRAVELS = 5  # inner steps of `overlap=True` at most: as many cost Streaming DiLoCo next to nothing (arXiv 2501.18512)
 
@@ -66,7 +71,8 @@ class DiLoCo:
         fragments: Cut the parameters into so many parts, which take turns: each travels once in `every` inner steps.
         overlap: Let a part travel during the next inner steps. A number sets how many, True takes the steps until the next part
             leaves, 5 at most. What a rank did meanwhile is kept. False waits in `step`.
-        wire: Send torch.float16 or torch.bfloat16 instead of the parameters' own dtype.
+        wire: Send torch.float16, torch.bfloat16 or `phalanx.Int8(...)` instead of the parameters' own dtype. What Int8 rounds
+            away is added to the next pseudo-gradient. Only with partners="all".
         partners: `"all"`, or `"random"`: each outer step is made with one other rank, drawn anew every time (NoLoCo). Ranks then
             have different outer parameters, which are pulled together.
         seed: Seeds the draw of partners. All ranks pass the same.
@@ -88,7 +94,7 @@ class DiLoCo:
     outer: Outer | None = None
     fragments: int = 1
     overlap: bool | int = False
-    wire: torch.dtype | None = None
+    wire: torch.dtype | Int8 | None = None
     partners: Literal["all", "random"] = "all"
     seed: int = 0
     level: Literal["rank", "host"] | None = None
@@ -152,3 +158,10 @@ def _check(name: str, sync: LocalSGD | DiLoCo) -> None:
         raise ValueError(f"{name}(overlap={sync.overlap!r}): True, False, or inner steps, at most every={sync.every}")
     if sync.level not in ("rank", "host", None):
         raise ValueError(f"{name}(level={sync.level!r}): one of 'rank', 'host', None")
+
+
+def level_of(comm: Communicator, plan: DiLoCo) -> str:
+    """Whose steps are local: a rank's, or those of a host whose ranks act as one."""
+    if plan.partners == "random" or comm.elastic:  # an elastic communicator cannot be split
+        return "rank"
+    return plan.level or ("host" if comm.size > comm.inter_size > 1 else "rank")

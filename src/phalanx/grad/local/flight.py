@@ -17,7 +17,8 @@ from phalanx.comm.communicator import Communicator
 from phalanx.comm.pending import Pending
 from phalanx.grad.gossip.packet import Packet, lay_out
 from phalanx.grad.reducer import TransferTime
-from phalanx.grad.wire import carries, pack, unpack
+from phalanx.grad.wires import Int8, Wire
+from phalanx.grad.wires.carrier import Carrier
 
 TAGS = 3 << 50  # of messages to one partner; those of gossip are below
 
@@ -36,20 +37,28 @@ class Flight:
         for view, outer in zip(self.packet.views[self.count :], slow):
             view.copy_(outer)
         self.finite = True
-        self._wires: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.took: TransferTime | None = None  # once it has landed
+        self._carried: list[tuple[Carrier, torch.Tensor]] = []
+        self._nbytes = self.packet.words.nbytes
         self._pending: list[Pending] = []
         self._theirs: Packet | None = None
 
-    def to_all(self, comm: Communicator, wire: torch.dtype | None, label: str) -> None:
-        """Leave; the mean over all ranks comes back."""
-        for dtype, begin, end in self.packet.layout.segments:
-            flat = self.packet.words.view(dtype)[begin:end]
-            if wire is not None and carries(flat):
-                narrow = pack(flat, torch.empty(len(flat), dtype=wire, device=flat.device), 1 / comm.size)
-                self._wires.append((narrow, flat))
-                self._pending.append(comm.all_reduce_async(narrow, "sum", label=label))
-            else:
+    @property
+    def segments(self) -> list[torch.Tensor]:
+        """What travels, by type: flat tensors."""
+        return [self.packet.words.view(dtype)[begin:end] for dtype, begin, end in self.packet.layout.segments]
+
+    def to_all(self, comm: Communicator, carriers: Sequence[Carrier | None], wire: Wire | None, label: str) -> None:
+        """Leave; the mean over all ranks comes back. Each of `segments` has its carrier, or None to travel as it is."""
+        self._nbytes = 0
+        for flat, carrier in zip(self.segments, carriers, strict=True):
+            if carrier is None:
                 self._pending.append(comm.all_reduce_async(flat, "mean", label=label))
+                self._nbytes += flat.nbytes
+            else:
+                self._pending.append(carrier.leave(flat, "mean", label=label))
+                self._carried.append((carrier, flat))
+                self._nbytes += wire.code.nbytes(flat.numel()) if isinstance(wire, Int8) else 2 * flat.numel()
 
     def to_one(self, comm: Communicator, partner: int, number: int) -> None:
         """Leave for `partner`, whose own comes."""
@@ -57,23 +66,22 @@ class Flight:
         tag = TAGS + number
         self._pending.append(comm.exchange_async(self.packet.words, partner, self._theirs.words, partner, tag))
 
-    def land(self) -> TransferTime | None:
-        """Wait until it has arrived; it stays, for a step that applies it. What it took, the first time."""
+    def land(self) -> None:
+        """Wait until it has arrived; it stays, for a step that applies it."""
         if not self._pending:
-            return None
+            return
         for pending in self._pending:
             pending.wait()
         ended = max(pending.ended for pending in self._pending)
         self._pending = []
-        for narrow, flat in self._wires:
-            self.finite = bool(unpack(narrow, flat)) and self.finite
-        nbytes = sum(narrow.nbytes for narrow, _ in self._wires) or self.packet.words.nbytes
-        self._wires = []
+        for carrier, flat in self._carried:
+            self.finite = bool(carrier.arrive(flat)) and self.finite
+        self._carried = []
         if self._theirs is not None:
             for mine, other in zip(self.packet.views, self._theirs.views):
                 mine.add_(other).mul_(0.5)
             self._theirs = None
-        return TransferTime(self.set_out, ended, nbytes)
+        self.took = TransferTime(self.set_out, ended, self._nbytes)
 
     @property
     def means(self) -> list[torch.Tensor]:

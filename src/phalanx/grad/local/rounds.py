@@ -13,6 +13,7 @@ docs/slow-networks.md has the differences.
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Sequence
@@ -27,17 +28,21 @@ from phalanx.grad.local.flight import Flight, partner_of
 from phalanx.grad.local.parts import cut
 from phalanx.grad.record import StepRecord
 from phalanx.grad.reducer import TransferTime
+from phalanx.grad.wires import Wire
+from phalanx.grad.wires.carrier import Carrier, carrier_of, give, keep
 
 
 class Rounds:
     """The outer parameters of one rank, their optimizer, and the parts that are under way."""
 
-    def __init__(self, comm: Communicator, sync: DiLoCo, wire: torch.dtype | None) -> None:
+    def __init__(self, comm: Communicator, sync: DiLoCo, wire: Wire | None) -> None:
         self._comm, self._sync, self._wire = comm, sync, wire
         self._params: list[torch.nn.Parameter] = []
         self._slow: list[torch.nn.Parameter] = []
         self._parts: list[range] = []
         self._flights: dict[int, Flight] = {}
+        self._carriers: dict[int, list[tuple[Carrier | None, dict[str, range]]]] = {}  # of each part, by type
+        self._kept: dict[str, dict[str, torch.Tensor]] = {}  # what carriers that do not exist yet will need
         self.optimizer: torch.optim.Optimizer | None = None
         self.transfers: list[TransferTime] = []
         self.record: StepRecord | None = None
@@ -57,9 +62,36 @@ class Rounds:
             self.optimizer = self._sync.build(list(made.values()))
         elif made:
             self.optimizer.add_param_group({"params": list(made.values())})
+        places = {id(p): i for i, p in enumerate(params)}
+        now = {str(i): str(places[id(p)]) for i, p in enumerate(self._params) if id(p) in places}
+        self._kept = {now[name]: state for name, state in self._errors().items() if name in now}
+        self._carriers = {}
         self._params = list(params)
         self._slow = [known[id(p)] if id(p) in known else made[id(p)] for p in params]
         self._parts = cut([p.numel() for p in params], self._sync.fragments)
+
+    def _carriers_of(self, part: int, flight: Flight) -> list[Carrier | None]:
+        """Return the carriers of a part. They are made when it is sent for the first time, by all ranks together.
+
+        An elastic job makes them every time, because the number of ranks may have changed.
+        """
+        if part not in self._carriers or self._comm.elastic:
+            found: list[tuple[Carrier | None, dict[str, range]]] = []
+            for flat, (dtype, begin, _) in zip(flight.segments, flight.packet.layout.segments):
+                places = {}
+                for i, slot in zip(self._parts[part], flight.packet.layout.slots):
+                    if slot.wire == dtype:
+                        first = slot.start - begin
+                        places[str(i)] = range(first, first + math.prod(slot.shape))
+                shapes = dict.fromkeys(places.values(), 1)
+                found.append((carrier_of(self._wire, self._comm, flat, shapes=shapes, number=part), places))
+            give(found, self._kept)
+            self._carriers[part] = found
+        return [carrier for carrier, _ in self._carriers[part]]
+
+    def _errors(self) -> dict[str, dict[str, torch.Tensor]]:
+        """What carriers keep, by the number of the parameter."""
+        return self._kept | keep([pair for found in self._carriers.values() for pair in found])
 
     def _fast(self, part: int) -> list[torch.Tensor]:
         return [real(self._params[i].detach()) for i in self._parts[part]]
@@ -80,27 +112,52 @@ class Rounds:
             if not self._sync.travels:
                 self._land(part)
 
+    @torch.no_grad()
+    def after_all(self, step: int) -> None:
+        """The samples of an epoch are over: parts that have not just made an outer step make one. All ranks call it."""
+        for part in range(len(self._parts)):
+            if part not in self._sync.due(step):
+                self._leave(part, step)
+                self._land(part)
+
     def _leave(self, part: int, step: int) -> None:
+        """Start its way. Without overlap it has landed then: if a rank of an elastic job dies meanwhile, it goes again."""
+        if self._sync.travels:
+            self._flights[part] = self._started(part, step)
+        else:
+            self._flights[part] = self._comm.as_one(lambda: self._there_and_back(part, step), counts=True)
+
+    def _there_and_back(self, part: int, step: int) -> Flight:
+        flight = self._started(part, step)
+        flight.land()
+        if self._comm.elastic and self._sync.partners == "random":
+            self._comm.barrier()  # a partner has made its steps, but a result must say that all ranks have
+        return flight
+
+    def _started(self, part: int, step: int) -> Flight:
         random = self._sync.partners == "random"
         flight = Flight(step, self._fast(part), self._outer(part), both=random)
         if not random:
-            flight.to_all(self._comm, self._wire, f"outer step, part {part}")
+            flight.to_all(self._comm, self._carriers_of(part, flight), self._wire, f"outer step, part {part}")
         else:
             partner = partner_of(self._comm.rank, self._comm.size, self._sync.seed, step)
             if partner is not None:
                 flight.to_one(self._comm, partner, step)
-        self._flights[part] = flight
+        return flight
 
     def _land(self, part: int) -> None:
         """Make the outer step of a part, and give its parameters the result."""
-        flight, begun = self._flights.pop(part), time.perf_counter()
-        if (took := flight.land()) is not None:
+        flight = self._flights.pop(part)
+        begun = time.perf_counter() if self._sync.travels else flight.set_out
+        flight.land()
+        if (took := flight.took) is not None:
             self.transfers.append(took)
             waited = time.perf_counter() - begun
             early = took.bytes if self._sync.travels else 0
             self.record = StepRecord(waited, took.ended - took.left, early, took.bytes, begun)
         if not flight.finite:
-            warnings.warn(f"outer step, part {part}: values became infinite or NaN as {self._wire}: use bfloat16", stacklevel=6)
+            remedy = ": use bfloat16" if self._wire is torch.float16 else ""
+            warnings.warn(f"outer step, part {part}: values are infinite or NaN as {self._wire}{remedy}", stacklevel=6)
         assert self.optimizer is not None
         slow = [self._slow[i] for i in self._parts[part]]
         for p, gradient in zip(slow, flight.means):
@@ -121,6 +178,12 @@ class Rounds:
         """Do not wait for the step in which they are due. All ranks call it."""
         for part in list(self._flights):
             self._land(part)
+
+    @torch.no_grad()
+    def begin_anew(self) -> None:
+        """Give all parameters the values of the outer ones: this rank has done nothing since the last outer step."""
+        for p, slow in zip(self._params, self._slow):
+            real(p.detach()).copy_(slow.detach())
 
     def outer_tensors(self) -> list[torch.Tensor]:
         """Outer parameters and the state of their optimizer, where ranks have different ones."""
@@ -144,6 +207,7 @@ class Rounds:
             "slow": [p.detach().clone() for p in self._slow],
             "outer": self.optimizer.state_dict(),
             "under_way": {str(part): flight.state_dict() for part, flight in self._flights.items()},
+            "wires": self._errors(),
         }
 
     @torch.no_grad()
@@ -155,6 +219,7 @@ class Rounds:
         for p, saved in zip(self._slow, state["slow"], strict=True):
             p.copy_(saved)
         self.optimizer.load_state_dict(state["outer"])
+        self._carriers, self._kept = {}, state.get("wires", {})
         self._flights = {}
         for name, saved in state["under_way"].items():
             part = int(name)

@@ -1,4 +1,4 @@
-"""Wires as values: how gradients travel, for `create_multi_node_optimizer(wire=...)`. `carrier.py` makes them work."""
+"""Wires as values: how gradients are sent, for `create_multi_node_optimizer(wire=...)`. `carrier.py` implements them."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ class Int8:
     """Send gradients between hosts as 8-bit numbers in blocks with one scale each, for `create_multi_node_optimizer(wire=...)`.
 
     The ranks of a host first sum in full precision. Then each sends its part, encoded, to its peers on the other hosts, which add
-    up in float32, encode the sums and send them back. So a gradient is rounded twice, whatever the number of ranks, and all ranks
-    get the same bits. What a rank rounds away is added to the next gradient (error feedback). Only float32 gradients are encoded.
-    A block with NaN or inf comes back as NaN.
+    in float32, encode the sums and send them back. So a gradient is rounded twice for any number of ranks, and all ranks get the
+    same bits. What a rank rounds away is added to its next gradient (error feedback). Only float32 gradients are encoded. A block
+    with NaN or inf is decoded as NaN.
 
     Args:
         block: Numbers that share a scale, a multiple of 16. Each costs 8 bits, and each block 32 more.
         rounding: `"nearest"`, or `"stochastic"`: up or down at random, in proportion.
         error_feedback: Add what was rounded away to the next gradient.
-        level: `"host"` encodes what travels between hosts, so one host encodes nothing. `"rank"` encodes every message, and so
+        level: `"host"` encodes messages between hosts, so one host encodes nothing. `"rank"` encodes every message, and so
             do hosts with different numbers of ranks.
         seed: Seeds stochastic rounding. All ranks pass the same.
 
     Raises:
-        ValueError: If an option makes no sense.
+        ValueError: If an option is invalid.
         TypeError: If an option has the wrong type.
 
     Example:
@@ -55,7 +55,7 @@ class Int8:
 
     @property
     def code(self) -> BlockCode:
-        """How numbers are encoded."""
+        """The block code that encodes the numbers."""
         return BlockCode(self.block, self.rounding == "stochastic")
 
 
@@ -63,18 +63,18 @@ class Int8:
 class PowerSGD:
     """Send each gradient matrix as two thin ones, of `rank` columns, for `create_multi_node_optimizer(wire=...)`.
 
-    A gradient of n x m numbers travels as (n + m) * rank of them. It is an approximation: what a rank has left is added to its
-    next gradient (error feedback), and each step refines the directions of the step before (warm start). Vectors, and matrices
-    that would not become half as long, travel as they are. Only float32 gradients are compressed. All messages are compressed,
-    also inside a host.
+    A gradient of n x m numbers is sent as (n + m) * rank numbers. This is an approximation: the rest is added to the rank's next
+    gradient (error feedback), and each step refines the directions of the previous one (warm start). Vectors, and matrices that
+    would not shrink to half, are sent uncompressed. Only float32 gradients are compressed. All messages are compressed, even
+    within a host.
 
     Args:
-        rank: Columns of the thin matrices. More is more exact, and longer.
-        start: Exchanges at the beginning that are not compressed, when gradients change fast.
+        rank: Columns of the thin matrices. More are more exact, and take longer.
+        start: Exchanges at the beginning that are not compressed, while gradients change fast.
         seed: Seeds the first directions. All ranks pass the same.
 
     Raises:
-        ValueError: If an option makes no sense.
+        ValueError: If an option is invalid.
         TypeError: If an option has the wrong type.
 
     Example:
@@ -97,7 +97,7 @@ Wire = torch.dtype | Int8 | PowerSGD
 
 
 def check_any_wire(wire: Any) -> None:
-    """Raise for what is no wire."""
+    """Raise if `wire` is not a wire."""
     if wire is not None and wire not in WIRES and not isinstance(wire, Int8 | PowerSGD):
         raise TypeError(
             f"wire={wire!r}: torch.float16, torch.bfloat16, phalanx.Int8(...), phalanx.PowerSGD(...), or None to send gradients"
@@ -106,7 +106,7 @@ def check_any_wire(wire: Any) -> None:
 
 
 def remembers(wire: Wire | None) -> bool:
-    """Whether what a wire does to one gradient depends on those before."""
+    """Whether the effect of a wire on a gradient depends on earlier gradients."""
     return isinstance(wire, Int8 | PowerSGD)
 
 

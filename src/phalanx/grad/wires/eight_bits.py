@@ -1,8 +1,8 @@
-"""8 bits per gradient, as a carrier: the quantised all-reduce of `schedule/quantised.py`, with what it rounds away kept here.
+"""A carrier with 8 bits per gradient: the quantised all-reduce of `schedule/quantised.py`. It keeps the rounding errors.
 
-A rank keeps one error per gradient that it encodes: of its own gradients, or of its host's sums, where it sends them to the
-rank that adds up; of the sum, where it is that rank itself. They are added to what is encoded next at the same place, so nothing
-is lost, only late. If groups go a second time in one step, the error is that of the second time.
+A rank keeps one error per gradient that it encodes. If it sends to the rank that adds, this is the error of its own gradients or
+of its host's sums. If it is that rank itself, it is the error of the sum. An error is added to what is encoded next at the same
+place, so nothing is lost, only delayed. If groups are sent twice in one step, the error of the second time is kept.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class EightBits:
     def __init__(self, wire: Int8, comm: Communicator, flat: torch.Tensor, number: int) -> None:
         self._wire, self._comm, self._number = wire, comm, number
         self._error = torch.zeros_like(flat) if wire.error_feedback else None
-        self._turn = 0  # how often the group has left
+        self._turn = 0  # how often the group was sent
         self._finite = torch.ones((), dtype=torch.bool, device=flat.device)
 
     def leave(self, x: torch.Tensor, op: Literal["sum", "mean"], *, label: str) -> Pending:
@@ -56,6 +56,6 @@ class EightBits:
             self._turn = int(state["turn"])
 
     def _key(self) -> int:
-        """Another draw for every rank, group and time."""
+        """Return a different seed for every rank, group and exchange."""
         text = f"phalanx int8 {self._wire.seed} {self._turn} {self._comm.rank} {self._number}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little")

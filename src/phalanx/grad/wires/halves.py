@@ -1,4 +1,4 @@
-"""16 bits per gradient, as a carrier: a cast, an all-reduce, and a cast back."""
+"""A carrier with 16 bits per gradient: a cast, an all-reduce, and a cast back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from phalanx.grad.wire import pack, unpack
 
 
 class Halves:
-    """Carries gradients through `wire`, a buffer of 16-bit floats of the same length."""
+    """Carries gradients in `wire`, a buffer of 16-bit floats of the same length."""
 
     keeps_flags = True
 

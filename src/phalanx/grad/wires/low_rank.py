@@ -1,13 +1,13 @@
-"""Low-rank gradients, as a carrier: a matrix M travels as two thin ones, P = M Q and Q = M' P, of `rank` columns each.
+"""A carrier of low-rank gradients: a matrix M is sent as two thin ones, P = M Q and Q = M' P, of `rank` columns each.
 
 Paper: Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization", arXiv
-1905.13727: one step of subspace iteration per gradient, which begins with the Q of the step before (warm start), and error
+1905.13727: one step of subspace iteration per gradient, which starts with the Q of the previous step (warm start), and error
 feedback.
 
-Differences from the paper, and from torch's hook after it: P, and the vectors and small matrices that are not compressed, are one
-message, and Q is the second. All of it is one operation of the issuing thread, so a group overlaps with backward. Gradients may
-be weighted: what a rank keeps as its error is its own M less an equal share of the result. A matrix that is not finite leaves Q
-and the error as they were. A column of Q that has become zero begins anew, because it would stay zero.
+Differences from the paper, and from torch's hook based on it: P is sent in one message with the vectors and small matrices that
+are not compressed, and Q in a second one. Both are one operation of the issuing thread, so a group overlaps with backward.
+Gradients may be weighted: the error that a rank keeps is its own M less an equal share of the result. A matrix that is not finite
+leaves Q and the error unchanged. A column of Q that has become zero is replaced, because it would stay zero.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from phalanx.comm.compound import Turn
 from phalanx.comm.pending import Pending
 from phalanx.grad.wires import PowerSGD
 
-SAVES = 2  # a matrix is compressed if it becomes less than 1 / SAVES as long, as in torch's hook
-EPSILON = 1e-8  # added to the length of a column: those of a gradient of zeros stay zero
+SAVES = 2  # a matrix is compressed if that makes it less than 1 / SAVES as long, as in torch's hook
+EPSILON = 1e-8  # added to the length of a column, so that columns of a zero gradient stay zero
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A gradient that is compressed: where it lies in the group, and as what."""
+    """A gradient that is compressed: its place in the group and its shape."""
 
     place: range
     rows: int
@@ -38,14 +38,14 @@ class Matrix:
 
 
 class LowRank:
-    """Carries one group of float32 gradients. `shapes` has the rows of each tensor, by its place; vectors have one."""
+    """Carries one group of float32 gradients. `shapes` maps the place of each tensor to its rows; vectors have one."""
 
     keeps_flags = False
 
     def __init__(self, wire: PowerSGD, comm: Communicator, flat: torch.Tensor, shapes: Mapping[range, int]) -> None:
         self._wire, self._comm = wire, comm
         found = (matrix_of(place, rows, wire.rank) for place, rows in shapes.items())
-        # those of one shape side by side: they are one batch
+        # matrices of one shape are adjacent, because they form one batch
         self._matrices = sorted((m for m in found if m is not None), key=lambda m: (m.rows, m.columns, m.place.start))
         taken = {m.place for m in self._matrices}
         self._plain = [place for place in sorted(shapes, key=lambda place: place.start) if place not in taken]
@@ -57,7 +57,7 @@ class LowRank:
         self._fresh = _random(self._qs, wire.seed)
         for q, fresh in zip(self._qs, self._fresh):
             q.copy_(fresh)
-        self._turn = 0  # how often the group has left
+        self._turn = 0  # how often the group was sent
         self._finite = torch.ones((), dtype=torch.bool, device=flat.device)
 
     def leave(self, x: torch.Tensor, op: Literal["sum", "mean"], *, label: str) -> Pending:
@@ -67,7 +67,7 @@ class LowRank:
 
         def work(turn: Turn) -> torch.Tensor:
             if compressed:
-                self._finite = self._travel(x.detach(), turn, mean=mean)
+                self._finite = self._reduce(x.detach(), turn, mean=mean)
             else:
                 turn.add_up(x.detach())
                 self._finite = _share(x.detach(), self._comm.size if mean else 1)
@@ -76,8 +76,8 @@ class LowRank:
         how = f"rank {self._wire.rank}" if compressed else "uncompressed"
         return self._comm.compound_async(f"powersgd({x.numel()}, {how}, {label})", work, x)
 
-    def _travel(self, flat: torch.Tensor, turn: Turn, *, mean: bool) -> torch.Tensor:
-        """Sum or average over the ranks, in place; whether all of the result is finite."""
+    def _reduce(self, flat: torch.Tensor, turn: Turn, *, mean: bool) -> torch.Tensor:
+        """Sum or average over the ranks, in place. Return whether the whole result is finite."""
         size, wanted, errors = self._comm.size, self._matrices_in(flat), self._matrices_in(self._error)
         vectors, before = self._p[self._p.numel() - sum(map(len, self._plain)) :], self._q.clone()
         for own, error, p, q in zip(wanted, errors, self._ps, self._qs):
@@ -90,7 +90,7 @@ class LowRank:
             torch.mm(own.t(), p, out=q)
         turn.add_up(self._q)
         self._q.div_(size)
-        # the same on all ranks: what came back decides, not what a rank sent
+        # the same on all ranks, because it depends on what was received and not on what a rank sent
         sound = [bool(torch.isfinite(p.sum() + q.sum())) for p, q in zip(self._ps, self._qs)]
         for fine, own, error, p, q in zip(sound, wanted, errors, self._ps, self._qs):
             if fine:
@@ -98,7 +98,7 @@ class LowRank:
                 torch.mm(p, q.t() if mean else q.t() * size, out=own)
             else:
                 own.fill_(float("nan"))
-        self._begin_anew(before, sound)
+        self._repair_directions(before, sound)
         finite = _share(vectors, size if mean else 1)
         for place, part in zip(self._plain, vectors.split([len(place) for place in self._plain])):
             flat[place.start : place.stop] = part
@@ -108,7 +108,7 @@ class LowRank:
         return [flat[m.place.start : m.place.stop].view(m.rows, m.columns) for m in self._matrices]
 
     def _orthogonalise(self) -> None:
-        """Make the columns of every P orthonormal: Gram-Schmidt in float64, on all matrices of one shape at once."""
+        """Make the columns of every P orthonormal, by Gram-Schmidt in float64 on all matrices of one shape at once."""
         for first, last in _runs([(m.rows, m.rank) for m in self._matrices]):
             batch = torch.stack(self._ps[first:last]).double()
             for column in range(batch.shape[2]):
@@ -119,8 +119,8 @@ class LowRank:
             for p, own in zip(self._ps[first:last], batch):
                 p.copy_(own)
 
-    def _begin_anew(self, before: torch.Tensor, sound: Sequence[bool]) -> None:
-        """Keep the Q of before where what came back is not finite; replace columns of zeros."""
+    def _repair_directions(self, before: torch.Tensor, sound: Sequence[bool]) -> None:
+        """Restore the previous Q where the new one is not finite, and replace columns of zeros."""
         olds = _cut(before, [(m.columns, m.rank) for m in self._matrices])
         for fine, q, old, fresh in zip(sound, self._qs, olds, self._fresh):
             if not fine:
@@ -148,7 +148,7 @@ class LowRank:
 
 
 def matrix_of(place: range, rows: int, rank: int) -> Matrix | None:
-    """The tensor at `place` as a matrix of `rows`, if two thin ones are so much shorter that it is worth the work."""
+    """Return the tensor at `place` as a matrix of `rows`, or None if compression would save too little."""
     columns = len(place) // max(rows, 1)
     rank = min(rank, rows, columns)
     if rank == 0 or (rows + columns) * rank * SAVES >= rows * columns:
@@ -157,14 +157,14 @@ def matrix_of(place: range, rows: int, rank: int) -> Matrix | None:
 
 
 def _share(x: torch.Tensor, size: int) -> torch.Tensor:
-    """Divide in place; whether all of it is finite."""
+    """Divide in place. Return whether all of it is finite."""
     if size != 1:
         x.div_(size)
     return torch.isfinite(torch.stack(torch.aminmax(x))).all() if x.numel() else torch.ones((), dtype=torch.bool, device=x.device)
 
 
 def _cut(flat: torch.Tensor, shapes: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
-    """Matrices one behind the other at the beginning of `flat`."""
+    """Return views of matrices that follow each other at the start of `flat`."""
     found, at = [], 0
     for rows, columns in shapes:
         found.append(flat[at : at + rows * columns].view(rows, columns))
@@ -173,12 +173,12 @@ def _cut(flat: torch.Tensor, shapes: Sequence[tuple[int, int]]) -> list[torch.Te
 
 
 def _random(like: Sequence[torch.Tensor], seed: int) -> list[torch.Tensor]:
-    """Directions to begin with, the same on all ranks, whatever the device."""
+    """Return initial directions, the same on all ranks and devices."""
     own = torch.Generator().manual_seed(seed)
     return [torch.randn(q.shape, generator=own).to(q) for q in like]
 
 
 def _runs(shapes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Where runs of equal shapes begin and end."""
+    """Return where runs of equal shapes begin and end."""
     edges = [i for i in range(len(shapes)) if i == 0 or shapes[i] != shapes[i - 1]]
     return list(zip(edges, [*edges[1:], len(shapes)]))

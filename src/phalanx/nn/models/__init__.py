@@ -1,4 +1,4 @@
-"""Networks that the field measures with, with the counts and shapes that were published."""
+"""Standard benchmark networks, with the published parameter counts and shapes."""
 
 from phalanx.nn.models.googlenet import GoogLeNet, googlenet
 from phalanx.nn.models.gpt import Gpt, gpt

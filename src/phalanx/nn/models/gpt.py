@@ -2,7 +2,7 @@
 
 Radford et al., "Language Models are Unsupervised Multitask Learners" (2019), in the form of Karpathy's nanoGPT: learned
 positions, layer norms before attention and before the perceptron, GELU, no biases in linear layers and norms. Differences:
-the head has weights of its own instead of the embedding's.
+the head has its own weights instead of the embedding's.
 
 With 4 layers of 128 it has 820,352 parameters in 28 tensors for 96 characters and a context of 64.
 """
@@ -36,7 +36,7 @@ class DrawnEmbedding(nn.Embedding):
 
 
 class Attention(nn.Module):
-    """Self-attention of several heads in which a place sees itself and those before it."""
+    """Multi-head causal self-attention: a position sees itself and earlier ones."""
 
     def __init__(self, width: int, heads: int, dropout: float, deviation: float) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a perceptron, each added to what came in."""
+    """Attention and a perceptron, each with a residual connection."""
 
     def __init__(self, width: int, heads: int, dropout: float, deviation: float) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    """Tokens (batch, up to `context`) to logits of the next one (batch, places, vocabulary)."""
+    """Maps tokens (batch, up to `context`) to logits of the next token (batch, positions, vocabulary)."""
 
     def __init__(self, vocabulary: int, *, context: int, depth: int, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -94,21 +94,21 @@ class Gpt(nn.Module):
 def gpt(
     vocabulary: int = 96, *, context: int = 64, depth: int = 4, width: int = 128, heads: int = 4, dropout: float = 0.0
 ) -> Gpt:
-    """A small GPT, for text: it gives the logits of the token after each place.
+    """A small GPT for text: it returns the logits of the next token at each position.
 
     Args:
-        vocabulary: The number of different tokens.
-        context: The most tokens it sees at once.
+        vocabulary: The number of distinct tokens.
+        context: The maximum number of tokens it sees at once.
         depth: The number of layers.
-        width: The numbers that stand for a token.
-        heads: The heads of attention. They divide `width`.
-        dropout: The share of numbers that training sets to zero.
+        width: The size of a token's vector.
+        heads: The number of attention heads. It must divide `width`.
+        dropout: The fraction of activations that training sets to zero.
 
     Returns:
         The network.
 
     Raises:
-        ValueError: If `heads` does not divide `width`, or a number makes no sense.
+        ValueError: If `heads` does not divide `width`, or a number is invalid.
 
     Example:
         >>> phalanx.models.gpt()(torch.zeros(2, 64, dtype=torch.long)).shape

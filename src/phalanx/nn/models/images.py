@@ -1,4 +1,4 @@
-"""What a network takes: a batch of images, checked before the first convolution would complain about its weight."""
+"""Check a network's input, a batch of images, before the first convolution fails with an obscure error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The weights before the first step, the same rule for all families.
+"""Initial weights, by one rule for all families of networks.
 
 Convolutions: normal with variance 2 / fan-out (He et al., "Delving Deep into Rectifiers", arXiv 1502.01852), which keeps the
 size of the *gradients* through the layers. Batch norms: the identity. The classifier: normal with standard deviation 0.01 and

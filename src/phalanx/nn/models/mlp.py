@@ -1,7 +1,7 @@
-"""Two hidden layers with batch norm, the network of the study of large batches: 90 % of Fashion-MNIST, and the most updates per
-second that a CPU can do.
+"""Two hidden layers with batch norm, for the study of large batches: 90 % on Fashion-MNIST, with the most updates per second that
+a CPU can do.
 
-On grey images with width 256 it has 235,530 parameters in 8 tensors. Images of another size than 28x28 are averaged to that.
+On grey images with width 256 it has 235,530 parameters in 8 tensors. Images of other sizes are averaged to 28x28.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from torch.nn import functional as F
 
 from phalanx.nn.models.images import check_images
 
-SIDE = 28  # pixels: those of MNIST and its successors
+SIDE = 28  # pixels of MNIST and its successors
 
 
 class Mlp(nn.Module):
-    """Layers of `width` and half as many neurons, and a linear classifier that starts nearly equal for all classes."""
+    """Layers of `width` and half as many neurons, and a linear classifier with nearly equal initial outputs."""
 
     def __init__(self, num_classes: int, *, in_channels: int, width: int) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Mlp(nn.Module):
 
 
 def mlp(num_classes: int = 10, *, in_channels: int = 1, width: int = 256) -> Mlp:
-    """A perceptron of two hidden layers, for images of any size. It averages them to 28x28 pixels.
+    """A perceptron with two hidden layers, for images of any size, which it averages to 28x28 pixels.
 
     Args:
         num_classes: The number of logits.

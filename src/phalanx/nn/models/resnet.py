@@ -3,7 +3,7 @@
 Paper: He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition", arXiv 1512.03385.
 
 Differences from the paper: the bottleneck strides in its 3x3 convolution, not in the first 1x1 ("v1.5": half a percent better, a
-little slower; what the large-batch papers since Goyal 2017 train). The last pooling adapts to the image, so that any size works.
+little slower, and used by the large-batch papers since Goyal 2017). The last pooling adapts to the image, so any size works.
 `zero_gamma` starts the last batch norm of each residual branch at 0 (Goyal 2017, 5.1). Weights as in `initial.py`.
 
 Names in the state dict are torchvision's, so that published weights load.
@@ -81,7 +81,7 @@ def projection(inputs: int, outputs: int, stride: int) -> nn.Sequential | None:
 
 
 class ResNet(nn.Module):
-    """Four stages of `block`, as many per stage as `counts` says, between a 7x7 stem and a linear classifier."""
+    """Four stages of `block`, `counts` per stage, between a 7x7 stem and a linear classifier."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class ResNet(nn.Module):
         for width, count in zip(WIDTHS, counts):
             stage = nn.Sequential()
             for place in range(count):
-                # the first stage keeps the size that the stem's pooling left
+                # the first stage keeps the size after the stem's pooling
                 stage.append(block(inputs, width, stride=2 if stages and place == 0 else 1))
                 inputs = width * block.expansion
             stages.append(stage)

@@ -1,10 +1,10 @@
-"""The ResNet-9 of the DAWNBench record runs for CIFAR: few layers, wide where images are small, which is what a CPU likes, too.
+"""The ResNet-9 of the DAWNBench record runs for CIFAR: few layers, wide where images are small, which also suits a CPU.
 
 Source: Page, "How to train your ResNet", 2018, a cut-down version of Coleman's and of He's networks: a stem, then three times a
 convolution with pooling that doubles the channels, the first and the last followed by a residual block of two convolutions.
 
 Differences from it: `width` is its first number of channels, 64 there; the last pooling adapts to the image. The logits are
-scaled by 0.125 as there: the largest of many features is large.
+scaled by 0.125 as in the source, because the maximum of many features is large.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Convolution(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.conv(x)
-        if self.pool:  # before the norm, which then has a quarter of the pixels; Page has it behind
+        if self.pool:  # before the norm, which then has a quarter of the pixels; Page pools after it
             x = F.max_pool2d(x, 2)
         return F.relu(self.bn(x), inplace=True)
 
 
 class Residual(nn.Module):
-    """Two convolutions, added to what they are given."""
+    """Two convolutions with a residual connection."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

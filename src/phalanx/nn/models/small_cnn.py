@@ -1,7 +1,7 @@
-"""Three convolutions for small grey or coloured images: what a newcomer trains first, in seconds on a CPU.
+"""Three convolutions for small grey or coloured images: a first network to train, in seconds on a CPU.
 
-On 8x8 digits it has 58,314 parameters in 8 tensors. No batch norm: every sample is for itself, so results on one rank and on many
-differ by rounding alone.
+On 8x8 digits it has 58,314 parameters in 8 tensors. It has no batch norm, so samples are independent, and results on one rank and
+on many differ only by rounding.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class SmallCnn(nn.Module):
 
 
 def small_cnn(num_classes: int = 10, *, in_channels: int = 1, width: int = 32) -> SmallCnn:
-    """Three convolutions for images of at least 8x8 pixels: what you train first, in seconds on a CPU.
+    """Three convolutions for images of at least 8x8 pixels: a first network to train, in seconds on a CPU.
 
     Args:
         num_classes: The number of logits.

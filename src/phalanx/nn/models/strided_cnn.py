@@ -1,7 +1,7 @@
-"""Three convolutions of stride 2 with batch norm: a network of convolutions that 2 cores train in minutes.
+"""Three convolutions of stride 2 with batch norm: a convolutional network that 2 cores train in minutes.
 
-On 28x28 grey images with width 16 it has 33,914 parameters in 11 tensors. Strides instead of pooling: a quarter of the work of
-`small_cnn` at the same width, because no layer but the first sees all pixels.
+On 28x28 grey images with width 16 it has 33,914 parameters in 11 tensors. Strides instead of pooling take a quarter of the work
+of `small_cnn` at the same width, because only the first layer sees all pixels.
 """
 
 from __future__ import annotations

@@ -3,15 +3,15 @@
     rule = 31.2 * (lr.warmup(epochs=25) >> lr.polynomial(epochs=65, power=2, end=1e-4 / 31.2))
     lr.apply(optimizer, rule, progress=step / steps_per_epoch)
 
-A rule is a frozen dataclass. `rule(progress)` is a number, and rules remember nothing, so a resumed run continues
-exactly. Epochs, not steps: a plan that changes the batch changes the number of steps per epoch, and the rules stay as they are.
+A rule is a frozen dataclass. `rule(progress)` is a number, and rules have no state, so a resumed run continues exactly. Rules
+count epochs, not steps: a plan that changes the batch changes the steps per epoch, but not the rules.
 
-    a >> b     first a for its epochs, then b, which counts from its own beginning
+    a >> b     a for its epochs, then b, which counts from its own start
     a * b      the product of both at the same progress: lr.warmup(5) * lr.step(30, 60, 80)
-    0.1 * a    values of a rule are factors, 1 at the peak; a number makes rates of them
+    0.1 * a    values of a rule are factors, 1 at the peak; multiply by a number to get rates
 
-Before its beginning a rule has its first value, after its epochs the last one. `apply` drives any torch optimizer, and so does
-`LambdaLR(optimizer, lambda step: rule(step / steps_per_epoch))`, with factors where the optimizer has the peak rate.
+Before its start a rule has its first value, after its epochs the last one. `apply` drives any torch optimizer, and so does
+`LambdaLR(optimizer, lambda step: rule(step / steps_per_epoch))`, with factors, if the optimizer has the peak rate.
 """
 
 from phalanx.optim.lr.drive import apply, sample

@@ -1,4 +1,4 @@
-"""Rules at work: set the rate of an optimizer, or sample a rule for a plot."""
+"""Use rules: set the rate of an optimizer, or sample a rule for a plot."""
 
 from __future__ import annotations
 
@@ -39,25 +39,25 @@ def apply(
         if correct_momentum and float(old) > 0:
             _scale_velocities(optimizer, group, new / float(old))
         if isinstance(old, torch.Tensor):
-            old.fill_(new)  # a captured graph reads this very tensor
+            old.fill_(new)  # in place: a captured graph reads this tensor
         else:
             group[option] = new
     return value
 
 
 def sample(rule: Rule, epochs: float | None = None, points: int = 200) -> list[tuple[float, float]]:
-    """Values of a rule at equal distances, for a plot.
+    """Sample a rule at equal distances, for a plot.
 
     Args:
         rule: The rule.
-        epochs: The last epoch. By default that of the rule.
+        epochs: The last epoch. The default is the end of the rule.
         points: The number of values.
 
     Returns:
         A list of (progress, value).
 
     Raises:
-        ValueError: If the rule has no end and you gave no `epochs`, or `points` is less than 2.
+        ValueError: If the rule has no end and you passed no `epochs`, or `points` is less than 2.
 
     Example:
         >>> phalanx.lr.sample(phalanx.lr.linear(10), points=3)

@@ -1,4 +1,4 @@
-"""What a learning-rate rule is, and how rules are chained, multiplied and scaled."""
+"""The base class of learning-rate rules, and how rules are chained, multiplied and scaled."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Rule:
     """A function of progress, counted in epochs. Call it, multiply it, or chain it with `>>`.
 
-    Before its beginning a rule has its first value, and after its epochs the last one. Nothing is remembered between two calls,
+    Before its start a rule has its first value, and after its epochs the last one. A rule has no state,
     so a resumed run continues exactly.
 
     Subclasses are frozen dataclasses with `epochs` (infinite if the rule has no end) and `at`.
@@ -47,13 +47,13 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Chain(Rule):
-    """Rules one after another. `a >> b` makes it. The end of one rule belongs to the next.
+    """Rules in sequence, made by `a >> b`. The end of one rule belongs to the next.
 
     Args:
-        rules: The rules in order. Only the last may be without an end.
+        rules: The rules in order. Only the last may have no end.
 
     Raises:
-        ValueError: If another rule than the last has no end.
+        ValueError: If a rule other than the last has no end.
 
     Example:
         >>> phalanx.lr.warmup(5) >> phalanx.lr.linear(10)
@@ -85,7 +85,7 @@ class Chain(Rule):
 
 @dataclass(frozen=True, slots=True)
 class Product(Rule):
-    """Rules multiplied at the same progress. `a * b` makes it.
+    """Rules multiplied at the same progress, made by `a * b`.
 
     Args:
         rules: The rules.
@@ -111,7 +111,7 @@ class Product(Rule):
 
 @dataclass(frozen=True, slots=True)
 class Scaled(Rule):
-    """A rule times a number. `0.1 * a` makes it.
+    """A rule times a number, made by `0.1 * a`.
 
     Args:
         factor: The number.

@@ -51,7 +51,7 @@ class warmup(Rule):  # noqa: N801
 
 @dataclass(frozen=True, slots=True)
 class exponential_warmup(Rule):  # noqa: N801
-    """From `start` to 1 by equal factors in equal times.
+    """From `start` to 1, growing by equal factors in equal times.
 
     Args:
         epochs: How long it takes.
@@ -79,11 +79,11 @@ class exponential_warmup(Rule):  # noqa: N801
 
 @dataclass(frozen=True, slots=True, init=False)
 class step(Rule):  # noqa: N801
-    """1, multiplied by `factor` at each of `at_epochs`.
+    """Starts at 1 and is multiplied by `factor` at each of `at_epochs`.
 
     Args:
         *at_epochs: Epochs in ascending order.
-        factor: What each of them multiplies by.
+        factor: The factor at each of them.
 
     Raises:
         ValueError: If the epochs are not in ascending order.
@@ -136,7 +136,7 @@ class linear(Rule):  # noqa: N801
 
 @dataclass(frozen=True, slots=True)
 class polynomial(Rule):  # noqa: N801
-    """From 1 to `end` as (1 - end) * (1 - p)**power + end, where p is the part of `epochs` done.
+    """From 1 to `end` as (1 - end) * (1 - p)**power + end, where p is the fraction of `epochs` done.
 
     Args:
         epochs: How long it takes.
@@ -230,7 +230,7 @@ class natan(Rule):  # noqa: N801
 
 @dataclass(frozen=True, slots=True)
 class elu_ramp(Rule):  # noqa: N801
-    """The share of SGD in the RMSprop warm-up of Akiba et al. (arXiv 1711.04325): exponential up to 1/2, then linear up to 1.
+    """The weight of SGD in the RMSprop warm-up of Akiba et al. (arXiv 1711.04325): exponential up to 1/2, then linear up to 1.
 
     Args:
         center: The epoch at which it reaches 1/2.

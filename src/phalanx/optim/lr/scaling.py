@@ -1,4 +1,4 @@
-"""Rates and momentum for a batch."""
+"""Scale rates and momentum with the batch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 
 def linear_scaling(batch: float, *, rate: float = 0.1, reference: float = 256) -> float:
-    """The peak rate for a batch, proportional to it (Goyal et al. 2017).
+    """The peak rate for a batch, proportional to its size (Goyal et al. 2017).
 
     Args:
         batch: The samples of one update.
@@ -24,7 +24,7 @@ def linear_scaling(batch: float, *, rate: float = 0.1, reference: float = 256) -
 
 
 def sqrt_scaling(batch: float, *, rate: float = 0.1, reference: float = 256) -> float:
-    """The peak rate that keeps the variance of a step, proportional to the root of the batch (Krizhevsky, arXiv 1404.5997).
+    """The peak rate that grows with the square root of the batch, to keep the variance of a step (Krizhevsky, arXiv 1404.5997).
 
     Args:
         batch: The samples of one update.

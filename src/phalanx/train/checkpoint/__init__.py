@@ -1,4 +1,4 @@
-"""Checkpoints: complete or absent whatever is killed when, written while training continues, verified before they are used.
+"""Checkpoints: complete or absent even if processes are killed, written in the background, verified before use.
 
     with phalanx.Checkpointer("run/checkpoints", comm) as checkpoints:
         step = checkpoints.load(model=model, optimizer=opt, rng=RandomState(), progress=progress) or 0
@@ -13,11 +13,11 @@ On disk:
       rank-00000.safetensors   its tensors
       rank-00003.json          what rank 3 had different from rank 0, if anything
       rank-00003.safetensors
-    step-000000150.2/          a second checkpoint of step 150: none is ever overwritten
+    step-000000150.2/          a second checkpoint of step 150: checkpoints are never overwritten
     step-000000180.tmp-5f31/   being written, being deleted, or left behind by a process that was killed
 
-The way through the files: checkpointer.py is what you call. To save, entries.py takes the state, tree.py encodes it, replicas.py
-decides which rank writes what, and write.py writes it in the background. To load, read.py reads and checks, and load.py fills.
+How to read the files: checkpointer.py has the public class. To save, entries.py takes the state, tree.py encodes it, replicas.py
+decides which rank writes what, and write.py writes in the background. To load, read.py reads and checks, and load.py fills.
 dcp.py reads and writes the directories of `torch.distributed.checkpoint`.
 """
 

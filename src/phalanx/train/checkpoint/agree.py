@@ -1,4 +1,4 @@
-"""Ranks that work together and agree on how it went: an error of one rank is raised on all, so none waits in vain."""
+"""Work on all ranks and agree on the outcome: an error of one rank is raised on all, so no rank waits for it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ T = TypeVar("T")
 
 
 class DamageSeenError(Exception):
-    """A rank cannot read a checkpoint, and all ranks know it; the message says which one, and why."""
+    """A rank cannot read a checkpoint, and all ranks know. The message names the rank and the reason."""
 
 
 def together(comm: Communicator, work: Callable[[], T], before: BaseException | None = None) -> T:
-    """The result of `work`; an error of it on any rank, or one from `before`, is raised on all ranks."""
+    """Run `work` and return its result. An error on any rank, or one in `before`, is raised on all ranks."""
     result, error = None, before
     if error is None:
         try:
@@ -33,7 +33,7 @@ def together(comm: Communicator, work: Callable[[], T], before: BaseException | 
 
 
 def undamaged(comm: Communicator, work: Callable[[], T]) -> T:
-    """Like `together`, but if no rank found anything worse than damage, all raise `DamageSeenError` with the first one."""
+    """Like `together`, but if damage is the worst that any rank found, all raise `DamageSeenError` with the first one."""
     result, error = None, None
     try:
         result = work()
@@ -56,7 +56,7 @@ def undamaged(comm: Communicator, work: Callable[[], T]) -> T:
 
 
 def from_rank_0(comm: Communicator, work: Callable[[], T]) -> T:
-    """What `work` returns, plain data, on rank 0; its CheckpointError is raised on all ranks."""
+    """Run `work` on rank 0 and return its result, plain data, on all ranks. Its CheckpointError is raised on all."""
 
     def ask() -> tuple[T, str | None]:
         result, error = None, None

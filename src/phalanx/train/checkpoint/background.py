@@ -1,4 +1,4 @@
-"""One write at a time, beside training: a thread that the process waits for before it ends."""
+"""Write in the background, one job at a time, in a thread that the process waits for before it exits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from phalanx.comm.ending import finish_before_end, process_is_ending, say_last
 
 
 class Background:
-    """Runs one job at a time in its own thread, for which the process waits before it ends, whatever ends it."""
+    """Runs one job at a time in its own thread. The process waits for it before it exits, even after an error."""
 
     def __init__(self, failed: Callable[[BaseException], None] | None = None) -> None:
         self.failed = failed  # called at once, in that thread
@@ -26,7 +26,7 @@ class Background:
                 work()
             except BaseException as error:  # noqa: BLE001  raised in the training thread, at its next save
                 self._error = error
-                if process_is_ending():  # no `save` will come to raise it
+                if process_is_ending():  # no later `save` will raise it
                     say_last(f"the last checkpoint is not complete: {error}")
                 elif self.failed is not None:
                     self.failed(error)
@@ -36,7 +36,7 @@ class Background:
         self._thread.start()
 
     def finish(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the job, at most `timeout` seconds, and return the error it ended with, once."""
+        """Wait for the job, at most `timeout` seconds, and return its error, once."""
         if self._thread is not None:
             self._thread.join(timeout)
             if self.busy:

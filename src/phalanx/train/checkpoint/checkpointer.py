@@ -1,4 +1,4 @@
-"""What you call: `Checkpointer` saves and loads the state of all ranks."""
+"""`Checkpointer`, the public class: saves and loads the state of all ranks."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from phalanx.train.checkpoint.replicas import compare, find_owners, own_tensors,
 from phalanx.train.checkpoint.tree import Tensors, encode
 from phalanx.train.checkpoint.write import WriteJob, write
 
-IN_TOUCH = 1.0  # seconds between two signs of life while a disk is slow
-LAST_WORDS = 1.0  # seconds for a write under way when an exception leaves the `with`: the other ranks wait to hear of it
+KEEP_ALIVE = 1.0  # seconds between keep-alive messages while a disk is slow
+EXIT_WAIT = 1.0  # seconds to wait for a pending write if an exception leaves the `with`: the other ranks are waiting
 
 
 class Checkpointer:
@@ -37,10 +37,10 @@ class Checkpointer:
     All ranks call `save` and `load` together, with the same steps and names. All ranks must share the directory.
 
     Args:
-        directory: Where the checkpoints go; it is made if there is none.
+        directory: Where the checkpoints go. It is created if it does not exist.
         comm: The communicator of the ranks that save together.
         keep: How many of the newest checkpoints to keep.
-        config: Plain data that describes what is trained. `load` refuses a checkpoint with another config.
+        config: Plain data that describes what is trained. `load` rejects a checkpoint with another config.
         failed: Called with the error of a write that failed, at once and in the thread that writes. The next `save` then tries
             again instead of raising that error.
 
@@ -78,7 +78,7 @@ class Checkpointer:
         self._background, self._copies = Background(failed), HostCopies()
         self._history = History()
         self._writers: tuple[int, ...] = ()  # members of an elastic job that write the last save
-        self._lock: DirectoryLock | None = None  # from the first save on; on rank 0
+        self._lock: DirectoryLock | None = None  # on rank 0, from the first save on
         self._closed = False
         comm.as_one(lambda: check_shared(self._directory, comm))
 
@@ -87,23 +87,23 @@ class Checkpointer:
     def save(self, step: int, **state: Any) -> None:
         """Save the state of `step`.
 
-        Returns when the state is copied; the rest happens in the background. If the save before is still under way, this waits
-        for it. If that one failed, its error is raised here, on all ranks, and nothing is saved: call `save` again when the cause
-        is gone.
+        Returns when the state is copied; the rest happens in the background. If the previous save is still pending, this waits
+        for it. If it failed, its error is raised here on all ranks and nothing is saved: call `save` again when the cause is
+        gone.
 
         Args:
-            step: Number of the step; it must not be smaller than the one before.
+            step: Number of the step; it must not decrease.
             **state: Modules, optimizers, tensors, dicts, lists and objects with `state_dict()` and `load_state_dict()`, by name.
 
         Raises:
-            CheckpointError: If the checkpoint cannot be written, the save before it failed, or ranks save different things.
+            CheckpointError: If the checkpoint cannot be written, the previous save failed, or ranks save different things.
             DirectoryInUseError: If another job writes in this directory.
         """
         self._check_open()
         job, own = self._comm.as_one(lambda: self._agree(step, state))
         copies = self._copies.take(own)
         self._history.saves(job.place)
-        lock = DirectoryLock(self._directory) if self._lock else None  # the job's own: a write may outlast this Checkpointer
+        lock = DirectoryLock(self._directory) if self._lock else None  # a write may outlive this Checkpointer
         members, has_left = self._comm.membership.ranks, self._comm.has_left
         self._writers = tuple(members[rank] for rank in job.writers)
 
@@ -114,10 +114,10 @@ class Checkpointer:
         self._background.start(work)
 
     def _agree(self, step: int, state: Mapping[str, Any]) -> tuple[WriteJob, Tensors]:
-        """What this rank writes: all ranks have the same names, and rank 0 has made a directory."""
+        """Determine what this rank writes. All ranks agree on the names, and rank 0 creates a directory."""
         before = self._finish_together()
         if self._background.failed is not None:
-            before = None  # `failed` has had it
+            before = None  # already passed to `failed`
         entries = together(
             self._comm, lambda: {name: capture(name, obj) for name, obj in self._check(step, state).items()}, before
         )
@@ -140,7 +140,7 @@ class Checkpointer:
         return job, own
 
     def wait(self) -> None:
-        """Wait until this rank's part of the last save is on the disk; on rank 0, until all of it is.
+        """Wait until this rank's part of the last save is on disk or, on rank 0, until all parts are.
 
         Raises:
             CheckpointError: If that save failed.
@@ -156,12 +156,12 @@ class Checkpointer:
         """On rank 0: make the directory of a new checkpoint."""
         try:
             new = self._lock is None or not self._lock.stands()
-            if new:  # not earlier: loading beside a running job needs no lock, and deletes nothing
+            if new:  # not earlier: loading while another job runs needs no lock and deletes nothing
                 self._lock = DirectoryLock(self._directory)
             places = find_places(self._directory)
             self._history.check(places, self._directory)
             self._history.known = frozenset(places)
-            if new or self._comm.elastic:  # a rank may have died while all agreed on a save: its directory is left
+            if new or self._comm.elastic:  # a rank may have died while all agreed on a save, which leaves its directory
                 clean(self._directory)
             attempts = [place.attempt for place in places if place.step == step]
             place = CheckpointPlace(step, max(attempts, default=0) + 1)
@@ -178,10 +178,10 @@ class Checkpointer:
     def load(self, **state: Any) -> int | None:
         """Fill `state` from the newest intact checkpoint.
 
-        Nothing changes unless everything fits on all ranks. A damaged checkpoint gets a warning, and the one before it is tried.
+        Nothing changes unless everything fits on all ranks. If a checkpoint is damaged, it warns and tries the one before.
 
         Args:
-            **state: The objects to fill in place, by the names under which they were saved.
+            **state: The objects to fill in place, by the names they were saved under.
 
         Returns:
             The step of the checkpoint, or None if there is none yet.
@@ -223,7 +223,7 @@ class Checkpointer:
     def lost(self, *, wait: bool = False) -> bool:
         """Whether the last save will never be complete, because a rank of an elastic job died: then save again.
 
-        All ranks call it. With `wait`, the write under way is waited for.
+        All ranks call it. With `wait`, it waits for the pending write first.
 
         Raises:
             CheckpointError: With `wait`, if that save failed for another reason.
@@ -238,23 +238,23 @@ class Checkpointer:
             if isinstance(error, CheckpointError) and not somebody_left:
                 raise error
             if somebody_left:
-                self._background.finish()  # soon: it knows that, too
+                self._background.finish()  # ends soon: the writer notices that, too
             return self._history.last not in (None, *find_places(self._directory)) and not self._background.busy
 
         return from_rank_0(self._comm, look)
 
     def state_dict(self) -> dict[str, Any]:
-        """What was saved and found so far, for a rank that joins an elastic job: `opt.share(checkpoints=checkpoints)`."""
+        """What was saved and loaded so far, for a rank that joins an elastic job: `opt.share(checkpoints=checkpoints)`."""
         return self._history.state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue what other ranks have begun."""
+        """Continue from the other ranks' state."""
         self._history = History.of(state)
 
     # ---- end -----------------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Wait for the write under way. You may call it twice, and on some ranks only.
+        """Wait for the pending write. Idempotent; not all ranks need to call it.
 
         Raises:
             CheckpointError: If that write failed.
@@ -274,7 +274,7 @@ class Checkpointer:
             self.close()
         else:
             self._closed = True
-            if failure := self._background.finish(LAST_WORDS):
+            if failure := self._background.finish(EXIT_WAIT):
                 say_last(f"the last checkpoint is not complete: {failure}")
             self._unlock()
 
@@ -285,10 +285,10 @@ class Checkpointer:
     # ---- ranks that agree ------------------------------------------------------------------------------------------------------
 
     def _finish_together(self) -> BaseException | None:
-        """Wait until no rank writes any more and return the error of this rank's write. A slow disk is not a silent rank."""
+        """Wait until no rank is writing, and return the error of this rank's write. A slow disk does not time out."""
         error = None
         while True:
-            error = self._background.finish(IN_TOUCH) or error
+            error = self._background.finish(KEEP_ALIVE) or error
             if not any(self._comm.allgather_obj(self._background.busy)):
                 return error
 

@@ -3,7 +3,7 @@
     save_dcp("exported", model=model, optimizer=opt)      # on one rank: replicas are equal
     load_dcp("theirs", model=model, optimizer=opt)        # on every rank
 
-An optimizer's parameters have their names in it, as torch's `get_state_dict` writes them, so that the order of parameters does
+Optimizer state refers to parameters by name, as torch's `get_state_dict` writes it, so that the order of parameters does
 not matter.
 """
 
@@ -24,14 +24,14 @@ from phalanx.train.checkpoint.tree import clone
 
 __all__ = ["load_dcp", "read_dcp", "save_dcp"]
 
-WRAPPERS = ("module.", "_orig_mod.")  # what DistributedDataParallel and torch.compile put before names
+WRAPPERS = ("module.", "_orig_mod.")  # prefixes that DistributedDataParallel and torch.compile add to names
 
 
 def save_dcp(directory: str | os.PathLike[str], **state: Any) -> None:
-    """Write a directory that `torch.distributed.checkpoint.load` reads, on any number of ranks. One rank calls it.
+    """Write a directory that `torch.distributed.checkpoint.load` reads, on any number of ranks. Call it on one rank.
 
     Args:
-        directory: A directory that is not there yet; it appears when all of it is written.
+        directory: A directory that does not exist yet. It appears when it is complete.
         **state: Modules, optimizers, tensors, dicts, lists and objects with `state_dict()`, by the name of their entry.
 
     Raises:
@@ -47,7 +47,7 @@ def save_dcp(directory: str | os.PathLike[str], **state: Any) -> None:
         >>> torch.equal(model.weight, other.weight)
         True
     """
-    from phalanx.train.checkpoint.dcp_write import write_dcp  # here: it loads much of torch
+    from phalanx.train.checkpoint.dcp_write import write_dcp  # here, because it imports much of torch
 
     names = _names(state.values())
     values = {name: (kind_of(obj, name), state_of(obj)) for name, obj in state.items()}
@@ -61,13 +61,13 @@ def save_dcp(directory: str | os.PathLike[str], **state: Any) -> None:
 
 
 def load_dcp(directory: str | os.PathLike[str], **state: Any) -> None:
-    """Fill `state` from a directory that `torch.distributed.checkpoint.save` wrote, on any number of ranks. All ranks call it.
+    """Fill `state` from a directory that `torch.distributed.checkpoint.save` wrote, on any number of ranks. Call it on all ranks.
 
     Names of parameters may begin with `module.` or `_orig_mod.`, as DistributedDataParallel and torch.compile write them.
 
     Args:
         directory: The directory.
-        **state: The objects to fill in place, by the names of their entries. Give the model along with an optimizer that was not
+        **state: The objects to fill in place, by the names of their entries. Pass the model along with an optimizer that was not
             made from named parameters.
 
     Raises:
@@ -106,7 +106,7 @@ def load_dcp(directory: str | os.PathLike[str], **state: Any) -> None:
 
 
 def unwrapped(value: Any, wanted: Mapping[str, Any]) -> Any:
-    """The state of a module without the names that wrappers add, unless the module itself has them."""
+    """Strip the prefixes that wrappers add to a module's state, unless the module itself has them."""
     if not isinstance(value, dict):
         return value
     return {key if key in wanted else _bare(key): own for key, own in value.items()}
@@ -122,7 +122,7 @@ def _bare(key: Any) -> Any:
 
 
 def optimizer_by_name(value: dict[str, Any], names: list[str] | None = None) -> dict[str, Any]:
-    """The state of an optimizer whose parameters have names instead of numbers; as it is, if there are none."""
+    """Replace parameter numbers in an optimizer's state by names, if there are any."""
     groups = value["param_groups"]
     if names is None and all("param_names" in group for group in groups):
         names = [name for group in groups for name in group["param_names"]]
@@ -140,10 +140,10 @@ def optimizer_by_name(value: dict[str, Any], names: list[str] | None = None) -> 
 
 
 def optimizer_by_number(value: Any, names: list[str] | None, here: Mapping[str, Any]) -> Any:
-    """The state of an optimizer whose parameters have the numbers that they have `here`. Damage is left for `check_saved`."""
+    """Replace parameter names in an optimizer's state by their numbers `here`. Damage is left for `check_saved`."""
     if not isinstance(value, dict) or not isinstance(groups := value.get("param_groups"), list):
         return value
-    state = value.get("state", {})  # an optimizer that made no step has none, and torch writes nothing
+    state = value.get("state", {})  # before the first step there is none, and torch writes nothing
     used = [p for group in groups if isinstance(group, dict) for p in group.get("params", ()) or ()]
     if not isinstance(state, dict):
         return value
@@ -164,7 +164,7 @@ def optimizer_by_number(value: Any, names: list[str] | None, here: Mapping[str, 
 
 
 def _regrouped(groups: list[dict[str, Any]], numbers: Mapping[str, int], here: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The saved groups in the order of ours, each with our order of parameters; torch may have written another one."""
+    """Put the saved groups and their parameters into our order, which may differ from torch's."""
     saved = [(group, {numbers[_bare(p)] for p in group["params"]}) for group in groups]
     ordered = []
     for own in here:

@@ -1,7 +1,7 @@
-"""The `.metadata` of a `torch.distributed.checkpoint` directory, a pickle, read without Python's unpickler.
+"""Read the `.metadata` pickle of a `torch.distributed.checkpoint` directory without Python's unpickler.
 
-torch's own reader unpickles the file, so a directory from a stranger runs code. Here objects in it become `Record`s: a name, and
-what the pickle gives it. Nothing is imported or called, and only names that torch writes there are taken.
+torch's own reader unpickles the file, so an untrusted directory can run code. Here its objects become `Record`s: a name, and
+its contents. Nothing is imported or called, and only names that torch writes are accepted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_DIMS = 64  # of a tensor
 LARGEST = 1 << 62  # of a size, an offset or a length
 
 
-@dataclass(eq=False, slots=True)  # equal only to itself, so that its hash takes no time
+@dataclass(eq=False, slots=True)  # compared by identity, so that its hash is cheap
 class Record:
     """An object of the pickle."""
 
@@ -73,7 +73,7 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class Contents:
-    """What a directory holds, by flat names: tensors, other values, and for each name its path in the nested state."""
+    """The contents of a directory by flat names: tensors, other values, and each name's path in the nested state."""
 
     tensors: dict[str, StoredTensor]
     values: dict[str, Place]
@@ -81,10 +81,10 @@ class Contents:
 
 
 def parse_metadata(data: bytes) -> Contents:
-    """The contents that a `.metadata` file describes; ValueError says what is wrong with it."""
+    """Parse a `.metadata` file. ValueError says what is wrong with it."""
     root = _record(load_plain(data, WORDS), "metadata.Metadata")
     places = _places(root.state.get("storage_data"))
-    budget = Budget(len(data))  # a list of chunks in the memo may be referred to again and again
+    budget = Budget(len(data))  # a list of chunks in the memo may be referenced many times
     tensors: dict[str, StoredTensor] = {}
     values: dict[str, Place] = {}
     for name, entry in _dict(root.state.get("state_dict_metadata")).items():
@@ -110,14 +110,14 @@ def _known(name: str) -> Named:
 
 def _call(function: Any, arguments: tuple[Any, ...], room: Budget) -> Record:
     if not isinstance(function, Named):
-        raise TypeError("a call of what is no function")
+        raise TypeError("a call of something that is not a function")
     return Record(function.name, arguments)
 
 
 def _build(owner: Any, state: Any) -> None:
-    """Dataclasses have a dict; torch's TensorProperties a tuple whose first part is the dtype."""
+    """Set the state of a record: a dict, or for torch's TensorProperties a tuple that starts with the dtype."""
     if not isinstance(owner, Record):
-        raise TypeError("the state of what has none")
+        raise TypeError("a state for something that has none")
     if isinstance(state, tuple):
         state = state[1] if len(state) == 2 and isinstance(state[1], dict) else {"tuple": state}
     owner.state = _dict(state)
@@ -130,7 +130,7 @@ WORDS = Vocabulary(_known, _call, _build, (str, Record))
 
 
 def _places(storage: Any) -> dict[str, dict[tuple[int, ...] | None, Place]]:
-    """By the name of an entry and the offsets of a chunk, None for what is no tensor: where its bytes are."""
+    """Where the bytes of each chunk are, by entry name and chunk offsets (None if it is not a tensor)."""
     found: dict[str, dict[tuple[int, ...] | None, Place]] = {}
     for key, value in _dict(storage).items():
         index, info = _record(key, "metadata.MetadataIndex").state, _record(value, "filesystem._StorageInfo").state
@@ -175,7 +175,7 @@ def _only(places: dict[tuple[int, ...] | None, Place], name: str) -> Place:
 
 
 def _paths(planned: Any, names: list[str]) -> dict[str, tuple[str | int, ...]]:
-    """The paths that torch notes; a name without one stands for itself."""
+    """The paths that torch recorded. A name without one is its own path."""
     noted = planned if isinstance(planned, dict) else {}
     found: dict[str, tuple[str | int, ...]] = {}
     for name in names:
@@ -206,7 +206,7 @@ def _text(value: Any) -> str:
 
 def _size(value: Any) -> int:
     if type(value) is not int or not 0 <= value < LARGEST:
-        raise ValueError("a number that is no size")
+        raise ValueError("a number that is not a size")
     return value
 
 

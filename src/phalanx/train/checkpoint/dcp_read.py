@@ -1,4 +1,4 @@
-"""Reading a `torch.distributed.checkpoint` directory, whatever number of ranks wrote it, without running what is in it."""
+"""Read a `torch.distributed.checkpoint` directory from any number of ranks, without running code from it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def is_dcp(path: Path) -> bool:
 def read_dcp(directory: str | os.PathLike[str], *entries: str) -> dict[str, Any]:
     """Read a directory that `torch.distributed.checkpoint.save` or `save_dcp` wrote, from any number of ranks.
 
-    Tensors are whole, on the CPU, and have the bits that were saved. torch's own reader unpickles the directory's metadata, which
+    Tensors are assembled on the CPU, with the saved bits. torch's own reader unpickles the directory's metadata, which
     runs code; this one does not.
 
     Args:
@@ -35,7 +35,7 @@ def read_dcp(directory: str | os.PathLike[str], *entries: str) -> dict[str, Any]
         The nested state. torch writes the keys of dicts as text, so an optimizer's parameter 0 is "0" here.
 
     Raises:
-        CheckpointError: If the directory is none, is damaged, or holds Python objects.
+        CheckpointError: If it is not such a directory, is damaged, or holds Python objects.
 
     Example:
         >>> import tempfile, torch
@@ -69,7 +69,7 @@ def _contents(path: Path) -> Contents:
                 raise DamagedError(file, f"is larger than {LARGEST} bytes")
             return parse_metadata(opened.readall())
     except FileNotFoundError:
-        raise CheckpointError(f"{path} is no directory of torch.distributed.checkpoint: it has no {FILE}") from None
+        raise CheckpointError(f"{path} is not a directory of torch.distributed.checkpoint: it has no {FILE}") from None
     except OSError as error:
         raise DamagedError(file, error.strerror or str(error)) from None
     except ValueError as error:
@@ -83,7 +83,7 @@ def _value(path: Path, name: str, contents: Contents, files: dict[str, IO[bytes]
 
 
 def _tensor(path: Path, stored: StoredTensor, files: dict[str, IO[bytes]], name: str) -> torch.Tensor:
-    """All chunks of a tensor in one. Each must have room in its file, so a wrong size cannot ask for any amount of memory."""
+    """Assemble the chunks of a tensor. Each must fit its file, so a wrong size cannot allocate unlimited memory."""
     counts = [torch.Size(chunk.sizes).numel() for chunk in stored.chunks]
     for chunk, count in zip(stored.chunks, counts):
         if count * stored.dtype.itemsize > chunk.place.length:
@@ -115,7 +115,7 @@ def _piece(
 
 
 def _load(path: Path, place: Place, files: dict[str, IO[bytes]], name: str) -> Any:
-    """What torch.save wrote there; torch's restricted unpickler makes tensors and plain values only."""
+    """Load what torch.save wrote, with torch's restricted unpickler: only tensors and plain values."""
     file = path / place.file
     try:
         if place.file not in files:
@@ -135,7 +135,7 @@ def _load(path: Path, place: Place, files: dict[str, IO[bytes]], name: str) -> A
 
 
 def _nest(found: dict[str, tuple[tuple[str | int, ...], Any]]) -> dict[str, Any]:
-    """Values by their paths: a text is a key of a dict, a number a place in a list."""
+    """Build the nested state from paths: a text is a dict key, a number a list index."""
     root: dict[Any, Any] = {}
     lists: set[tuple[str | int, ...]] = set()  # the paths below which there are numbers
     for name, (path, value) in found.items():

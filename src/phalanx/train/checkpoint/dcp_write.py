@@ -1,4 +1,4 @@
-"""Writing a `torch.distributed.checkpoint` directory: torch's own writer, in one process, under a name that appears last."""
+"""Write a `torch.distributed.checkpoint` directory with torch's writer, in one process, renamed when complete."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ALONE = "no_dist" in inspect.signature(dcp.save).parameters  # since torch 2.7; 
 
 
 def write_dcp(directory: Path, state: Mapping[str, Any]) -> None:
-    """Write nested dicts and lists of tensors and plain values. CheckpointError if that is not possible, or would overwrite."""
+    """Write nested dicts and lists of tensors and plain values. CheckpointError if that fails, or would overwrite something."""
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise CheckpointError(f"{directory} exists and is not empty: name another directory")
     if not ALONE and dist.is_initialized():
@@ -28,7 +28,7 @@ def write_dcp(directory: Path, state: Mapping[str, Any]) -> None:
     options: dict[str, Any] = {"no_dist": True} if ALONE else {}
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is")  # that it writes alone is what we want
+            warnings.filterwarnings("ignore", message="torch.distributed is")  # writing alone is intended
             dcp.save(dict(state), storage_writer=dcp.FileSystemWriter(fresh), **options)
         if directory.is_dir():
             directory.rmdir()

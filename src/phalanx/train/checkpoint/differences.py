@@ -1,4 +1,4 @@
-"""Where a saved state and the one to be filled differ, in lines for a person."""
+"""Describe how a saved state differs from the one to fill, one line per difference."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _compare_optimizers(name: str, optimizer: torch.optim.Optimizer, saved: Save
         return [f"{name}.param_groups: {other_counts} parameters in the checkpoint, {counts} here"]
     found = []
     for i, (group, other) in enumerate(zip(groups, others)):
-        # schedulers add the first; torch keeps names only if it was given some
+        # schedulers add the first; torch keeps names only if it got some
         odd = (group.keys() ^ other.keys()) - {"initial_lr", "param_names"}
         found += [
             f"{name}.param_groups[{i}][{key!r}]: only {'here' if key in group else 'in the checkpoint'}"

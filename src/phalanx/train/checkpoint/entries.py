@@ -23,7 +23,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class SavedEntry:
-    """An entry as it was read."""
+    """An entry as read from a checkpoint."""
 
     kind: str
     value: Any
@@ -31,7 +31,7 @@ class SavedEntry:
 
 
 def check_saved(saved: SavedEntry) -> SavedEntry:
-    """`saved`, if its value has the form of its kind; ValueError names what has not."""
+    """Check that the value of `saved` has the form of its kind. ValueError names what does not."""
     value = saved.value
     if saved.kind == "module" and not (isinstance(value, dict) and all(isinstance(key, str) for key in value)):
         raise ValueError("the state of a module has a name for each part")
@@ -45,7 +45,7 @@ def check_saved(saved: SavedEntry) -> SavedEntry:
 
 
 def _check_optimizer(value: Any) -> None:
-    """As torch writes it: groups that number their parameters, and a dict of state for some of these numbers."""
+    """Check torch's form: groups that number their parameters, and state for some of these numbers."""
     groups = value.get("param_groups") if isinstance(value, dict) else None
     state = value.get("state") if isinstance(value, dict) else None
     if not isinstance(groups, list) or not isinstance(state, dict):
@@ -85,13 +85,13 @@ def state_of(obj: Any) -> Any:
 
 
 def capture(name: str, obj: Any) -> Entry:
-    """The state of `obj`; its tensors are still the live ones."""
+    """Take the state of `obj`. Its tensors are not copied."""
     kind = kind_of(obj, name)
     return Entry(kind, *encode(state_of(obj), name), shapes=shapes_of(obj) if kind == "optimizer" else ())
 
 
 def fill(obj: Any, value: Any) -> None:
-    """Put a state into `obj`."""
+    """Load a state into `obj`."""
     if isinstance(obj, torch.Tensor):
         with torch.no_grad():
             obj.copy_(value)
@@ -110,11 +110,11 @@ def shapes_of(optimizer: torch.optim.Optimizer) -> tuple[tuple[int, ...], ...]:
 
 
 def named(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`state`, if it has names and can be saved."""
+    """Check that `state` has names and can be saved."""
     if not state:
         raise ValueError("nothing to save or load: name the state, as in save(step, model=model, optimizer=opt)")
     for name, obj in state.items():
         if not name.isidentifier():
-            raise ValueError(f"{name!r} is no name for state: use a Python identifier")
+            raise ValueError(f"{name!r} is not a name for state: use a Python identifier")
         kind_of(obj, name)
     return state

@@ -1,4 +1,4 @@
-"""What can go wrong with a checkpoint, and what the system says about it."""
+"""Errors of checkpoints, and the text of system errors."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ class DamagedError(CheckpointError):
 
 
 def explain(error: OSError) -> str:
-    """What the system said, without Python's decoration."""
+    """The system's error message, without Python's prefix."""
     where = f" ({Path(error.filename).name})" if isinstance(error.filename, str) else ""
     return (error.strerror or str(error)) + where

@@ -1,4 +1,4 @@
-"""The files of a checkpoint: bytes are on the disk when a writer returns, and a reader raises `DamagedError` if any changed."""
+"""Read and write checkpoint files: writers return when the bytes are on disk, readers raise `DamagedError` if any changed."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from phalanx.train.checkpoint.manifest import MANIFEST, Manifest, Sum
 from phalanx.train.checkpoint.places import CheckpointPlace
 
 BLOCK = 1 << 20  # bytes read at a time
-LARGEST_JSON = 1 << 30  # bytes; Phalanx writes no larger ones, and would need the memory to find out
+LARGEST_JSON = 1 << 30  # bytes; Phalanx writes no larger ones, and reading one would take that much memory
 
 
 # ---- writing -------------------------------------------------------------------------------------------------------------------
 
 
 def write_tensors(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None) -> Sum:
-    """Write a safetensors file, and return what is in it. The umask decides who may read it, as for all other files."""
+    """Write a safetensors file and return its size and checksum. The umask sets its permissions, as for other files."""
     with open(path, "wb") as file:
         mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
     try:
@@ -43,9 +43,9 @@ def write_tensors(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[s
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write a small file, which appears under its name when all of it is on the disk."""
+    """Write a small file, which gets its name when it is completely on disk."""
     fresh = path.with_name(path.name + ".part")
-    with opened(path.parent) as directory:  # before the name appears: a rank that waits for it may rename the directory at once
+    with opened(path.parent) as directory:  # opened before the name appears: a waiting rank may rename the directory at once
         with open(fresh, "wb") as file:
             file.write(data)
             file.flush()
@@ -71,7 +71,7 @@ def opened(directory: Path) -> Iterator[int]:
 
 
 def open_regular(path: Path) -> io.FileIO:
-    """A file to read from; OSError for a fifo, which would wait for a writer, and for a device, which may have no end."""
+    """Open a file to read. OSError for a fifo, which would block, and for a device, which may be endless."""
     file = io.FileIO(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
@@ -80,7 +80,7 @@ def open_regular(path: Path) -> io.FileIO:
 
 
 def measure(path: Path) -> Sum:
-    """Size and SHA-256 of a file; the fastest hash of hashlib on processors that have instructions for it."""
+    """Size and SHA-256 of a file. It is hashlib's fastest hash on processors with SHA instructions."""
     seen, size = hashlib.sha256(), 0
     with open_regular(path) as file:
         while block := file.read(BLOCK):
@@ -93,7 +93,7 @@ def measure(path: Path) -> Sum:
 
 
 def read_manifest(directory: Path, place: CheckpointPlace) -> Manifest:
-    """The manifest of a checkpoint, after its seal and its step were checked."""
+    """Read the manifest of a checkpoint, and check its seal and its step."""
     path = directory / place.name / MANIFEST
     try:
         found = Manifest.from_bytes(_small(path))
@@ -107,7 +107,7 @@ def read_manifest(directory: Path, place: CheckpointPlace) -> Manifest:
 
 
 def check_files(directory: Path, place: CheckpointPlace, manifest: Manifest, names: Iterable[str]) -> None:
-    """Compare files with what the manifest says about them."""
+    """Compare files with the manifest."""
     for name in names:
         path = directory / place.name / name
         wanted = manifest.files.get(name)
@@ -125,7 +125,7 @@ def check_files(directory: Path, place: CheckpointPlace, manifest: Manifest, nam
 
 
 def read_json(path: Path) -> Any:
-    """A JSON file that `check_files` has checked."""
+    """Read a JSON file that `check_files` has checked."""
     try:
         return loads(_small(path), deepest=None)
     except OSError as error:
@@ -135,7 +135,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_tensors(path: Path, names: Iterable[str]) -> dict[str, torch.Tensor]:
-    """Tensors of a file that `check_files` has checked, copied: the file may be deleted."""
+    """Read tensors of a file that `check_files` has checked. They are copies, so the file may be deleted."""
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             return {name: file.get_tensor(name).clone() for name in names}

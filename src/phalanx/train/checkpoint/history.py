@@ -1,4 +1,4 @@
-"""What a Checkpointer has found and saved: steps never go down, and the checkpoints of two runs never mix. All ranks know it."""
+"""What a Checkpointer has loaded and saved, so that steps never decrease and two runs never mix. The same on all ranks."""
 
 from __future__ import annotations
 
@@ -44,24 +44,24 @@ class History:
         )
 
     def saves(self, place: CheckpointPlace) -> None:
-        """A save to this place begins."""
+        """Record that a save to this place begins."""
         self.newest, self.last, self.known = place.step, place, self.known | {place}
 
     def loads(self, place: CheckpointPlace | None, known: frozenset[CheckpointPlace]) -> None:
-        """The checkpoint at `place` was loaded; None if there was none."""
+        """Record that the checkpoint at `place` was loaded; None if there was none."""
         self.newest, self.known, self.loaded = place.step if place is not None else self.newest, known, True
 
     # ---- for a rank that joins an elastic job ----------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """As plain data."""
+        """The history as plain data."""
         sets = {name: sorted((p.step, p.attempt) for p in getattr(self, name)) for name in ("known", "rejected")}
         last = None if self.last is None else (self.last.step, self.last.attempt)
         return {"newest": self.newest, "loaded": self.loaded, "last": last} | sets
 
     @staticmethod
     def of(state: dict[str, Any]) -> History:
-        """What `state` returned."""
+        """Restore what `state` returned."""
         known, rejected = (frozenset(CheckpointPlace(*pair) for pair in state[name]) for name in ("known", "rejected"))
         last = None if state["last"] is None else CheckpointPlace(*state["last"])
         return History(state["newest"], last, state["loaded"], known, rejected)

@@ -1,4 +1,4 @@
-"""Copies of tensors in host memory, from which the disk is written while training changes the originals."""
+"""Copies of tensors in host memory, to write to disk while training changes the originals."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from phalanx.train.checkpoint.tree import Tensors, dense_stride
 
 
 class HostCopies:
-    """Copies of tensors in host memory, pinned for tensors of a GPU. The memory is reused, because fresh pages cost more."""
+    """Copies of tensors in host memory, pinned for GPU tensors. The memory is reused, because fresh pages are slower."""
 
     def __init__(self) -> None:
         self._room: Tensors = {}
 
     def take(self, tensors: Mapping[str, torch.Tensor]) -> Tensors:
-        """Copies of `tensors`, valid until the next call. Memory of other tensors is freed."""
+        """Copy `tensors`. The copies are valid until the next call. Memory of other tensors is freed."""
         room: Tensors = {}
         for name, x in tensors.items():
             copy = self._room.get(name)
@@ -24,6 +24,6 @@ class HostCopies:
                 copy = torch.empty_like(x, device="cpu", pin_memory=x.is_cuda)
             room[name] = copy.copy_(x, non_blocking=True)
         for device in {x.device for x in tensors.values() if x.is_cuda}:
-            torch.cuda.current_stream(device).synchronize()  # not the whole device: other streams may wait for other ranks
+            torch.cuda.current_stream(device).synchronize()  # not the whole device: other streams may be waiting for other ranks
         self._room = room
         return dict(room)

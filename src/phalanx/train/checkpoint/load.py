@@ -1,4 +1,4 @@
-"""Filling objects from a checkpoint: all of them on all ranks, or none on any."""
+"""Fill objects from a checkpoint: all of them on all ranks, or none on any."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from phalanx.train.checkpoint.tree import clone, decode
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One attempt to load the checkpoint `place` into `state`. `config` says what is trained, as `encode` made it."""
+    """One attempt to load the checkpoint `place` into `state`. `config` describes the training, as encoded by `encode`."""
 
     directory: Path
     place: CheckpointPlace
@@ -28,7 +28,7 @@ class Load:
     comm: Communicator
 
     def restore(self, state: Mapping[str, Any]) -> str:
-        """Fill `state` on all ranks and return ""; or fill nothing on any rank and return the damage that a rank found."""
+        """Fill `state` on all ranks and return "", or fill nothing anywhere and return the damage that a rank found."""
         comm = self.comm
         try:
             reading = undamaged(comm, lambda: read(self.directory, self.place, state, comm.rank, comm.size))
@@ -53,11 +53,11 @@ class Load:
 
     @contextmanager
     def _blaming(self, name: str, kind: str) -> Iterator[None]:
-        """Turn an error about nonsense in the state into damage of the checkpoint. Any other, such as a full GPU, stays."""
+        """Report an error caused by invalid state as damage of the checkpoint. Others, such as a full GPU, pass through."""
         try:
             yield
         except (ValueError, TypeError, LookupError, AttributeError) as error:
-            if kind == "object" and not isinstance(error, (ValueError, TypeError)):  # as likely a bug in the object's own code
+            if kind == "object" and not isinstance(error, (ValueError, TypeError)):  # may be a bug in the object's own code
                 raise
             reason = f"{name} does not take what was saved: {type(error).__name__}: {error}"
             raise DamagedError(self.directory / self.place.name, reason) from error
@@ -77,7 +77,7 @@ class Load:
         if world == self.comm.size:
             return reading.saved
         return {
-            # a version that all ranks shared fits any world; where each rank had its own, an object may derive new ones
+            # a version that all ranks shared fits any world; if each rank had its own, an object may derive new ones
             name: self._resized(name, state[name], own) if world == 1 or reading.versions(name) > 1 else own
             for name, own in reading.saved.items()
         }

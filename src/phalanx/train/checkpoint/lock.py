@@ -1,11 +1,11 @@
-"""One job at a time writes in a directory: a lock that the kernel releases when its holder ends, whatever ended it.
+"""Let one job at a time write in a directory, with a lock that the kernel releases however its holder ends.
 
     with one_job(out, comm):  # rank 0 holds the lock for all ranks
         ...
 
-The lock is `flock` on the file `.lock` in the directory, which also says who holds it. It belongs to a process: a second
-Checkpointer of the same process shares it. Children never have it: the file is closed in those that fork, and in those that
-execute a program. On NFS, Linux turns `flock` into a lock on the server, so it holds between hosts.
+The lock is `flock` on the file `.lock` in the directory, which also names the holder. It belongs to a process: a second
+Checkpointer of the same process shares it. Child processes never hold it: the file is closed on fork and on exec. On NFS, Linux
+turns `flock` into a lock on the server, so it holds between hosts.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from phalanx.comm.launch import MEETING
 from phalanx.train.checkpoint.errors import CheckpointError
 
 LOCK = ".lock"
-PATIENCE = 5.0  # seconds for a holder that is just ending: a killed process frees its memory before its locks
+PATIENCE = 5.0  # seconds to wait for a holder that is exiting: a killed process frees its memory before its locks
 LOOK = 0.05  # seconds between two attempts
-NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # how file systems say that they have none
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # errors of file systems without locks
 
 
 class DirectoryInUseError(CheckpointError):
@@ -43,7 +43,7 @@ class DirectoryInUseError(CheckpointError):
 class DirectoryLock:
     """This process's right to write in `directory`, until `release` or until it is collected.
 
-    DirectoryInUseError names the process that has it. A file system that has no locks gets a warning, and no protection.
+    DirectoryInUseError names the holder. On a file system without locks you get a warning, and no protection.
     """
 
     def __init__(self, directory: Path, *, patience: float | None = None) -> None:
@@ -51,11 +51,11 @@ class DirectoryLock:
         self._release = weakref.finalize(self, _drop, self._claim)
 
     def stands(self) -> bool:
-        """Whether the lock still protects the directory: the file, or the directory with it, may have been deleted."""
+        """Whether the lock still protects the directory. The file or the directory may have been deleted."""
         return self._claim.stands()
 
     def release(self) -> None:
-        """Release the lock; calling it twice is fine."""
+        """Release the lock. Idempotent."""
         self._release()
 
     def __enter__(self) -> DirectoryLock:
@@ -67,7 +67,7 @@ class DirectoryLock:
 
 @contextmanager
 def one_job(directory: Path, comm: Communicator) -> Iterator[None]:
-    """Make `directory` if there is none, and keep other jobs out of it. All ranks call it; it raises on all or on none."""
+    """Create `directory` if needed, and lock it for this job. All ranks call it; it raises on all or on none."""
     lock: DirectoryLock | None = None
     problem: tuple[bool, str] | None = None
     if comm.rank == 0:
@@ -94,7 +94,7 @@ def one_job(directory: Path, comm: Communicator) -> Iterator[None]:
 
 @dataclass(slots=True, eq=False)
 class _Claim:
-    """The locked file, and how many users it has in this process. `file` is None where there are no locks, and after a fork."""
+    """The locked file, and how many users it has in this process. `file` is None without locks, and after a fork."""
 
     path: Path
     file: int | None
@@ -115,7 +115,7 @@ class _Claim:
 
 
 _claims: dict[tuple[int, int], _Claim] = {}  # by device and inode of the directory
-_mutex = threading.RLock()  # a lock may be collected, and so released, while another one is taken
+_mutex = threading.RLock()  # re-entrant: garbage collection may release a lock while another is taken
 
 
 def _take(directory: Path, patience: float) -> _Claim:
@@ -140,7 +140,7 @@ def _take(directory: Path, patience: float) -> _Claim:
 
 
 def _try(path: Path) -> _Claim | None:
-    """The lock, None if another process has it."""
+    """Take the lock; None if another process has it."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     claim = _Claim(path, file)
     try:
@@ -158,7 +158,7 @@ def _try(path: Path) -> _Claim | None:
             )
             return claim
         raise
-    if not claim.stands():  # the holder before deleted it between our open and our lock
+    if not claim.stands():  # the previous holder deleted it between our open and our lock
         claim.close()
         return None
     holder = {
@@ -167,20 +167,20 @@ def _try(path: Path) -> _Claim | None:
         "since": datetime.now().astimezone().isoformat(timespec="seconds"),
         "job": _elastic_job(),
     }
-    with suppress(OSError):  # on a full disk the lock still holds
+    with suppress(OSError):  # the lock works even if the disk is full
         os.truncate(file, 0)
         os.pwrite(file, json.dumps(holder).encode(), 0)
     return claim
 
 
 def _elastic_job() -> str:
-    """The same for all ranks of an elastic job, and nothing for others."""
-    token = os.environ.get(MEETING, "").rpartition("/")[2]  # hosts may know the meeting point by different names
+    """An id that all ranks of an elastic job share; empty for other jobs."""
+    token = os.environ.get(MEETING, "").rpartition("/")[2]  # hosts may have different names for the meeting point
     return hashlib.sha256(token.encode()).hexdigest()[:16] if token else ""
 
 
 def _left_behind(path: Path) -> bool:
-    """Whether an earlier rank 0 of the same elastic job has the lock: it stands still, and the others have given it up."""
+    """Whether an earlier rank 0 of the same elastic job has the lock: it is stuck, and the others have dropped it."""
     try:
         holder = json.loads(path.read_text())
         return bool(holder["job"]) and holder["job"] == _elastic_job() and holder["pid"] != os.getpid()
@@ -198,12 +198,12 @@ def _drop(claim: _Claim) -> None:
                 del _claims[key]
         if claim.stands():
             with suppress(OSError):
-                claim.path.unlink()  # before it is unlocked: a job that has it open finds out, and opens the next one
+                claim.path.unlink()  # before unlocking, so that a job that has it open notices and opens the next one
         claim.close()
 
 
-def _forget() -> None:
-    """In a child: a descriptor inherited by fork would hold the lock for as long as the child lives."""
+def _close_in_child() -> None:
+    """Close inherited descriptors in a child, which would otherwise hold the lock as long as it lives."""
     global _mutex  # the parent may have held it
     _mutex = threading.RLock()
     for claim in _claims.values():
@@ -211,7 +211,7 @@ def _forget() -> None:
     _claims.clear()
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 def _explain(directory: Path) -> str:

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: what it holds, and the size and SHA-256 of every file, sealed by a checksum of its own."""
+"""The manifest of a checkpoint: its contents, and the size and SHA-256 of every file, sealed by its own checksum."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SEAL = re.compile(rb'(.*),\n "sha256": "([0-9a-f]{64})"\n}\n', re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """Size and checksum that a file must have."""
+    """The expected size and checksum of a file."""
 
     size: int
     sha256: str
@@ -31,7 +31,7 @@ class Sum:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a checkpoint holds. Where ranks differ, `owners[name]` lists for every rank the rank whose file has its version."""
+    """The contents of a checkpoint. If ranks differ, `owners[name]` lists, per rank, the rank whose file has its version."""
 
     step: int
     world: int
@@ -41,7 +41,7 @@ class Manifest:
     owners: Mapping[str, tuple[int, ...]]
 
     def owner(self, name: str, rank: int) -> int:
-        """The rank in whose files `rank` finds the tensor or entry `name`."""
+        """The rank whose files hold the tensor or entry `name` of `rank`."""
         return self.owners[name][rank] if name in self.owners else 0
 
     def to_bytes(self) -> bytes:
@@ -59,7 +59,7 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Manifest:
-        """The manifest that `to_bytes` wrote; ValueError if a single byte differs."""
+        """Parse what `to_bytes` wrote. ValueError if a single byte differs."""
         match = _SEAL.fullmatch(data)
         if match is None:
             raise ValueError("does not end with its own checksum: cut short, or not a manifest")

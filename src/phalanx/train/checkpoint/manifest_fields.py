@@ -1,4 +1,4 @@
-"""Checks of a manifest's fields: its seal proves that nothing changed since it was written, not that it ever made sense."""
+"""Check a manifest's fields: its seal proves that it is unchanged, not that it was ever valid."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def read_files(files: Any) -> dict[str, tuple[int, str]]:
     found = {}
     for name, own in files.items():
         if not _PART.fullmatch(name):
-            raise ValueError(f"{brief(name)} is no name of a part")
+            raise ValueError(f"{brief(name)} is not the name of a part")
         size, sha256 = (own.get(key) for key in ("size", "sha256")) if isinstance(own, dict) else (None, None)
         if not isinstance(sha256, str) or not re.fullmatch("[0-9a-f]{64}", sha256):
             raise ValueError(f"the SHA-256 of {brief(name)} is {brief(sha256)}")
@@ -42,7 +42,7 @@ def read_files(files: Any) -> dict[str, tuple[int, str]]:
 
 
 def read_owners(owners: Any, world: int) -> dict[str, tuple[int, ...]]:
-    """For every name with several versions: for every rank the rank whose version it has."""
+    """For every name with several versions, the rank whose version each rank has."""
     if not isinstance(owners, dict):
         raise ValueError(f"owners are {brief(owners)}; ranks by name")
     for name, ranks in owners.items():

@@ -15,8 +15,8 @@ from phalanx.comm.communicator import Communicator
 from phalanx.train.checkpoint.agree import from_rank_0
 from phalanx.train.checkpoint.errors import CheckpointError, explain
 
-PROBE_AGE = 60.0  # seconds; a younger probe may belong to a job that starts just now
-SEEN_WITHIN = 5.0  # seconds within which all ranks must see a file of rank 0; network file systems cache what was not there
+PROBE_AGE = 60.0  # seconds; a younger probe may belong to a job that is just starting
+SEEN_WITHIN = 5.0  # seconds for all ranks to see a file of rank 0; network file systems cache missing files
 
 _NAME = re.compile(r"step-(\d{9,})(?:\.(\d+))?", re.ASCII)
 _LEFTOVER = re.compile(r"step-\d{9,}(?:\.\d+)?\.tmp-[0-9a-f]+", re.ASCII)
@@ -36,24 +36,24 @@ class CheckpointPlace:
 
     @classmethod
     def parse(cls, name: str) -> CheckpointPlace | None:
-        """The place with this name; None if no complete checkpoint has such a name."""
+        """Parse the name of a complete checkpoint; None if it is not one."""
         match = _NAME.fullmatch(name)
         place = match and cls(int(match[1]), int(match[2] or 1))
         return place if place and place.name == name else None
 
     def temporary(self) -> str:
-        """A new name for a checkpoint that is not complete yet, or no longer."""
+        """A new name for a checkpoint that is being written or deleted."""
         return f"{self.name}.tmp-{secrets.token_hex(4)}"
 
 
 def find_places(directory: Path) -> list[CheckpointPlace]:
-    """The complete checkpoints in `directory`, newest first. Only reading them shows whether they are intact."""
+    """The complete checkpoints in `directory`, newest first. They may still be damaged."""
     names = [item.name for item in os.scandir(directory) if item.is_dir(follow_symlinks=False)]
     return sorted((place for name in names if (place := CheckpointPlace.parse(name))), reverse=True)
 
 
 def find_checkpoints(path: Path) -> tuple[Path, list[CheckpointPlace]]:
-    """For a run, its directory of checkpoints, or one checkpoint: that directory, and the checkpoints to try, newest first."""
+    """Given a run, its checkpoint directory or a checkpoint, return that directory and the checkpoints to try, newest first."""
     place = CheckpointPlace.parse(path.absolute().name)
     if place is not None and path.is_dir():
         return path.absolute().parent, [place]
@@ -68,7 +68,7 @@ def find_checkpoints(path: Path) -> tuple[Path, list[CheckpointPlace]]:
 
 
 def make_probe(directory: Path) -> str:
-    """Make an empty file for other ranks to look for, and `directory` if there is none; return the name of the file."""
+    """Create an empty file for other ranks to look for, and `directory` if needed. Returns the file's name."""
     directory.mkdir(parents=True, exist_ok=True)
     name = f".probe-{secrets.token_hex(4)}"
     (directory / name).touch(exist_ok=False)
@@ -76,7 +76,7 @@ def make_probe(directory: Path) -> str:
 
 
 def clean(directory: Path) -> None:
-    """Delete what killed processes have left behind."""
+    """Delete what killed processes left behind."""
     for item in list(os.scandir(directory)):
         if _PROBE.fullmatch(item.name) and time.time() - item.stat(follow_symlinks=False).st_mtime > PROBE_AGE:
             Path(item.path).unlink(missing_ok=True)
@@ -85,7 +85,7 @@ def clean(directory: Path) -> None:
 
 
 def delete(directory: Path, place: CheckpointPlace) -> None:
-    """Delete a checkpoint. A process that is killed meanwhile leaves no half of one under its name."""
+    """Delete a checkpoint. If the process is killed in between, no partial checkpoint keeps its name."""
     doomed = directory / place.temporary()
     with contextlib.suppress(FileNotFoundError):
         os.rename(directory / place.name, doomed)
@@ -93,7 +93,7 @@ def delete(directory: Path, place: CheckpointPlace) -> None:
 
 
 def check_shared(directory: Path, comm: Communicator) -> None:
-    """Make `directory` if there is none, and check that all ranks see the same one. All ranks call it."""
+    """Create `directory` if needed, and check that all ranks see the same one. All ranks call it."""
 
     def place_probe() -> str:
         try:

@@ -1,4 +1,4 @@
-"""The random generators of a rank as state: Python's, NumPy's and torch's, so that a resumed run draws as it would have."""
+"""The random generators of a rank as state: Python's, NumPy's and torch's, so that a resumed run draws the same numbers."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class RandomState:
 
     @staticmethod
     def resized(state: dict[str, Any], rank: int, size: int) -> dict[str, Any]:
-        """The state with which `rank` of `size` continues after the world size changed: its own stream, derived from `state`."""
+        """The state for `rank` of `size` after the world size changed: its own stream, derived from `state`."""
         if not isinstance(state, dict) or not isinstance(state.get("torch"), torch.Tensor) or "python" not in state:
             raise ValueError("not the state of random generators")
         seen = hashlib.sha256(state["torch"].numpy().tobytes())
         seen.update(repr((state["python"], rank, size)).encode())
-        seed = int.from_bytes(seen.digest()[:4], "little")  # what NumPy takes
+        seed = int.from_bytes(seen.digest()[:4], "little")  # NumPy takes 32 bits
         derived: dict[str, Any] = {
             "python": random.Random(seed).getstate(),
             "numpy": numpy.random.RandomState(seed).get_state(legacy=False),

@@ -1,4 +1,4 @@
-"""Reading a checkpoint: what one rank of a world of any size finds in it, with every byte checked."""
+"""Read one rank's part of a checkpoint, for a world of any size, and check every byte."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Reading:
 
 
 def read(directory: Path, place: CheckpointPlace, entries: Iterable[str], rank: int = 0, size: int = 1) -> Reading:
-    """Read the `entries` that are there; DamagedError names the file and what is wrong with it.
+    """Read those of `entries` that exist. DamagedError names the file and what is wrong with it.
 
-    Together the `size` ranks check all files, including those of entries that were not asked for.
+    Together, the `size` ranks check all files, including those of other entries.
     """
     manifest = read_manifest(directory, place)
     wanted = [name for name in entries if name in manifest.entries]
@@ -62,7 +62,7 @@ def _decoded(own: dict[str, Any], tensors: Tensors, name: str, file: Path) -> Sa
 
 
 def _entry(structure: Any, name: str, file: Path) -> dict[str, Any]:
-    """What a rank wrote of an entry: its kind, tree and shapes."""
+    """What a rank wrote for an entry: its kind, tree and shapes."""
     entries = structure.get("entries") if isinstance(structure, dict) else None
     own = entries.get(name) if isinstance(entries, dict) else None
     if not isinstance(own, dict) or "tree" not in own or not isinstance(own.get("kind"), str):

@@ -1,7 +1,7 @@
-"""Which ranks hold the same state, and which one writes it: for every version of a tensor the lowest rank that has it.
+"""Find ranks with the same state and choose the writer: for every version of a tensor, the lowest rank that has it.
 
 Data-parallel training has one version of the parameters and, with local batch normalisation, one of the running statistics per
-rank; gossip has one of everything per replica. You need not say which: ranks compare fingerprints.
+rank; gossip has one of everything per replica. Ranks find out by comparing fingerprints.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ Table = dict[str, str]  # fingerprints by name: of tensors, and of the structure
 
 
 def fingerprint(x: torch.Tensor) -> str:
-    """A number that differs for different contents: a hash of the sums of all rows and of all columns of the content's words.
+    """A hash of the sums of all rows and all columns of the content's words, which differs for different contents.
 
-    Several times faster than a hash of all bytes, and on the device where `x` is: it is part of the pause of a save. Sums wrap
+    It is several times faster than hashing all bytes and runs on the device of `x`, because training pauses for it. Sums wrap
     around, so they are exact, and any difference within one row or one column shows.
     """
     flat = bytes_of(x.detach().contiguous())
@@ -54,18 +54,18 @@ def tabulate(entries: Mapping[str, Entry]) -> Table:
 
 
 def structure_of(entry: str) -> str:
-    """The name of an entry's structure among those of tensors, which begin with the entry's name and have no colon after it."""
+    """The table key of an entry's structure. The colon keeps it apart from names of tensors."""
     return f"{entry}:"
 
 
 def compare(table: Table, comm: Communicator) -> list[Table]:
-    """For every rank, its fingerprints that differ from rank 0's: mostly none, so little travels."""
+    """For every rank, its fingerprints that differ from rank 0's. Usually there are none, so little is sent."""
     first = comm.bcast_obj(table if comm.rank == 0 else None)
     return comm.allgather_obj({name: own for name, own in table.items() if first.get(name) != own})
 
 
 def find_owners(deviations: Sequence[Table]) -> dict[str, tuple[int, ...]]:
-    """For every name with several versions: for every rank the lowest rank with the same version."""
+    """For every name with several versions, the lowest rank with the same version as each rank."""
     owners = {}
     for name in sorted({name for deviation in deviations for name in deviation}):
         lowest: dict[str | None, int] = {None: 0}

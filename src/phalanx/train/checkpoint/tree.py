@@ -1,4 +1,4 @@
-"""Nested state as plain JSON that refers to its tensors by name: exactly, and without pickle.
+"""Encode nested state as JSON that refers to its tensors by name: exactly, and without pickle.
 
     encode({"lr": 0.1, 3: (w, None)}, "opt")
     -> {"pairs": [["lr", 0.1], [3, {"tuple": [{"tensor": "opt/3.0", ...}, null]}]]},  {"opt/3.0": w}
@@ -21,17 +21,17 @@ import torch
 from phalanx.comm.envelope import bytes_of
 from phalanx.schedule.plain_json import brief
 
-MAX_DEPTH = 200  # deeper data are a cycle
+MAX_DEPTH = 200  # deeper data must be a cycle
 LARGEST = 1 << 62  # of a size
 EXACT = 1 << 53  # whole numbers beyond it are not exact in other readers of JSON
 
-# What safetensors has a name for; tensors of any other dtype are stored as their bytes
+# The dtypes of safetensors; tensors of other dtypes are stored as bytes
 NATIVE = (
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
     torch.float16, torch.bfloat16, torch.float32, torch.float64,
 )  # fmt: skip
 
-DENSE: tuple[type, ...] = (torch.Tensor,)  # no subclass of it, which may have no memory of its own
+DENSE: tuple[type, ...] = (torch.Tensor,)  # exactly this class: a subclass may have no memory of its own
 
 Tensors = dict[str, torch.Tensor]
 
@@ -39,18 +39,18 @@ Tensors = dict[str, torch.Tensor]
 def encode(value: Any, name: str) -> tuple[Any, Tensors]:
     """The JSON of `value` and its tensors, not copied, under names that begin with `name`.
 
-    Two references to one tensor are two references to one name. TypeError names the first element that is not state.
+    Two references to one tensor are two references to one name. TypeError names the first element that cannot be stored.
     """
     return (encoder := _Encoder(name)).walk(value, "", 0), encoder.tensors
 
 
 def decode(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """The value that `encode` was given; ValueError if `tree` is not one of its trees, or `tensors` are not its tensors."""
+    """Decode the output of `encode`. ValueError if `tree` or `tensors` are not its output."""
     return _Decoder(tensors).walk(tree, 0)
 
 
 def references(tree: Any) -> set[str]:
-    """The names of the tensors in a tree of `encode`, however deep it is."""
+    """The names of the tensors in a tree of `encode`, of any depth."""
     found: set[str] = set()
     waiting = [tree]
     while waiting:
@@ -77,7 +77,7 @@ def dense_stride(x: torch.Tensor) -> tuple[int, ...] | None:
 
 
 def storable(x: torch.Tensor) -> torch.Tensor:
-    """`x` as a file has it: contiguous, of a dtype that the file format knows."""
+    """`x` in the form for a file: contiguous, with a dtype of the file format."""
     x = x.contiguous()
     return x if x.dtype in NATIVE else bytes_of(x)
 
@@ -109,7 +109,7 @@ class _Encoder:
             return {"pairs": self._pairs(value, path, depth)}
         if kind is Counter:  # the milestones of a scheduler
             return {"counter": self._pairs(value, path, depth)}
-        if kind is OrderedDict:  # a module's state, whose versions travel as an attribute
+        if kind is OrderedDict:  # a module's state, which has versions as an attribute
             versions = self.walk(getattr(value, "_metadata", None), f"{path}._metadata", depth + 1)
             return {"ordered": self._pairs(value, path, depth), "metadata": versions}
         if kind is bytes:
@@ -225,7 +225,7 @@ class _Decoder:
 
     def _array(self, tree: dict[str, Any], depth: int) -> numpy.ndarray:
         name = _text(tree["array"]["tensor"])
-        if name in self._arrays:  # each one is a copy: many references would fill the memory
+        if name in self._arrays:  # each one is copied: many references would fill the memory
             raise ValueError(f"{brief(name)} is an array twice")
         self._arrays.add(name)
         found = self._tensor(tree["array"], depth).numpy()
@@ -237,13 +237,13 @@ class _Decoder:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{brief(value)} is no text")
+        raise ValueError(f"{brief(value)} is not a text")
     return value
 
 
 def _list(value: Any) -> list[Any]:
     if not isinstance(value, list):
-        raise ValueError(f"{brief(value)} is no list")
+        raise ValueError(f"{brief(value)} is not a list")
     return value
 
 
@@ -254,7 +254,7 @@ def _sizes(value: Any) -> list[int]:
 
 
 def _dense(strides: list[int], shape: list[int]) -> list[int]:
-    """The strides of a tensor that fills its memory: others would ask for any amount of it."""
+    """Check that the strides leave no gaps: others could allocate any amount of memory."""
     if len(strides) != len(shape):
         raise ValueError(f"{len(strides)} strides for {len(shape)} dimensions")
     filled = 1
@@ -273,9 +273,9 @@ def _scalar(kind: Any, content: bytes) -> Any:
 
 
 def _number_type(kind: Any) -> numpy.dtype:
-    """A number type by its `dtype.str`. NumPy itself would accept a whole language, and texts of a billion bytes."""
+    """A number type by its `dtype.str`. NumPy itself accepts far more, such as strings of a billion bytes."""
     if not re.fullmatch(r"[<>|][biufc][0-9]{1,2}", _text(kind)):
-        raise ValueError(f"{brief(kind)} is no type of numbers")
+        raise ValueError(f"{brief(kind)} is not a number type")
     return numpy.dtype(kind)
 
 

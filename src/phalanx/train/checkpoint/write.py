@@ -1,10 +1,10 @@
-"""Writing a checkpoint: each rank writes its files in the background, and rank 0 completes the checkpoint.
+"""Write a checkpoint: each rank writes its files in the background, and rank 0 completes the checkpoint.
 
     rank 0, background        files of rank 0 | waits for the others' | manifest | fsync | rename | delete old ones
     rank r, background        files of rank r |
     training thread    copy | steps ...
 
-The ranks coordinate through the shared directory alone: messages beside those of training would disturb their order.
+The ranks coordinate only through the shared directory: extra messages would disturb the order of those of training.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from phalanx.train.checkpoint.places import CheckpointPlace, delete, find_places
 from phalanx.train.checkpoint.replicas import owns, structure_of
 from phalanx.train.checkpoint.tree import Tensors, storable
 
-PATIENCE = 600.0  # seconds without a new byte from other ranks; a network file system may show them a minute late
-LAST_PATIENCE = 10.0  # the same when the program has ended: a dead rank never writes
-LOOK = 0.005, 0.5  # seconds between two looks for files of others: the first, and the longest
+PATIENCE = 600.0  # seconds without a new byte from other ranks; on a network file system they may appear a minute late
+LAST_PATIENCE = 10.0  # the same once the program has ended: a dead rank never writes
+LOOK = 0.005, 0.5  # seconds between checks for files of other ranks: the first and the longest
 FAILED = "failed"  # rank-00003.failed holds the reason
 
 
 @dataclass(frozen=True, slots=True)
 class WriteJob:
-    """One rank's share of one checkpoint. Values only: it outlives the step that made it."""
+    """One rank's part of one checkpoint. Values only, because it outlives the step that made it."""
 
     directory: Path
     staging: str
@@ -44,7 +44,7 @@ class WriteJob:
     rank: int
     world: int
     config: Any
-    entries: Mapping[str, Entry]  # without tensors, whose copies come separately
+    entries: Mapping[str, Entry]  # without tensors, which are passed separately as copies
     owners: Mapping[str, tuple[int, ...]]
     keep: int
     rejected: frozenset[CheckpointPlace]  # damaged, so not worth keeping
@@ -55,7 +55,7 @@ class WriteJob:
 
 
 def write(job: WriteJob, copies: Tensors, has_left: Callable[[int], bool] = lambda rank: False) -> None:
-    """Write this rank's files; rank 0 then waits for those of the others, unless one `has_left`, and completes the checkpoint."""
+    """Write this rank's files. Rank 0 then waits for the others' files, unless one `has_left`, and completes the checkpoint."""
     staging = job.directory / job.staging
     try:
         if job.rank in job.writers:
@@ -82,7 +82,7 @@ def _write_part(job: WriteJob, copies: Tensors, staging: Path) -> None:
         if owns(job.rank, structure_of(name), job.owners)
     }
     structure = {"tensors": tensors and asdict(tensors), "entries": structures}
-    # last, and atomically: where this file exists, the part is complete
+    # last, and atomically: if this file exists, the part is complete
     write_bytes(staging / part(job.rank, "json"), json.dumps(structure, allow_nan=False).encode())
 
 
@@ -97,7 +97,7 @@ def _complete(job: WriteJob, staging: Path, has_left: Callable[[int], bool]) -> 
     write_bytes(staging / MANIFEST, manifest.to_bytes())
     os.rename(staging, job.directory / job.place.name)
     sync_directory(job.directory)
-    # delete old ones only now that the new one is durable; newer ones are damaged, and training will replace them
+    # delete old ones only after the new one is durable; newer ones are damaged, and training will replace them
     older = [place for place in find_places(job.directory) if place <= job.place]
     useful = [place for place in older if place not in job.rejected]
     for place in older:
@@ -125,16 +125,16 @@ def _await_parts(staging: Path, writers: Iterable[int], has_left: Callable[[int]
 
 
 def _size(staging: Path) -> int:
-    """The bytes that all ranks have written so far."""
-    with contextlib.suppress(FileNotFoundError):  # renamed meanwhile
+    """The number of bytes that all ranks have written so far."""
+    with contextlib.suppress(FileNotFoundError):  # renamed in the meantime
         return sum((found := entry.stat()).st_size + 512 * found.st_blocks for entry in os.scandir(staging))
     return -1
 
 
 def _give_up(job: WriteJob, staging: Path, error: BaseException) -> None:
-    """Clean up. A rank that cannot write leaves a note for rank 0, which would wait for its part."""
+    """Clean up. A rank that cannot write leaves a note for rank 0, which is waiting for its part."""
     if job.rank == 0:
         shutil.rmtree(staging, ignore_errors=True)
         return
-    with contextlib.suppress(OSError):  # on a full disk the note stays empty, but its name is enough
+    with contextlib.suppress(OSError):  # on a full disk the note is empty, but its name is enough
         (staging / part(job.rank, FAILED)).write_text(explain(error) if isinstance(error, OSError) else repr(error))

@@ -1,11 +1,11 @@
-"""`report.html`: one run, or several side by side, in one file that needs nothing else.
+"""`report.html`: one run, or several side by side, in one self-contained file.
 
     write_report([Path("runs/digits")], Path("runs/digits/report.html"))
 
 run        a run as a value, from its directory       figures, tables   what the page shows of it
-words      what its task calls its results
+words      the task's names for its results
 plots      lines, areas and bars as SVG               pictures, timeline   schedules and a few steps as SVG
-prediction what a plan predicted, beside what was measured
+prediction a plan's predictions beside the measurements
 page       the HTML around them, with page.css and page.js inside
 """
 
@@ -24,7 +24,7 @@ __all__ = ["ReportError", "build", "report_or_warning", "write_report"]
 
 
 def write_report(directories: Sequence[Path], out: Path) -> None:
-    """Write the report of one or several runs to one HTML file, whole or not at all.
+    """Write the report of one or several runs to one HTML file, atomically.
 
     Args:
         directories: Directories of runs, as `phalanx train --out DIR` writes them.
@@ -33,7 +33,7 @@ def write_report(directories: Sequence[Path], out: Path) -> None:
     Raises:
         ReportError: If a directory holds no run, or `out` is not a regular file.
     """
-    if out.exists() and not out.is_file():  # root would replace /dev/null
+    if out.exists() and not out.is_file():  # as root, it would replace /dev/null
         raise ReportError(f"{out} exists and is not a regular file: name another one")
     text = build(read_runs(directories))
     fresh = out.with_name(f".{out.name}.{os.getpid()}")
@@ -42,7 +42,7 @@ def write_report(directories: Sequence[Path], out: Path) -> None:
 
 
 def report_or_warning(directory: Path) -> Path | None:
-    """Write the report of a run into its directory, and return its path. If that fails, the run, which is done, does not."""
+    """Write the report of a finished run into its directory, and return its path. A failure only warns."""
     path = directory / "report.html"
     try:
         write_report([directory], path)
@@ -54,7 +54,7 @@ def report_or_warning(directory: Path) -> Path | None:
 
 
 def build(runs: Sequence[Run]) -> str:
-    """The page."""
+    """Build the page."""
     if not runs:
         raise ReportError("no runs: name at least one directory")
     one = runs[0] if len(runs) == 1 else None

@@ -1,4 +1,4 @@
-"""An axis of a plot: from values to places on the page, round numbers as ticks, and numbers as people write them."""
+"""An axis of a plot: map values to positions, choose round ticks, and format numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Format = Callable[[float], str]
 
 @dataclass(frozen=True)
 class AxisScale:
-    """From values to places on the page: `low` at `begin`, `high` at `end`, by ratio if `log`."""
+    """Maps values to positions on the page: `low` at `begin`, `high` at `end`, logarithmic if `log`."""
 
     low: float
     high: float
@@ -40,7 +40,7 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def decades(low: float, high: float) -> list[float]:
-    """Powers of ten from at most `low` to at least `high`, every n-th where there are many."""
+    """Powers of ten from at most `low` to at least `high`, every n-th if there are many."""
     first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
     apart = max(1, math.ceil((last - first) / 6))
     return [10.0**i for i in range(first, max(last, first + 1) + apart, apart) if i < last + apart]
@@ -62,7 +62,7 @@ def percent(value: float) -> str:
 
 
 def milliseconds(value: float) -> str:
-    """Of seconds: `12.5 ms`."""
+    """Seconds as `12.5 ms`."""
     return f"{1000 * value:.3g} ms"
 
 

@@ -1,4 +1,4 @@
-"""Which plots the page has: from rows to series to figures. Several runs are overlaid, each in its colour."""
+"""The plots of the page: from rows to series to figures. Several runs are overlaid, each in its own colour."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def _time_axis(runs: Sequence[Run]) -> tuple[str, float]:
 
 
 def _legend(series: Sequence[Series], runs: Sequence[Run]) -> Sequence[Series]:
-    """The series of one run; or the runs, if there are several, because the note explains the strokes."""
+    """The series of one run or, for several, the runs, because the note explains the line styles."""
     if len(runs) > 1:
         return [Series(run.name, (), (), i) for i, run in enumerate(runs)]
     return series if len(series) > 1 else ()
 
 
 def _events(runs: Sequence[Run], x: str, per: float = 1.0) -> list[tuple[float, str]]:
-    """Where a run was resumed, or its ranks changed. Not for several runs: the lines would not show to which run they belong."""
+    """Where a run was resumed or its ranks changed. Not for several runs: the lines would be ambiguous."""
     return [(at / per, text) for at, text in runs[0].events_at(x)] if len(runs) == 1 else []
 
 
@@ -82,7 +82,7 @@ def learning(runs: Sequence[Run]) -> Iterator[Figure]:
 
 
 def results(runs: Sequence[Run], x: str, axis: str, size: float) -> Iterator[Figure]:
-    """The results of evaluations over epochs or time: shares in one figure with the accuracy of training, others one by one."""
+    """The results of evaluations over epochs or time: fractions in one figure with the training accuracy, others one by one."""
     many, events, metrics = len(runs) > 1, _events(runs, x, size), all_metrics(runs)
     shares = [metric for metric in metrics if metric.percent]
     if shares:
@@ -107,7 +107,7 @@ def _result(runs: Sequence[Run], metric: Shown, x: str, axis: str, size: float) 
 
 
 def speed(runs: Sequence[Run]) -> Iterator[Figure]:
-    """Throughput, and where a step's time goes: over the epochs of one run, in the mean of several."""
+    """Throughput, and where a step's time goes: over the epochs of one run, or as means of several."""
     units = " or ".join(dict.fromkeys(words_of(run).unit for run in runs))
     made = lines(runs, "interval", lambda run: words_of(run).speed, "epoch", name="" if len(runs) > 1 else f"{units}/s")
     drawn = plot_lines(made, title="throughput over epochs", x="epochs", zero=True, events=_events(runs, "epoch"))
@@ -143,7 +143,7 @@ def communication(runs: Sequence[Run]) -> Iterator[Figure]:
 
 
 def _overlap(runs: Sequence[Run]) -> Iterator[Figure]:
-    """The share of communication that computation hides, if there was something to hide."""
+    """The fraction of communication hidden behind computation, if there was any."""
     recorded = lines(runs, "interval", "overlapped_share", "epoch", name="" if len(runs) > 1 else "hidden", colour=4)
     single = {i for i, run in enumerate(runs) if not run.gossips and _groups(run) == 1}
     overlapped = [
@@ -154,17 +154,17 @@ def _overlap(runs: Sequence[Run]) -> Iterator[Figure]:
         drawn = plot_lines(overlapped, title="overlap with backward", x="epochs", unit="percent", zero=True, most=1.0)
         yield Figure("Overlap", drawn, _legend(overlapped, runs), f"share of communication hidden behind {behind}")
     elif recorded:
-        reason = "The gradients travel in one group, which is complete when backward ends: there is nothing to overlap."
+        reason = "The gradients are sent in one group, which is complete when backward ends: there is nothing to overlap."
         yield Figure("Overlap", tag("span"), note=reason)
 
 
 def _groups(run: Run) -> Number:
-    """The most groups in which gradients travelled; None if the rows do not say."""
+    """The largest number of gradient groups; None if the rows do not have it."""
     return max((value for row in run.of("interval") if (value := value_of(row, "groups")) is not None), default=None)
 
 
 def _schedules(runs: Sequence[Run]) -> Iterator[Figure]:
-    """Each schedule once, however many runs used it."""
+    """Each schedule once, even if several runs used it."""
     drawn: dict[tuple[str, str], list[str]] = {}
     for run in runs:
         recorded = run.environment.get("schedule")
@@ -175,7 +175,7 @@ def _schedules(runs: Sequence[Run]) -> Iterator[Figure]:
         try:
             schedule = from_text(text)
         except ScheduleError:
-            continue  # written by another version; the environment's table has its name
+            continue  # written by another version; the environment table has its name
         after = f" · {', '.join(names)}" if len(drawn) > 1 else ""
         legend = [Series(name, (), (), colour) for name, colour in name_calls(schedule)]
         note = f"{seats}s down, steps across"

@@ -1,4 +1,4 @@
-"""Why a run took longer, or less long, than its plan: the parts of the step, and which of them made the difference."""
+"""Explain why a run was slower or faster than its plan, by the parts of a step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from phalanx.train.report.plots import Number
 from phalanx.train.report.run import Run, typical, value_of
 from phalanx.train.report.words import words_of
 
-# What a plan calls a part of a step, and what a run measures of it.
+# The name of a part of a step in a plan, and its measurement in a run.
 PARTS = (
     (
         "computing",
@@ -44,7 +44,7 @@ def measured_step(run: Run) -> Number:
 
 
 def explain(run: Run, plan: dict[str, Any]) -> str | None:
-    """Where the difference between plan and run came from, in a sentence; None if one of them has no step time."""
+    """Explain the difference between plan and run in a sentence. None if one of them has no step time."""
     predicted, measured = value_of(plan, "step_s"), measured_step(run)
     if not predicted or measured is None:
         return None
@@ -63,6 +63,6 @@ def explain(run: Run, plan: dict[str, Any]) -> str | None:
 
 
 def total(values: Sequence[Number]) -> Number:
-    """The sum of the values that are there."""
+    """The sum of the values that exist."""
     there = [value for value in values if value is not None]
     return sum(there) if there else None

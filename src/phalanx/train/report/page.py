@@ -1,4 +1,4 @@
-"""The page: HTML that contains its style and its script, with a policy that forbids the browser to load anything."""
+"""The page: HTML with its style and script inside, and a policy that forbids loading anything."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def page(
     facts: Sequence[tuple[str, str, str]],
     sections: Sequence[tuple[str, Sequence[Figure | Table]]],
 ) -> str:
-    """The whole file. Names may contain anything: `tag` escapes them, and the policy is a second defence."""
+    """Build the whole file. Names may contain anything: `tag` escapes them, and the policy is a second defence."""
     allowed = base64.b64encode(
         hashlib.sha256(SCRIPT.encode()).digest()
     ).decode()  # this script and no other, whatever a name contains
-    # forms and the base of links do not follow default-src
+    # default-src does not cover forms and base URIs
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{allowed}'; form-action 'none'; base-uri 'none'"
     badge = tag("span", status, class_=f"badge {'good' if status in ('complete', 'target reached') else 'open'}")
     cards = join(tag("div", tag("dt", name), tag("dd", value), tag("p", below), class_="fact") for name, value, below in facts)
@@ -80,7 +80,7 @@ def page(
 
 
 def _lines(parts: Sequence[Markup]) -> Markup:
-    """One part per line, for people who read the source."""
+    """One part per line, to keep the source readable."""
     return join(["\n", join(parts, "\n"), "\n"])
 
 

@@ -1,4 +1,4 @@
-"""A picture of a schedule as SVG: ranks down, steps across. `timeline` draws what happened when."""
+"""Draw a schedule as SVG: ranks down, steps across. `timeline` draws measured steps."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from phalanx.schedule.describe import describe
 from phalanx.schedule.markup import NOTHING, Markup, join, tag
 from phalanx.schedule.viewer import draw
 
-RANKS, STEPS = 16, 40  # most that are drawn; a larger schedule becomes text without its middle
+RANKS, STEPS = 16, 40  # the most that are drawn; a larger schedule becomes text without its middle
 APART = 14  # pixels between groups side by side in one step
 
 
 def draw_schedule(schedule: Schedule, seats: str = "rank") -> Markup:
-    """The schedule and, if it calls a library, the messages of that call. `seats`: what its rows are, ranks or hosts."""
+    """Draw the schedule and, if it calls a library, the messages of that call. `seats`: what the rows are, ranks or hosts."""
     if schedule.world == 1:
         return tag("p", f"One {seats} has no other to communicate with.", class_="quiet")
     if schedule.world > RANKS:
@@ -26,7 +26,7 @@ def draw_schedule(schedule: Schedule, seats: str = "rank") -> Markup:
 
 
 def _player(schedule: Schedule) -> Markup:
-    """The same schedule to play with, unless it is too large for that."""
+    """The interactive viewer, unless the schedule is too large for it."""
     try:
         return draw(schedule)
     except ScheduleError:
@@ -70,8 +70,8 @@ def _picture(s: Schedule, title: str, seats: str) -> Markup:
 
 
 def _side_by_side(groups: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], int]:
-    """A place for each group, from left to right, so that lines of groups do not overlap."""
-    below: list[int] = []  # the lowest rank that each place has reached
+    """A column for each group, so that the lines of groups do not overlap."""
+    below: list[int] = []  # the lowest rank that each column has reached
     places: dict[tuple[int, ...], int] = {}
     for group in sorted(set(groups), key=min):
         place = next((i for i, rank in enumerate(below) if rank < min(group)), len(below))

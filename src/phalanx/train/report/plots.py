@@ -1,8 +1,8 @@
 """Plots as SVG: lines with gaps, stacked areas, bars. Colours are classes `c0` to `c7`, which the page defines.
 
 Every series carries its numbers (`data-x`, `data-y`), for the page's hover and for your own scripts. A line of more than `MOST`
-points is thinned: it is cut into MOST / 2 runs, and each gives its least and its greatest point, so that no peak is lost. An area
-is drawn from every n-th point, so that its parts stay together.
+points is thinned: it is cut into MOST / 2 runs, and each keeps its minimum and maximum, so that no peak is lost. An area is drawn
+from every n-th point, so that its parts stay aligned.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ STYLE = Markup("""<style>
   .plot .end { text-anchor: end } .plot .middle { text-anchor: middle }
   .plot .grid { stroke: var(--grid) } .plot path { fill: none; stroke: var(--c); stroke-width: 2; stroke-linejoin: round }
   @media (prefers-color-scheme: dark) { .plot { --card: #181c23; --quiet: #a3acb9; --grid: #2a303a; --c: #6ea2ff } }
-</style>""")  # of a plot without a page around it
+</style>""")  # for a plot outside the page
 
-MOST = 600  # points of one series: more than a plot has pixels to show
+MOST = 600  # points of one series, more than a plot has pixels
 COLOURS = 8
 WIDTH, HEIGHT = 480, 236
 LEFT, RIGHT, TOP, BOTTOM = 50, 468, 10, 202
@@ -50,7 +50,7 @@ class Series:
 
 
 def thin(s: Series, most: int = MOST) -> Series:
-    """At most `most` points: the least and the greatest of each of most / 2 runs, in their order. A run without any is a gap."""
+    """Thin to at most `most` points: minimum and maximum of each of most / 2 runs, in order. An empty run is a gap."""
     count, runs = len(s.xs), most // 2
     if count <= most:
         return s
@@ -68,7 +68,7 @@ def is_number(value: Number) -> bool:
 
 
 def spans_decades(series: Sequence[Series]) -> bool:
-    """Whether a logarithmic axis shows more than a linear one: all values are positive, and some are much smaller."""
+    """Whether a logarithmic axis shows more than a linear one: all values are positive, and some are much smaller than others."""
     ys = [y for s in series for y in s.ys if y is not None and math.isfinite(y)]
     return bool(ys) and min(ys) > 0 and max(ys) > 30 * min(ys)
 
@@ -87,9 +87,9 @@ def plot_lines(
     most: float | None = None,
     events: Sequence[tuple[float, str]] = (),
 ) -> Markup:
-    """Lines over one axis `x`. `zero`: the y axis begins there; `most`: it ends there; `log`: by ratio.
+    """Lines over one axis `x`. `zero`: the y axis starts at 0; `most`: it ends there; `log`: logarithmic.
 
-    `events`: places where something happened, as vertical lines with a text.
+    `events`: positions to mark with a vertical line and a text.
     """
     lines = [thin(s) for s in series]
     ys = [y for s in lines for y in s.ys if y is not None and math.isfinite(y)]
@@ -112,19 +112,19 @@ def plot_lines(
 
 
 def stand_alone(plot: Markup) -> str:
-    """A plot of one line as a file of its own, for light and dark."""
+    """A plot of one line as its own file, for light and dark mode."""
     size = f"0 0 {WIDTH} {HEIGHT}"
     return f"{tag('svg', STYLE, plot, xmlns='http://www.w3.org/2000/svg', class_='plot', viewBox=size)}\n"
 
 
 def plot_stack(xs: Sequence[float], parts: Sequence[Series], *, title: str, x: str, unit: str) -> Markup:
-    """Areas on top of each other, the first at the bottom. Rows where a part is missing are left out."""
+    """Areas on top of each other, the first at the bottom. Rows with a missing part are left out."""
     whole = [i for i in range(len(xs)) if all(is_number(part.ys[i]) for part in parts)]
     if not whole:
         return NOTHING
     kept = whole if len(whole) <= MOST else [whole[i * len(whole) // MOST] for i in range(MOST)]
     places = [xs[i] for i in kept]
-    if len(places) == 1:  # one moment has no area: draw it as a bar
+    if len(places) == 1:  # a single point has no area: draw it as a bar
         places = [places[0] - 0.5, places[0] + 0.5]
         kept = kept * 2
     values = [[float(part.ys[i] or 0.0) for i in kept] for part in parts]
@@ -143,7 +143,7 @@ def plot_stack(xs: Sequence[float], parts: Sequence[Series], *, title: str, x: s
 
 
 def plot_bars(names: Sequence[str], parts: Sequence[Series], *, title: str, unit: str) -> Markup:
-    """One horizontal bar per name, of the parts' values end to end; `ys[i]` of a part belongs to names[i]."""
+    """One horizontal bar per name, with the parts' values end to end. `ys[i]` of a part belongs to names[i]."""
     values = [[part.ys[i] or 0.0 for part in parts] for i in range(len(names))]
     longest = max(map(sum, values), default=0.0)
     if not longest:
@@ -171,7 +171,7 @@ def plot_bars(names: Sequence[str], parts: Sequence[Series], *, title: str, unit
 
 
 def _axes(xs: Sequence[float], marks: Sequence[float], log: bool) -> tuple[AxisScale, AxisScale]:
-    low, high = min([0.0, *xs]), max(xs)  # runs begin at 0, even if the first row comes later
+    low, high = min([0.0, *xs]), max(xs)  # runs start at 0, even if the first row is later
     if low == high:
         low, high = low - 0.5, high + 0.5
     return AxisScale(low, high, LEFT, RIGHT), AxisScale(marks[0], marks[-1], BOTTOM, TOP, log)
@@ -194,13 +194,13 @@ def _frame(across: AxisScale, along: AxisScale, marks: Sequence[float], x: str, 
 
 
 def _event(x: float, text: str) -> Markup:
-    """A thin line, and over it a wide one without colour, so that the pointer finds its text."""
+    """A thin line under a wide transparent one, which is easier to hover."""
     ends = {"x1": f"{x:.1f}", "x2": f"{x:.1f}", "y1": TOP, "y2": BOTTOM}
     return join([tag("line", class_="event", **ends), tag("line", tag("title", text), class_="wide", **ends)])
 
 
 def _line(s: Series, across: AxisScale, along: AxisScale) -> Markup:
-    """The line in as many pieces as it has between gaps; a piece of one point is a dot."""
+    """The line, split at gaps. A piece of one point is a dot."""
     pieces: list[list[tuple[float, float]]] = [[]]
     for x, y in zip(s.xs, s.ys):
         if y is None or not math.isfinite(y):

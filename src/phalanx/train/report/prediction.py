@@ -1,4 +1,4 @@
-"""What a plan predicted, beside what the run that followed it measured."""
+"""A plan's predictions beside the measurements of the run that followed it."""
 
 from __future__ import annotations
 

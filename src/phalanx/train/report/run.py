@@ -1,4 +1,4 @@
-"""A run as a value, read from its directory, and the numbers that sum it up."""
+"""A run as a value, read from its directory, and its summary numbers."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Run:
         return self.of("membership")
 
     def events_at(self, x: str) -> list[tuple[float, str]]:
-        """Where the run was resumed, and where ranks left or joined, by `x`: "step", "seconds" or "epoch"; and in words."""
+        """Where the run was resumed or ranks left or joined, by `x` ("step", "seconds" or "epoch"), with a description."""
         found = []
         for row in [*self.resumed, *self.changes]:
             step = value_of(row, "step") or 0.0
@@ -83,7 +83,7 @@ class Run:
 
 
 def describe_change(row: dict[str, Any]) -> str:
-    """A change of membership in words: who left and why, who joined, and how many ranks there were then."""
+    """Describe a change of membership: which members left and why, which joined, and the new number of ranks."""
     left = [f"member {who} {why}" for who, why in _pairs(row.get("left"))]
     joined = row.get("joined")
     came = [f"member {who} joined" for who in joined if isinstance(who, int)] if isinstance(joined, list) else []
@@ -96,7 +96,7 @@ def _pairs(value: Any) -> list[tuple[Any, Any]]:
 
 
 def value_of(row: dict[str, Any], path: str) -> Number:
-    """A number of a row, `times.input` for a nested one; None if there is none."""
+    """A number of a row, by a path such as `times.input`, or None."""
     found: Any = row
     for name in path.split("."):
         found = found.get(name) if isinstance(found, dict) else None
@@ -115,7 +115,7 @@ def read_runs(directories: Sequence[Path]) -> list[Run]:
 
 
 def read_run(directory: Path, name: str) -> Run:
-    """What `directory` holds; a run that was killed has less."""
+    """Read the run in `directory`. A killed run has fewer files."""
     if not directory.is_dir():
         raise ReportError(f"{directory}: there is no such directory")
     if not (directory / "config.json").is_file():

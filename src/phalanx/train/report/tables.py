@@ -22,7 +22,7 @@ def subtitle(run: Run) -> str:
     return " · ".join([run.name, *(str(part).replace("T", " ").replace("+00:00", " UTC") for part in at if part)])
 
 
-def _told(value: Number, form: Callable[[float], str]) -> str:
+def _show(value: Number, form: Callable[[float], str]) -> str:
     return form(value) if value is not None else "–"
 
 
@@ -40,22 +40,22 @@ def facts(run: Run) -> list[tuple[str, str, str]]:
     times = len(run.resumed)
     resumed = f" · resumed{f' {times} times' if times > 1 else ''}" if times else ""
     others = [m for m in words.metrics[1:] if m.key != "loss"]
-    below = [f"{metric.words} {_told(last(run, 'evaluation', metric.key), metric.text)}" for metric in others]
+    below = [f"{metric.words} {_show(last(run, 'evaluation', metric.key), metric.text)}" for metric in others]
     below += [f"best {words.goal.text(most)}"] if most is not None and most != value else []
     return [
-        (words.goal_title, _told(value, words.goal.text), " · ".join(below)),
-        ("Time", _told(run.seconds, duration), f"{_told(epochs, number)} epochs · {_told(steps, _whole)} steps{resumed}"),
+        (words.goal_title, _show(value, words.goal.text), " · ".join(below)),
+        ("Time", _show(run.seconds, duration), f"{_show(epochs, number)} epochs · {_show(steps, _whole)} steps{resumed}"),
         (
             f"{words.unit[:1].upper()}{words.unit[1:]} per second",
-            _told(speed, _whole),
-            f"{_told(speed / ranks if speed and ranks else None, _whole)} per rank · median",
+            _show(speed, _whole),
+            f"{_show(speed / ranks if speed and ranks else None, _whole)} per rank · median",
         ),
         (
             "Ranks",
-            _told(ranks, _whole),
-            f"{_told(hosts, _whole)} host{'s' if hosts != 1 else ''} · {run.environment.get('device', '–')}{_changed(run)}",
+            _show(ranks, _whole),
+            f"{_show(hosts, _whole)} host{'s' if hosts != 1 else ''} · {run.environment.get('device', '–')}{_changed(run)}",
         ),
-        ("Waiting", _told(typical(run, "wait_share"), lambda v: f"{v:.0%}"), "of each step"),
+        ("Waiting", _show(typical(run, "wait_share"), lambda v: f"{v:.0%}"), "of each step"),
     ]
 
 
@@ -72,13 +72,13 @@ def comparison(runs: Sequence[Run]) -> Table:
         (
             run.name,
             *(
-                _told(best(run, metric) if is_best else last(run, "evaluation", metric.key), metric.text)
+                _show(best(run, metric) if is_best else last(run, "evaluation", metric.key), metric.text)
                 for metric, is_best in shown
             ),
-            _told(run.seconds, duration),
-            _told(typical(run, words.speed), _whole) + ("" if len(units) == 1 else f" {words.unit}"),
-            _told(typical(run, "wait_share"), lambda v: f"{v:.0%}"),
-            _told(last(run, "interval", "epoch"), number),
+            _show(run.seconds, duration),
+            _show(typical(run, words.speed), _whole) + ("" if len(units) == 1 else f" {words.unit}"),
+            _show(typical(run, "wait_share"), lambda v: f"{v:.0%}"),
+            _show(last(run, "interval", "epoch"), number),
             str(run.environment.get("ranks", "–")),
             run.why,
         )
@@ -150,7 +150,7 @@ def configuration(runs: Sequence[Run]) -> Iterator[Table]:
 
 
 def flatten(value: Any, before: str = "") -> Iterator[tuple[str, Any]]:
-    """Paths and values of nested plain data, as `--set` has them."""
+    """Paths and values of nested plain data, as in `--set`."""
     if isinstance(value, dict) and value:
         for name, inner in value.items():
             yield from flatten(inner, f"{before}.{name}" if before else str(name))
@@ -163,7 +163,7 @@ def flatten(value: Any, before: str = "") -> Iterator[tuple[str, Any]]:
 
 def recipe_of(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """The recipe with the name of the run, as paths and values of this version; else the defaults."""
-    from phalanx import recipes  # here, because recipes import torch, which a comparison of runs does not need
+    from phalanx import recipes  # here, because recipes import torch, which comparing runs does not need
     from phalanx.train.config import RunConfig, plain
 
     name = str(config.get("name", ""))
@@ -186,13 +186,13 @@ def _changed(run: Run) -> str:
 
 
 def changes(runs: Sequence[Run]) -> Iterator[Table]:
-    """Every change of membership: when, who and why, what was done again, and how long the ranks were held up."""
+    """Every change of membership: when, which ranks and why, what was repeated, and how long ranks were delayed."""
     several = len(runs) > 1
     rows = []
     for name, row in ((run.name, row) for run in runs for row in run.changes):
-        held_up = _told(value_of(row, "held_up"), lambda v: f"{v:.2f} s")
+        held_up = _show(value_of(row, "held_up"), lambda v: f"{v:.2f} s")
         again = "one exchange" if row.get("redone") is True else "nothing"
-        step = _told(value_of(row, "step"), _whole)
+        step = _show(value_of(row, "step"), _whole)
         rows.append((*([name] if several else []), step, describe_change(row), again, held_up))
     if rows:
         yield Table(
@@ -204,7 +204,7 @@ def changes(runs: Sequence[Run]) -> Iterator[Table]:
 
 
 def stragglers(runs: Sequence[Run]) -> Iterator[Table]:
-    """Each rank and cause once: how often it was slow, by how much at most, and when."""
+    """Each slow rank and cause once: how often, by how much at most, and when."""
     several = len(runs) > 1
     found: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for name, row in ((run.name, row) for run in runs for row in run.of("straggler")):
@@ -213,7 +213,7 @@ def stragglers(runs: Sequence[Run]) -> Iterator[Table]:
     rows = []
     for (name, who, cause), slow in found.items():
         most = max((value for row in slow if (value := value_of(row, "factor")) is not None), default=None)
-        much = _told(most, lambda v, share=who == "network": f"{v:.0%} of the step" if share else f"{v:.1f} times the others")  # type: ignore[misc]
+        much = _show(most, lambda v, share=who == "network": f"{v:.0%} of the step" if share else f"{v:.1f} times the others")  # type: ignore[misc]
         at = [step for row in slow if (step := value_of(row, "step")) is not None]
         where = f"{min(at):.0f} to {max(at):.0f}" if at else "–"
         rows.append((*([name] if several else []), who, cause, much, str(len(slow)), where))

@@ -1,4 +1,4 @@
-"""A few steps of a run as SVG, from its trace.json: what the training thread does and what is on the wire, by rank."""
+"""Draw a few steps of a run as SVG from its trace.json: the training thread and the network, by rank."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from phalanx.train.report.axis import ticks
 from phalanx.train.report.run import MOST
 
 LANES = 8  # most ranks that are drawn
-TRAVELS = {"all-reduce": 5, "exchange": 5}  # what is on the wire, and its colour
+TRAVELS = {"all-reduce": 5, "exchange": 5}  # communication, and its colour
 PHASES = {"input": 1, "forward": 0, "backward": 4, "wait": 3, "update": 2}  # and their colours
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnSpan:
-    """Something that took time on a rank; `begun` and `took` are in microseconds."""
+    """An interval of time on a rank; `begun` and `took` are in microseconds."""
 
     rank: int
     kind: str
@@ -49,7 +49,7 @@ def _is_time(value: Any) -> TypeGuard[float]:
 
 
 def draw_timeline(trace: Mapping[str, Any]) -> Markup:
-    """The first ranks: above what the training thread does, below what is on the wire."""
+    """Draw the first ranks: the training thread above, communication below."""
     spans = read_spans(trace)
     ranks = sorted({span.rank for span in spans})
     if not spans:
@@ -85,6 +85,6 @@ def _bar(span: DrawnSpan, x: float, y: float, scale: float) -> Markup:
 
 
 def name_travels(trace: Mapping[str, Any]) -> dict[str, int]:
-    """The legend of what is on the wire."""
+    """The legend of communication."""
     there = {span.kind for span in read_spans(trace)}
     return {name: colour for name, colour in TRAVELS.items() if name in there}

@@ -1,6 +1,6 @@
-"""The words of a run's task: which results it has, and what its speed counts. They are in the run's records, as plain text.
+"""The vocabulary of a run's task: its results and its unit of speed, from the run's records.
 
-A run without them, such as one of an earlier version, classified images.
+A run without it, from an earlier version, is image classification.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ IMAGES = (TOP1, TOP5, LOSS)
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """What a task calls its results, the most important first, and what it counts: `per_sample` of `unit` in a sample."""
+    """A task's names for its results, most important first, and its unit of speed, `per_sample` per sample."""
 
     metrics: tuple[Shown, ...] = IMAGES
     unit: str = "images"
@@ -62,7 +62,7 @@ class Words:
 
 
 def words_of(run: Run) -> Words:
-    """The words in the records of a run, as far as they make sense."""
+    """Read the vocabulary from a run's records, as far as it is valid."""
     recorded = run.environment.get("task")
     if not isinstance(recorded, dict):
         return Words()

@@ -5,7 +5,7 @@ fails, you get one warning, and training continues without it. Servers are calle
 
     sink.py          what a sink is; scalars.py: the numbers of a row, by name
     tensorboard.py, wandb.py, mlflow.py, mlperf.py: one sink each
-    several.py       all sinks of a run, of which each may fail; later.py: a sink in a thread of its own
+    several.py       all sinks of a run, each of which may fail; later.py: a sink in its own thread
 """
 
 from phalanx.train.sinks.several import Sinks, check_sinks, open_sinks

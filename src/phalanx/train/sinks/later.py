@@ -1,4 +1,4 @@
-"""A sink in a thread of its own: a server that is slow or gone delays no step."""
+"""Run a sink in its own thread, so that a slow or unreachable server delays no step."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 
 from phalanx.train.sinks.sink import Row, RunFacts, Sink
 
-WAITING = 10_000  # most rows that wait: hours of training, a few MB
+WAITING = 10_000  # the most queued rows: hours of training, a few MB
 PATIENCE = 30.0  # seconds that the end of a run waits for the last rows
 
 
 class Later:
-    """Calls `sink` in order, in a thread. What it raises goes to `failed`, once; after that, rows are dropped."""
+    """Calls `sink` in order, in a thread. Its first exception goes to `failed`; after that, rows are dropped."""
 
     def __init__(self, sink: Sink, failed: Callable[[Exception], None]) -> None:
         self.name = sink.name
         self._sink, self._failed = sink, failed
         self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue(WAITING)
         self._given_up = False
-        # a daemon: the process must be able to end while a server does not answer
+        # a daemon: the process must be able to exit while a server does not answer
         self._thread = threading.Thread(target=self._work, name=f"phalanx-{sink.name}", daemon=True)
         self._thread.start()
 
@@ -32,7 +32,7 @@ class Later:
         self._put(lambda: self._sink.write(row))
 
     def close(self) -> None:
-        """Wait for the last rows, but not for ever."""
+        """Wait for the last rows, at most PATIENCE."""
         self._put(self._sink.close)
         self._put(None)
         if self._given_up:

@@ -16,7 +16,7 @@ from phalanx.train.sinks.sink import Row, RunFacts
 from phalanx.train.sinks.tracking import recall, remember
 
 AT_ONCE = 100  # parameters in one call: the limit of MLflow's servers
-LONGEST = 500  # characters of a parameter that every version of MLflow takes
+LONGEST = 500  # characters of a parameter; every version of MLflow accepts that many
 STATUS = {"epochs": "FINISHED", "target": "FINISHED", "stopped": "KILLED"}
 
 
@@ -29,10 +29,10 @@ class MLflow:
         self._uri = uri
         self._client: Any = None
         self._run = ""
-        self._status = "FAILED"  # unless a row says how the run ended
+        self._status = "FAILED"  # until a row reports how the run ended
 
     def begin(self, facts: RunFacts) -> None:
-        # MLflow refuses directories since 3.14 unless this is set. You named one, so you want it.
+        # since 3.14, MLflow rejects directories unless this is set; the user asked for one
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         from mlflow.tracking import MlflowClient
 

@@ -2,7 +2,7 @@
 
 :::MLLOG {"namespace": "", "time_ms": 1592000000000, "event_type": "INTERVAL_START", "key": "run_start", "value": null, ...}
 
-Every value is that of the run. If a run is not as a division wants it, MLPerf's checker says so:
+Every value is the run's own. MLPerf's checker tells whether a run meets a division's rules:
 
     python -m mlperf_logging.compliance_checker --ruleset 4.0.0 runs/imagenet-resnet50-32k/mllog.txt
 """
@@ -33,12 +33,12 @@ class MLPerfLog:
     def __init__(self, config: RunConfig, stream: TextIO | None = None) -> None:
         self._config, self._stream = config, stream or sys.stdout
         self._file: TextIO | None = None
-        self._waiting: list[str] = []  # lines from before the directory is known
-        self._epoch: int | None = None  # the epoch under way
+        self._waiting: list[str] = []  # lines written before the directory is known
+        self._epoch: int | None = None  # the current epoch
         self._ended = False
 
     def begin(self, facts: RunFacts) -> None:
-        """Everything is built: hyperparameters, then the clock starts."""
+        """Log the hyperparameters, then start the clock."""
         if facts.out is not None:
             self._file = (facts.out / FILE).open("a" if facts.resume else "w", encoding="utf-8")
             self._file.writelines(self._waiting)
@@ -74,7 +74,7 @@ class MLPerfLog:
             self._file.close()
 
     def _end_epoch(self) -> None:
-        """End the epoch under way, complete or not."""
+        """End the current epoch, complete or not."""
         if self._epoch is not None:
             self._write("INTERVAL_END", "epoch_stop", epoch_num=self._epoch)
             self._epoch = None
@@ -120,7 +120,7 @@ def settings(facts: RunFacts) -> Iterator[tuple[str, Any]]:
 
 
 def batchnorm_span(facts: RunFacts) -> int:
-    """The samples that make the statistics of a batch norm: those of a micro-batch, on one rank or on those that share them."""
+    """The samples behind a batch norm's statistics: those of a micro-batch, on one rank or on all that share them."""
     first, norms = facts.config.plan.stages[0], facts.config.model.batchnorm
     ranks = 1 if norms.statistics == "own" else norms.group or facts.ranks
     return ranks * first.batch // (facts.ranks * first.split(facts.ranks, facts.config.micro_batch).micro_steps)
@@ -141,7 +141,7 @@ def rates(facts: RunFacts) -> Iterator[tuple[str, Any]]:
         decays = config.epochs if rate.decay_epochs is None else rate.warmup + rate.decay_epochs
         named |= {
             "base_learning_rate": peak,
-            "end_learning_rate": float(f"{peak * rate.end:.12g}"),  # a share of the peak in our settings: undo its rounding
+            "end_learning_rate": float(f"{peak * rate.end:.12g}"),  # our setting is a fraction of the peak: undo its rounding
             "learning_rate_warmup_epochs": rate.warmup,
             "learning_rate_decay_steps": round(decays * steps_per_epoch),
         }

@@ -1,8 +1,8 @@
-"""The numbers of a row, by the names under which tools draw them.
+"""The numbers of a row, by the names that tools show.
 
     scalars({"kind": "evaluation", "step": 23, "top1": 0.98, "perplexity": 1.2})  ->  {"test/top-1": 0.98, "test/perplexity": 1.2}
 
-A number that has no name here keeps its own, so a task that measures something else needs no change.
+A number without a name here keeps its own, so a task with other results needs no change.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NAMES = {
     "wait_share": "speed/waiting",
     "overlapped_share": "speed/overlapped",
 }
-LEFT_OUT = {"step", "seconds", "groups"}  # the axes of a chart, and what never changes
+LEFT_OUT = {"step", "seconds", "groups"}  # axes of charts, and constants
 
 
 def scalars(row: Row) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""All sinks of a run. One that fails gets one warning, and the run and the other sinks continue."""
+"""All sinks of a run. If one fails, you get one warning, and the run and the other sinks continue."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PACKAGES = ("tensorboard", "wandb", "mlflow")  # each is the name of a setting, 
 
 
 def check_sinks(config: RunConfig) -> None:
-    """Raise ConfigError for a package that is not installed: before training starts, rather than after the first interval."""
+    """Raise ConfigError for a missing package before training starts, rather than after the first interval."""
     for package in PACKAGES:
         value = getattr(config, package)
         if value and importlib.util.find_spec(package) is None:
@@ -29,7 +29,7 @@ def check_sinks(config: RunConfig) -> None:
 
 
 class Sinks:
-    """Some sinks as one. `warn` gets one sentence for each that fails, from any thread."""
+    """Several sinks as one. `warn` is called once for each that fails, from any thread."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
         self._warn = warn
@@ -40,7 +40,7 @@ class Sinks:
         self._sinks.append(sink)
 
     def add_server(self, sink: Sink) -> None:
-        """Call `sink` in a thread of its own."""
+        """Call `sink` in its own thread."""
         self._sinks.append(Later(sink, lambda error: self._say(sink, error)))
 
     def begin(self, facts: RunFacts) -> None:
@@ -67,7 +67,7 @@ class Sinks:
 
 
 def open_sinks(config: RunConfig, warn: Callable[[str], None]) -> Sinks:
-    """The sinks that the settings name."""
+    """Open the sinks that the settings name."""
     sinks = Sinks(warn)
     if config.mllog:
         sinks.add(MLPerfLog(config))

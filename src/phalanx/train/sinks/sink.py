@@ -1,4 +1,4 @@
-"""What a sink is: something that takes the rows of a run."""
+"""The interface of a sink, which receives the rows of a run."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What a sink learns before the first row. `step`: the steps that earlier starts of the run have done."""
+    """What a sink gets before the first row. `step` counts the steps of earlier starts of the run."""
 
     config: RunConfig
     ranks: int
     train_samples: int
     test_samples: int
-    environment: dict[str, Any]  # as environment.json has it
+    environment: dict[str, Any]  # the contents of environment.json
     out: Path | None = None
     step: int = 0
     resume: bool = False
@@ -28,17 +28,17 @@ class RunFacts:
 class Sink(Protocol):
     """Takes rows. Any of its calls may raise; `Sinks` turns that into a warning.
 
-    Rows have the kinds of `metrics.jsonl` and three more, which that file does not need: `init` when a start of the run begins,
+    Rows have the kinds of `metrics.jsonl` and three more that are not in that file: `init` when a start of the run begins,
     `epoch` and `evaluating` when these begin.
     """
 
     name: str
 
     def begin(self, facts: RunFacts) -> None:
-        """The first step comes next."""
+        """Called before the first step."""
 
     def write(self, row: Row) -> None:
         """Take a row."""
 
     def close(self) -> None:
-        """No row comes any more. A run that ended well has sent a row of kind `end` before."""
+        """Called after the last row. A run that ended well has sent a row of kind `end` before."""

@@ -17,7 +17,7 @@ class TensorBoard:
         self._writer: Any = None
 
     def begin(self, facts: RunFacts) -> None:
-        if facts.out is None:  # a run that keeps nothing
+        if facts.out is None:  # a run without a directory
             return
         from torch.utils.tensorboard import SummaryWriter
 

@@ -1,4 +1,4 @@
-"""DIR/tracking.json: under which names other tools know a run, so that a resumed run continues there."""
+"""DIR/tracking.json: the ids of a run in other tools, so that a resumed run continues there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FILE = "tracking.json"
 
 
 def recall(facts: RunFacts, tool: str) -> str | None:
-    """The name that an earlier start of this run got from `tool`."""
+    """The id that an earlier start of this run got from `tool`."""
     if facts.out is None or not facts.resume:
         return None
     found = _read(facts.out / FILE).get(tool)
@@ -20,7 +20,7 @@ def recall(facts: RunFacts, tool: str) -> str | None:
 
 
 def remember(facts: RunFacts, tool: str, name: str) -> None:
-    """Keep the name for later starts."""
+    """Keep the id for later starts."""
     if facts.out is not None:
         path = facts.out / FILE
         write_json(path, (_read(path) if facts.resume else {}) | {tool: name})

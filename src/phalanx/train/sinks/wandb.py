@@ -38,11 +38,11 @@ class WeightsAndBiases:
             name=None if facts.out is None else facts.out.name,
             config={**plain(facts.config), "environment": facts.environment},
             resume="allow" if known else None,
-            reinit="create_new",  # another run of this process is none of our business
-            # its own lines would break the progress line, and our output is not its to record
+            reinit="create_new",  # leave other runs of this process alone
+            # its output would break the progress line, and it must not capture ours
             settings=wandb.Settings(console="off", silent=True),
         )
-        self._run.define_metric("*", step_metric="step")  # repeated steps of a resumed run are no error then
+        self._run.define_metric("*", step_metric="step")  # allows repeated steps of a resumed run
 
     def write(self, row: Row) -> None:
         if row["kind"] == "end":

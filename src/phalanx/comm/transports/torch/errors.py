@@ -1,4 +1,4 @@
-"""Which errors of torch.distributed are failures of the network. The only place that reads torch's words."""
+"""Decides which errors of torch.distributed are network failures. Only this file reads torch's messages."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from phalanx.comm.transports import TransportError
 
 
 class network:  # noqa: N801  reads as a statement: with network()
-    """Errors of torch.distributed inside of this block become TransportErrors. A class: a block is entered per message."""
+    """Turns errors of torch.distributed inside this block into TransportErrors. A class, because there is a block per message."""
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
-        # gloo raises a plain RuntimeError, NCCL a subclass; memory can run out inside of torch.distributed, too
+        # gloo raises a plain RuntimeError, NCCL a subclass; torch.distributed can also run out of memory
         if isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError):
             raise TransportError(gist(error)) from error
 
 
 def gist(error: BaseException) -> str:
-    """What gloo says, without its source line before and its advice after: `[/path/pair.cc:553] Connection closed by ...`."""
+    """Return gloo's message without its source line and advice: `[/path/pair.cc:553] Connection closed by ...`."""
     return re.sub(r"^\[\S+:\d+\] ", "", str(error).strip()).split("\n")[0].split(". ")[0]
 
 
 def is_timeout(error: BaseException) -> bool:
-    """Whether a wait of gloo ran out of time; gloo has no error type for that."""
+    """Whether a wait of gloo timed out. gloo has no error type for that."""
     return "Timed out" in str(error)

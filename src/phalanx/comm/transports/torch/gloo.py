@@ -32,21 +32,32 @@ class GlooTransport(MessagesOnly):
 
     def post(self, sends: Sequence[Message], receives: Sequence[Message], tag: int) -> Any:
         # receives first: on one gloo pair a send that is posted first makes the exchange half-duplex
+        gloo, posted = self._group(), list[tuple[int, str, Any]]()
         try:
-            incoming = [(m.peer, "receive from", self._gloo.recv([x], m.peer, tag)) for m in receives for x in pieces(m.tensor)]
-            outgoing = [(m.peer, "send to", self._gloo.send([x], m.peer, tag)) for m in sends for x in pieces(m.tensor)]
+            posted += [(m.peer, "receive from", gloo.recv([x], m.peer, tag)) for m in receives for x in pieces(m.tensor)]
+            posted += [(m.peer, "send to", gloo.send([x], m.peer, tag)) for m in sends for x in pieces(m.tensor)]
         except RuntimeError as error:
+            posted, gloo = [], None  # an error keeps this frame, and a message keeps its connections and their thread
             raise TransportError(gist(error)) from error
-        return incoming + outgoing
+        return posted
 
     def wait(self, posted: Any, *, for_ever: bool = False) -> None:
-        peer, way = -1, ""
+        peer, way, work = -1, "", None
+        posted.reverse()
         try:
-            for peer, way, work in posted:  # noqa: B007  they tell where it stopped
+            while posted:
+                peer, way, work = posted.pop()
                 work.wait(self._limit)
                 self.got_on()
         except RuntimeError as error:
+            posted.clear()
+            work = None
             raise TransportError(f"{way} rank {peer}: {gist(error)}") from error
+
+    def _group(self) -> Any:
+        if self._gloo is None:
+            raise TransportError("its connections are closed")
+        return self._gloo
 
     def can_carry(self, x: torch.Tensor) -> bool:
         return x.is_cpu
@@ -55,7 +66,7 @@ class GlooTransport(MessagesOnly):
         """Break all connections, so that a thread which waits in `wait` returns with an error."""
         # torch has no call for it, but gloo closes all connections of a group in which one wait runs out of time
         gloo = self._gloo
-        for peer in range(gloo.size()):
+        for peer in range(gloo.size() if gloo is not None else 0):
             if peer != gloo.rank():
                 try:
                     gloo.recv([torch.empty(1)], peer, CUT).wait(datetime.timedelta(milliseconds=1))
@@ -66,6 +77,10 @@ class GlooTransport(MessagesOnly):
     def close(self) -> None:
         with contextlib.suppress(RuntimeError):
             self.cut()
+
+    def free(self) -> None:
+        """After `close`: end gloo's threads and close its sockets now, and not when the garbage collector comes."""
+        self._gloo = None
 
 
 def make_gloo(store: Any, rank: int, size: int, *, interface: str | None, timeout: float) -> Any:

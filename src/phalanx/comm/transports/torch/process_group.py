@@ -44,11 +44,11 @@ def join(launch: Launch, backend: str | None, timeout: float) -> TorchTransport:
         bound: Any = {"device_id": device} if nccl else {}  # otherwise NCCL guesses the device in its first call
         with gloo_listens_on(interface):
             dist.init_process_group(backend, store=store, rank=launch.rank, world_size=launch.world, timeout=limit, **bound)
-        # that was for the start; from now on the watch ends a hopeless wait, and the engine's own limit is the last resort
+        # that was for the start; from now on the watch ends waits that cannot succeed; the engine's timeout is the last resort
         set_timeout(datetime.timedelta(seconds=2 * timeout + 30))
     except RuntimeError as error:
         raise CommunicationError(
-            f"create_communicator on rank {launch.rank}: all {launch.world} ranks have come, but torch.distributed does not "
+            f"create_communicator on rank {launch.rank}: all {launch.world} ranks are there, but torch.distributed does not "
             f"start: {str(error).splitlines()[0]} (if they cannot connect: GLOO_SOCKET_IFNAME names the interface to use)",
             operation="create_communicator",
         ) from error
@@ -72,14 +72,14 @@ def adopt(timeout: float) -> TorchTransport:
 
 
 def _give_back() -> bool:
-    """One user less; whether it was the last."""
+    """Count one user less. Return whether it was the last."""
     global _users
     _users -= 1
     return _users == 0
 
 
 def take_device(launch: Launch, store: dist.Store, *, nccl: bool) -> torch.device:
-    """Make one GPU of this host the current device of this process, a different one for each rank if NCCL is to use them."""
+    """Make one GPU of this host the current device of this process, a different one for each rank if NCCL is to use it."""
     if not launch.placed:  # RANK and WORLD_SIZE were set by hand
         store.set(f"phalanx/place/{launch.rank}", host_key())
         keys = store.multi_get([f"phalanx/place/{r}" for r in range(launch.world)])
@@ -94,12 +94,12 @@ def take_device(launch: Launch, store: dist.Store, *, nccl: bool) -> torch.devic
 
 
 def _interface_of(launch: Launch) -> str | None:
-    """The network interface that leads to rank 0."""
+    """Return the network interface that leads to rank 0."""
     one_host = launch.one_host or launch.address is None or is_loopback(launch.address)
     return interface_towards("127.0.0.1" if one_host else str(launch.address), launch.port or 9)
 
 
 def _interface_to(store: Any) -> str | None:
-    """The interface that leads to the store of a process group that the user initialised."""
+    """Return the interface that leads to the store of a process group that the user initialised."""
     host = host_of(store)
     return None if host is None else interface_towards("127.0.0.1" if is_loopback(host) else host, 9)

@@ -1,7 +1,7 @@
 """Messages and collectives on torch.distributed: gloo on the CPU, NCCL on the GPU.
 
-On gloo a schedule runs as Moves: gloo's reduce_scatter is an all-reduce inside and would move twice the bytes. On NCCL it runs as
-Collectives. PHALANX_FORM=moves or collectives overrides the choice, to compare them.
+On gloo a schedule runs as Moves: gloo's reduce_scatter is an all-reduce internally and would send twice the bytes. On NCCL it
+runs as Collectives. PHALANX_FORM=moves or collectives overrides the choice, to compare them.
 
 Sends and receives carry a tag. Ranks that disagree on the operation wait for different tags, and get an error that names them.
 Without tags gloo would write past a buffer and abort the process from a C++ thread.
@@ -30,13 +30,13 @@ from phalanx.comm.transports import Message
 from phalanx.comm.transports.torch.errors import is_timeout, network
 from phalanx.schedule import Collective, Schedule
 
-PIECE = 256 << 20  # bytes per message at most: several engines count in 32 bits, and each piece is a sign of life
+PIECE = 256 << 20  # maximum bytes per message: several engines count in 32 bits, and each piece counts as progress
 
-CUT = (1 << 31) - 1  # the tag of a message that never comes
+CUT = (1 << 31) - 1  # the tag of a message that is never sent
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN, "mean": dist.ReduceOp.AVG}
 
-# what gloo's own collectives add up; it sends and receives everything
+# dtypes that gloo's own collectives can add; it sends and receives all dtypes
 _GLOO_ADDS = {
     torch.float16,
     torch.bfloat16,
@@ -48,10 +48,10 @@ _GLOO_ADDS = {
     torch.int64,
 }
 
-# what NCCL adds up; everything else travels as bytes and is added here
+# dtypes that NCCL can add; all others are sent as bytes and added here
 _NCCL_ADDS = _GLOO_ADDS
 
-# newer versions of torch have other names, and deprecate the old ones
+# newer versions of torch use other names, and deprecate the old ones
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
@@ -78,11 +78,11 @@ class TorchTransport:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._limit = datetime.timedelta(seconds=2 * timeout + 30)
         self._collectives = forced_form()
-        self.compares = self._collectives is not None  # PHALANX_FORM: torch.distributed as it is, no shared memory beside it
+        self.compares = self._collectives is not None  # PHALANX_FORM: plain torch.distributed, without shared memory
         self._groups: dict[tuple[int, ...], Any] = {}
-        self._cold: list[tuple[int, ...]] = []  # those of this rank that have not called NCCL yet
+        self._cold: list[tuple[int, ...]] = []  # this rank's groups that have not called NCCL yet
         self.traffic = Traffic()
-        self.got_on: Callable[[], None] = lambda: None  # called after every message: a long transfer that moves is not a hang
+        self.got_on: Callable[[], None] = lambda: None  # called after every message: a long transfer is not a hang
         backends = _backends()
         self._cpu = "gloo" in backends.get("cpu", "")
         self._cuda = "nccl" in backends.get("cuda", "")
@@ -96,18 +96,18 @@ class TorchTransport:
 
     @property
     def address(self) -> str:
-        """Where gloo listens: on the interface that the user named, else on the one that leads to the store."""
+        """Where gloo listens: the interface that the user named, or else the one that leads to the store."""
         return own_address(os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0], host_of(self.store))
 
     def post(self, sends: Sequence[Message], receives: Sequence[Message], tag: int) -> Any:
-        # receives first: on one gloo pair a send that is posted first makes the exchange half-duplex
+        # receives first: on one gloo pair, posting the send first makes the exchange half-duplex
         incoming = [(dist.irecv, piece, m.peer) for m in receives for piece in pieces(m.tensor)]
         outgoing = [(dist.isend, piece, m.peer) for m in sends for piece in pieces(m.tensor)]
         with network():
             return self._post(incoming + outgoing, tag)
 
     def _post(self, messages: Sequence[tuple[Any, torch.Tensor, int]], tag: int) -> Any:
-        if messages and messages[0][1].is_cuda:  # as bytes: NCCL does not know all dtypes
+        if messages and messages[0][1].is_cuda:  # as bytes, because NCCL does not support all dtypes
             posted = [dist.P2POp(kind, bytes_of(x), peer) for kind, x, peer in messages]
             return [(work, None) for work in dist.batch_isend_irecv(posted)]
         return [
@@ -123,7 +123,7 @@ class TorchTransport:
         with network():
             for message, ticket in posted:
                 if ticket is None:
-                    message.wait()  # NCCL: orders the stream. With a limit it would block the host; the watch bounds it instead
+                    message.wait()  # NCCL: orders the stream. With a timeout it would block the host; the watch bounds it instead
                     continue
                 self.traffic.wait(ticket)
                 message.wait(limit)
@@ -177,7 +177,7 @@ class TorchTransport:
             dist.all_reduce(x, _OPS[op], group=group)
         elif call.kind == "reduce_scatter":
             if x.is_cuda:
-                _reduce_scatter(mine, x, _OPS[op], group=group)  # in place, as NCCL allows when `mine` lies at its own part
+                _reduce_scatter(mine, x, _OPS[op], group=group)  # in place, which NCCL allows if `mine` is at its own part
             else:
                 mine.copy_(_reduced_part(torch.empty_like(mine), x, _OPS[op], group))
         elif call.kind == "all_gather":
@@ -191,11 +191,11 @@ class TorchTransport:
         return not x.is_cuda or self._cuda
 
     def cut(self) -> None:
-        """After a failure: break the connections, so that a thread which waits in `wait` returns with an error.
+        """Break the connections after a failure, so that a thread in `wait` returns with an error.
 
-        For gloo torch has no call, but it closes all connections of a group in which one wait runs out of time.
+        torch has no call for that with gloo, but it closes all connections of a group in which one wait times out.
         """
-        if self._cuda:  # kernels that wait for a rank that has died end, and with them what the host waits for
+        if self._cuda:  # ends kernels that wait for a dead rank, and so whatever the host waits for
             abort_nccl([dist.group.WORLD, *self._groups.values()])
         for peer in range(self.size):
             if peer != self.rank:
@@ -205,7 +205,7 @@ class TorchTransport:
                     work.wait(datetime.timedelta(milliseconds=1))
                 except (RuntimeError, ValueError) as error:
                     if is_timeout(error):
-                        return  # otherwise this peer's connection was broken already: try the next
+                        return  # otherwise this peer's connection was already broken: try the next
 
     def close(self) -> None:
         own = [*self._groups.values(), *([self._cpu_group] if self._cpu_group is not None else [])]
@@ -215,7 +215,7 @@ class TorchTransport:
         if not dist.is_initialized():
             return
         if last:
-            if self.rank == 0:  # all have met long ago
+            if self.rank == 0:  # all ranks met long ago
                 with contextlib.suppress(RuntimeError):  # an elastic job's store may be gone
                     clear(self.store)
             dist.destroy_process_group()
@@ -227,7 +227,7 @@ class TorchTransport:
 
 @contextlib.contextmanager
 def gloo_listens_on(interface: str | None) -> Iterator[None]:
-    """Groups of gloo made in this block listen there, unless you named another. A host's name often resolves to 127.0.1.1."""
+    """Make gloo groups created in this block listen there, unless you set one. A host's name often resolves to 127.0.1.1."""
     if interface is None or "GLOO_SOCKET_IFNAME" in os.environ:
         yield
         return
@@ -239,7 +239,7 @@ def gloo_listens_on(interface: str | None) -> Iterator[None]:
 
 
 def host_of(store: Any) -> str | None:
-    """The host on which a store is, as its clients call it."""
+    """Return the host of a store, as its clients name it."""
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
     return store.host if isinstance(store, dist.TCPStore) else None
@@ -251,14 +251,14 @@ def _reduced_part(out: torch.Tensor, x: torch.Tensor, op: Any, group: Any) -> to
 
 
 def pieces(x: torch.Tensor) -> Sequence[torch.Tensor]:
-    """A tensor as messages of at most PIECE bytes."""
+    """Split a tensor into messages of at most PIECE bytes."""
     if x.numel() == 0:
         return ()
     return (x,) if x.nbytes <= PIECE else x.view(-1).split(PIECE // x.element_size())
 
 
 def _backends() -> dict[str, str]:
-    """Engine by device type of the default group: {'cpu': 'gloo', 'cuda': 'nccl'}."""
+    """Return the engine by device type of the default group: {'cpu': 'gloo', 'cuda': 'nccl'}."""
     found = {}
     for pair in dist.get_backend_config().split(","):
         device, _, engine = pair.rpartition(":")

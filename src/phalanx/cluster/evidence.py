@@ -1,0 +1,109 @@
+"""What is known about the accuracy of a way to save bytes, against the same training with an all-reduce of float32.
+
+Every record names its source: a study of ours with its rows in benchmarks/results/, or a publication. A test compares the
+numbers of our own studies with those rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Domain = Literal["images", "text"]
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """Which rows of benchmarks/results/ a number comes from: a difference between two variants, the mean over `seeds`."""
+
+    data: str
+    epochs: int
+    variant: str
+    seeds: tuple[int, ...]
+    file: str
+    reference: str = "study_gossip.jsonl"  # has the rows of "all-reduce"
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One comparison. `points` are percentage points of test accuracy, negative for a loss; None where a source gives words only.
+
+    `model` is what was trained, on which data, of which `domains`; `source` is where you can read it.
+    """
+
+    kind: str  # of the technique
+    domains: tuple[Domain, ...]
+    model: str
+    source: str
+    points: float | None = None
+    says: str = ""  # where there are no points
+    study: Study | None = None
+
+    def text(self) -> str:
+        """`-0.4 points, a small network on CIFAR-10 (study_gossip.jsonl, 3 seeds)`."""
+        found = f"{self.points:+.2f} points" if self.points is not None else self.says
+        seeds = f", {len(self.study.seeds)} seeds" if self.study else ""
+        return f"{found}, {self.model} ({self.source}{seeds})"
+
+
+SMALL = "a CNN of 26,000 parameters on"  # small_net of benchmarks/study_gossip.py
+
+
+def _ours(kind: str, points: float, study: Study) -> Evidence:
+    where = f"{SMALL} {study.data}, {study.epochs} epochs, 8 ranks"
+    return Evidence(kind, ("images",), where, f"benchmarks/results/{study.file}", points, study=study)
+
+
+ALL_SEEDS = (0, 1, 2)
+EVIDENCE = (
+    Evidence(
+        "float16",
+        ("images",),
+        "ResNet-50 on ImageNet, batch 32,768",
+        "Akiba et al., arXiv 1711.04325",
+        says="74.9 % top-1 with float16 gradients on the wire",
+    ),
+    Evidence(
+        "int8",
+        ("images",),
+        "ResNet-152 on ImageNet",
+        "QSGD, arXiv 1610.02132",
+        says="full accuracy with quantised gradients, of stochastic rounding and without a second rounding",
+    ),
+    Evidence(
+        "powersgd",
+        ("images", "text"),
+        "convolutional networks and LSTMs",
+        "Vogels et al., arXiv 1905.13727",
+        says="test performance on par with SGD",
+    ),
+    Evidence(
+        "diloco",
+        ("text",),
+        "language models on C4, 8 workers, every=500, AdamW inside",
+        "Douillard et al., arXiv 2311.08105",
+        says="as good as synchronous training",
+    ),
+    _ours("gossip", -0.39, Study("cifar10", 10, "gossip", ALL_SEEDS, "study_gossip.jsonl")),
+    _ours("gossip", -0.39, Study("fashion-mnist", 4, "gossip", ALL_SEEDS, "study_gossip.jsonl")),
+    _ours("gossip", -1.09, Study("cifar10", 5, "gossip", ALL_SEEDS, "study_gossip.jsonl")),
+    _ours("gossip-exact", -0.43, Study("fashion-mnist", 4, "gossip, exact", (0, 1), "study_slow_networks.jsonl")),
+)
+
+
+def evidence_of(kind: str, domain: Domain | None = None) -> tuple[Evidence, ...]:
+    """All that is known about a kind of technique, our own studies first; of one domain, or of all."""
+    known = (one for one in EVIDENCE if one.kind == kind and (domain is None or domain in one.domains))
+    return tuple(sorted(known, key=lambda one: one.study is None))
+
+
+def keeps(kind: str, domain: Domain | None, may_lose: float) -> bool | None:
+    """Whether accuracy is kept but for `may_lose` points: None if nothing is known about models of this domain.
+
+    The comparison that loses most decides; where there are only words, those of a publication do.
+    """
+    if kind == "float32":  # what all are compared with
+        return True
+    known = evidence_of(kind, domain)
+    measured = [one.points for one in known if one.points is not None]
+    return min(measured) >= -may_lose if measured else bool(known) or None

@@ -1,0 +1,155 @@
+"""The memory of GPUs in MSCCL and MSCCL++ programs, on symbols: record which chunk went where, and pack that into few steps.
+
+Both have a scratch buffer and local additions; a schedule has neither. So the contents of scratch are recorded as what they are,
+a chunk of some rank at some time, and become a message when they are added to, or copied into, the buffer itself. That message
+replaces both: the schedule adds when it arrives.
+
+Which messages may share a step follows from the chunks alone. A chunk's life has *epochs*: a copy starts one, and so does an
+addition after the chunk has been read; further additions belong to the same epoch, in any order. A message comes after all
+writers of the epoch that it reads, and not after the writers of the next one.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+
+from .ops import Move, ScheduleError, Step, joined
+
+
+@dataclass(eq=False, slots=True)
+class Epoch:
+    """A chunk of a rank between two changes that somebody could notice."""
+
+    rank: int
+    chunk: int
+    before: Epoch | None = None
+    writers: list[int] = field(default_factory=list)  # messages, the first a copy if `copied`
+    copied: bool = False
+    readers: list[int] = field(default_factory=list)
+    read: bool = False  # by a message that is under way, or kept in scratch
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    source: Epoch
+    target: Epoch
+    reduce: bool
+
+
+Value = list[Epoch]  # a sum
+DEEPEST = 10_000  # steps
+
+
+class Memory:
+    """What the buffers of all GPUs hold. What a schedule cannot do is a ValueError."""
+
+    def __init__(self, chunks: int, *, in_place: bool) -> None:
+        self.chunks = chunks
+        self.in_place = in_place
+        self.now: dict[tuple[int, int], Epoch] = {}
+        self.through: dict[tuple[int, int], str] = {}  # the buffer, i or o, through which a chunk was last written
+        self.stale: set[tuple[int, int]] = set()  # chunks that hold a sum where the program keeps the old value
+        self.scratch: dict[tuple[int, int], Value] = {}
+        self.messages: list[_Message] = []
+
+    def read(self, rank: int, place: tuple[str, int], count: int) -> list[Value]:
+        return [self.read_one(rank, place[0], place[1] + i) for i in range(count)]
+
+    def read_one(self, rank: int, buffer: str, chunk: int) -> Value:
+        if buffer == "s":
+            if (rank, chunk) not in self.scratch:
+                raise ValueError(f"reads chunk {chunk} of scratch, which has not been written")
+            return list(self.scratch[rank, chunk])
+        self.check_current(rank, buffer, chunk)
+        epoch = self.epoch(rank, chunk)
+        epoch.read = True
+        return [epoch]
+
+    def check_current(self, rank: int, buffer: str, chunk: int) -> None:
+        """Raise where a chunk of the input or output is not there, or is one that a schedule has overwritten by now."""
+        self.check(rank, buffer, chunk)
+        if (rank, chunk) in self.stale or (not self.in_place and self.through.get((rank, chunk), "i") != buffer):
+            raise ValueError(f"reads the old value of chunk {chunk}, which a schedule does not keep")
+
+    def write(self, rank: int, place: tuple[str, int], values: list[Value], *, reduce: bool) -> None:
+        for chunk, value in enumerate(values, start=place[1]):
+            if place[0] == "s":
+                if reduce and (rank, chunk) not in self.scratch:
+                    raise ValueError(f"adds to chunk {chunk} of scratch, which has not been written")
+                self.scratch[rank, chunk] = [*(self.scratch[rank, chunk] if reduce else []), *value]
+            else:
+                self.write_one(rank, place[0], chunk, value, reduce=reduce)
+
+    def write_one(self, rank: int, buffer: str, chunk: int, value: Value, *, reduce: bool) -> None:
+        self.check(rank, buffer, chunk)
+        self.through[rank, chunk] = buffer
+        if not reduce and [(e.rank, e.chunk) for e in value] == [(rank, chunk)] and value[0] is self.epoch(rank, chunk):
+            return  # a copy onto itself, between the two buffers of an algorithm that is not in place
+        for source in value:
+            if source.chunk != chunk:
+                raise ValueError(
+                    f"puts chunk {source.chunk} in the place of chunk {chunk}; chunks of a schedule keep their places"
+                )
+            if source.rank == rank:
+                raise ValueError(f"adds or copies its own chunk {chunk}, which a schedule cannot")
+            target = self.epoch(rank, chunk)
+            if target.read or not reduce:
+                target = self.now[rank, chunk] = Epoch(rank, chunk, before=target, copied=not reduce)
+            target.writers.append(len(self.messages))
+            source.readers.append(len(self.messages))
+            self.messages.append(_Message(source, target, reduce))
+            reduce = True
+        self.stale.discard((rank, chunk))
+
+    def epoch(self, rank: int, chunk: int) -> Epoch:
+        return self.now.setdefault((rank, chunk), Epoch(rank, chunk))
+
+    def check(self, rank: int, buffer: str, chunk: int) -> None:
+        if not 0 <= chunk < self.chunks:
+            raise ValueError(f"chunk {chunk} of buffer {buffer} is not one of {self.chunks}")
+
+
+def steps_of(name: str, messages: list[_Message]) -> tuple[Step, ...]:
+    """The messages, each in the first step that it can be in; those of one pair travel together."""
+    level = _levels(name, messages)
+    steps: list[dict[tuple[int, int, bool], list[int]]] = [defaultdict(list) for _ in range(max(level, default=-1) + 1)]
+    for number, m in enumerate(messages):
+        steps[level[number]][m.source.rank, m.target.rank, m.reduce].append(m.target.chunk)
+    return tuple(
+        Step(tuple(Move(src, dst, joined(chunks), reduce) for (src, dst, reduce), chunks in sorted(step.items())))
+        for step in steps
+    )
+
+
+def _levels(name: str, messages: list[_Message]) -> list[int]:
+    """The earliest steps for which every message reads what it should: longest paths, by relaxation."""
+    follow: list[list[tuple[int, int]]] = [[] for _ in messages]  # message -> (a later one, steps between them at least)
+    for number, m in enumerate(messages):
+        for writer in m.source.writers:
+            follow[writer].append((number, 1))
+        target, earlier = m.target, m.target.before
+        if target.copied and number != target.writers[0]:
+            follow[target.writers[0]].append((number, 1))
+        if earlier is not None:
+            for reader in earlier.readers:
+                follow[reader].append((number, 0))
+            for writer in earlier.writers:
+                follow[writer].append((number, 1))
+    level, todo, queued = [0] * len(messages), deque(range(len(messages))), [True] * len(messages)
+    while todo:
+        number = todo.popleft()
+        queued[number] = False
+        if level[number] > min(len(messages), DEEPEST):
+            m = messages[number]
+            raise ScheduleError(
+                f"{name}: chunk {m.target.chunk} of gpu {m.source.rank} is changed before gpu {m.target.rank} has added what"
+                " it got; a schedule has no scratch to keep it"
+            )
+        for other, apart in follow[number]:
+            if level[other] < level[number] + apart:
+                level[other] = level[number] + apart
+                if not queued[other]:
+                    queued[other] = True
+                    todo.append(other)
+    return level

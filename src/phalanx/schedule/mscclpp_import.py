@@ -1,0 +1,235 @@
+"""From a plan of MSCCL++ to a schedule: run the thread blocks on symbols, and put what they do into as few steps as possible.
+
+MSCCL++ is one-sided: a GPU writes into the memory of another one, and only signals say when. A plan that forgets one is right on
+some days. Every thread block therefore has a vector clock, which signals carry: of two accesses to a chunk, one of which writes,
+one must be known to come first, or the plan is refused."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from dataclasses import dataclass, field
+
+from .msccl_memory import Memory, Value, steps_of
+from .mscclpp_plan import PUTS, REDUCES, Channel, Operation, Place, Plan, parse_plan
+from .ops import Schedule, ScheduleError
+
+Clock = dict[int, int]  # thread block -> how many of its operations are known to be done
+MOST_COMPARED = 50_000_000  # entries of clocks that signals carry
+
+
+def from_mscclpp(text: str | bytes) -> Schedule:
+    """Read an all-reduce in the JSON of MSCCL++. `verify` says whether it is right.
+
+    Thread blocks and channels only say who does the work, so the schedule has none. A message into scratch that is added later is
+    one message that adds. A plan in which two accesses to a chunk race is refused.
+
+    Args:
+        text: An execution plan of the protocol `"Simple"`: `put`, `get`, `copy`, the four reductions, signals, semaphores and
+            barriers. Not packets, switch channels, pipelines and groups of thread blocks.
+
+    Returns:
+        The schedule, with as few steps as its messages allow.
+
+    Raises:
+        ScheduleError: If the text is not such a plan, waits for ever, races, or does what a schedule cannot.
+
+    Example:
+        >>> s = phalanx.schedule.swing(4)
+        >>> again = phalanx.schedule.from_mscclpp(phalanx.schedule.to_mscclpp(s))
+        >>> phalanx.schedule.verify(again)
+        >>> phalanx.schedule.sent(again) == phalanx.schedule.sent(s)
+        True
+    """
+    plan = parse_plan(text)
+    machine = _Machine(plan)
+    machine.run()
+    return Schedule(plan.name, len(plan.gpus), plan.chunks, steps_of(plan.name, machine.memory.messages))
+
+
+@dataclass(slots=True)
+class _Block:
+    """A thread block at work."""
+
+    rank: int
+    number: int
+    identity: int
+    operations: tuple[Operation, ...]
+    at: int = 0
+    clock: Clock = field(default_factory=dict)
+    arrived: tuple[int, int, int] | None = None  # at a barrier: gpu, barrier, round
+
+
+@dataclass(slots=True)
+class _Accesses:
+    """Who last wrote a chunk of a buffer, and who has read it since: thread block and operation."""
+
+    written: tuple[int, int] | None = None
+    read: dict[int, int] = field(default_factory=dict)
+
+
+class _Machine:
+    """All GPUs at work: every thread block runs until it waits, again and again."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.memory = Memory(plan.chunks, in_place=plan.in_place)
+        self.blocks = [
+            _Block(rank, number, 0, operations)
+            for rank, blocks in enumerate(plan.gpus)
+            for number, operations in enumerate(blocks)
+        ]
+        for identity, block in enumerate(self.blocks):
+            block.identity, block.clock = identity, {identity: 0}
+        self.signals: dict[Channel, deque[Clock]] = defaultdict(deque)
+        begun = {(rank, i): value for rank, values in enumerate(plan.semaphores) for i, value in enumerate(values)}
+        self.semaphores: dict[tuple[int, int], deque[Clock]] = {key: deque([{}] * value) for key, value in begun.items()}
+        self.meetings: dict[tuple[int, int, int], list[_Block]] = defaultdict(list)
+        self.rounds: Counter[tuple[int, int, int]] = Counter()  # gpu, barrier, thread block -> how often it was there
+        self.accesses: dict[tuple[int, str, int], _Accesses] = defaultdict(_Accesses)
+        self.compared = 0
+
+    def run(self) -> None:
+        waiting = [block for block in self.blocks if block.operations]
+        while waiting:
+            before = sum(block.at for block in waiting)
+            for block in waiting:
+                while block.at < len(block.operations) and self.can_do(block):
+                    block.at += 1
+            stuck = before == sum(block.at for block in waiting)
+            waiting = [block for block in waiting if block.at < len(block.operations)]
+            if stuck and waiting:
+                raise self.fail(waiting[0], "waits for ever, as all others do")
+        for (source, target, _, number), queue in self.signals.items():
+            if queue:
+                raise ScheduleError(
+                    f"{self.plan.name}: gpu {target} never waits for a signal of gpu {source} on their channel {number}"
+                )
+
+    def can_do(self, block: _Block) -> bool:
+        """Do the next operation of a thread block, unless it has to wait."""
+        op = block.operations[block.at]
+        if op.kind == "wait":
+            ends = [self.signals[peer, mine, kind, number] for mine, peer, kind, number in op.channels]
+            return self.take(block, ends)
+        if op.kind == "sem_acquire":
+            return self.take(block, [self.semaphores[block.rank, number] for number in op.numbers])
+        if op.kind == "barrier":
+            return self.meet(block, *op.numbers)
+        block.clock[block.identity] = block.at + 1
+        try:
+            self.do(block, op)
+        except ScheduleError:
+            raise
+        except ValueError as error:
+            raise self.fail(block, str(error)) from None
+        if op.kind == "sem_release":
+            for number in op.numbers:
+                self.semaphores[block.rank, number].append(self.copied(block.clock))
+        for channel in op.channels:  # a signal, or a put that signals
+            self.signals[channel].append(self.copied(block.clock))
+        return True
+
+    def take(self, block: _Block, queues: list[deque[Clock]]) -> bool:
+        needed = Counter(map(id, queues))
+        if any(len(queue) < needed[id(queue)] for queue in queues):
+            return False
+        for queue in queues:
+            self.learn(block, queue.popleft())
+        return True
+
+    def meet(self, block: _Block, barrier: int, count: int) -> bool:
+        if block.arrived is None:
+            key = (block.rank, barrier, block.number)
+            block.arrived = (block.rank, barrier, self.rounds[key])
+            self.rounds[key] += 1
+            block.clock[block.identity] = block.at + 1
+            self.meetings[block.arrived].append(block)
+            if len(self.meetings[block.arrived]) == count:
+                known: Clock = {}
+                for other in self.meetings[block.arrived]:
+                    known = {**known, **{k: max(v, known.get(k, 0)) for k, v in other.clock.items()}}
+                for other in self.meetings[block.arrived]:
+                    self.learn(other, known)
+        if len(self.meetings[block.arrived]) < count:
+            return False
+        block.arrived = None
+        return True
+
+    def copied(self, clock: Clock) -> Clock:
+        self.compared += len(clock)
+        if self.compared > MOST_COMPARED:
+            raise ScheduleError(f"{self.plan.name}: too many signals between too many thread blocks to look for races")
+        return dict(clock)
+
+    def learn(self, block: _Block, clock: Clock) -> None:
+        mine = block.clock
+        for other, done in clock.items():
+            if mine.get(other, 0) < done:
+                mine[other] = done
+
+    def do(self, block: _Block, op: Operation) -> None:
+        if op.kind in REDUCES:
+            self.reduce(block, op)
+        elif op.kind in PUTS or op.kind in ("get", "copy"):
+            if len(op.sources) != len(op.targets) or not op.sources:
+                raise ValueError(f"{op.kind} has {len(op.sources)} sources and {len(op.targets)} targets")
+            for source, target in zip(op.sources, op.targets, strict=True):
+                self.write(block, target, self.read(block, source), reduce=False)
+
+    def reduce(self, block: _Block, op: Operation) -> None:
+        """The sum of all sources goes to the first target, and from there to the others."""
+        if len(op.sources) < 2 or not op.targets:
+            raise ValueError(f"{op.kind} has {len(op.sources)} sources and {len(op.targets)} targets; at least 2 and 1")
+        first, *others = op.targets
+        own = next((source for source in op.sources if _same(source, first)), None)
+        if own is not None:
+            self.touch(block, own, write=False)
+            for chunk in range(own.start, own.start + own.size) if own.buffer != "s" else ():
+                self.memory.check_current(own.rank, own.buffer, chunk)
+        rest = [self.read(block, source) for source in op.sources if source is not own]
+        if any(len(values) != first.size for values in rest):
+            raise ValueError(f"{op.kind} adds buffers of different sizes")
+        self.write(
+            block,
+            first,
+            [[part for value in parts for part in value] for parts in zip(*rest, strict=True)],
+            reduce=own is not None,
+        )
+        for other in others:
+            self.write(block, other, self.read(block, first), reduce=False)
+
+    def read(self, block: _Block, place: Place) -> list[Value]:
+        self.touch(block, place, write=False)
+        return self.memory.read(place.rank, (place.buffer, place.start), place.size)
+
+    def write(self, block: _Block, place: Place, values: list[Value], *, reduce: bool) -> None:
+        if len(values) != place.size:
+            raise ValueError(f"{len(values)} chunks go to a place of {place.size}")
+        self.touch(block, place, write=True)
+        self.memory.write(place.rank, (place.buffer, place.start), values, reduce=reduce)
+
+    def touch(self, block: _Block, place: Place, *, write: bool) -> None:
+        """Raise where another thread block may be at the same chunks, and one of the two writes."""
+        buffer = "i" if place.buffer == "o" and self.plan.in_place else place.buffer
+        for chunk in range(place.start, place.start + place.size):
+            seen = self.accesses[place.rank, buffer, chunk]
+            earlier = [] if seen.written is None else [seen.written]
+            for other, done in [*earlier, *seen.read.items()] if write else earlier:
+                if block.clock.get(other, 0) < done:
+                    rival = self.blocks[other]
+                    raise ValueError(
+                        f"races with operation {done - 1} of gpu {rival.rank}, thread block {rival.number}: chunk {chunk} of"
+                        f" buffer {place.buffer} of gpu {place.rank}, and no signal says which of them comes first"
+                    )
+            if write:
+                seen.written, seen.read = (block.identity, block.at + 1), {}
+            else:
+                seen.read[block.identity] = block.at + 1
+
+    def fail(self, block: _Block, fact: str) -> ScheduleError:
+        return ScheduleError(f"{self.plan.name}: gpu {block.rank}, thread block {block.number}, operation {block.at}: {fact}")
+
+
+def _same(a: Place, b: Place) -> bool:
+    """Whether two places hold the same chunks: the input and the output are one buffer for a schedule."""
+    return (a.rank, a.start, a.size) == (b.rank, b.start, b.size) and (a.buffer == "s") == (b.buffer == "s")
