@@ -9,6 +9,7 @@ import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from draw import AMBER, BLUE, FAINT, GREY, INK, TEAL, box, picture, text
 
@@ -16,28 +17,32 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "generate"))
 from records import find, rows
 
 WIDTH, HEIGHT = 860, 330
-CONTENDERS = (("DDP", "DDP on gloo", AMBER), ("phalanx", "Phalanx", BLUE), ("phalanx fused", "Phalanx, fused=True", TEAL))
+CONTENDERS = (("gloo", "DDP on gloo", AMBER), ("optimizer", "Phalanx", BLUE), ("fused", "Phalanx, fused=True", TEAL))
 
 
 def steps(left: float, top: float) -> Iterator[str]:
     """Bars: a step of ResNet-50 on 2 and on 4 ranks, and without communication."""
     yield text(left, top, "Step of ResNet-50, ms (less is better)", bold=True)
-    longest = max(find(f"train_{ranks}_ranks", contender="DDP")["step_ms"] for ranks in (2, 4))
+    longest = max(_step(ranks, "gloo")["ms"] for ranks in (2, 4))
     y = top + 18
     for ranks in (2, 4):
         yield text(left, y + 12, f"{ranks} ranks", fill=FAINT)
-        least = find(f"train_{ranks}_ranks", contender="none")["step_ms"] / longest * 220
+        least = _step(ranks, "none")["ms"] / longest * 220
         for name, said, colour in CONTENDERS:
-            row = find(f"train_{ranks}_ranks", contender=name)
+            row = _step(ranks, name)
             y += 24
-            length = row["step_ms"] / longest * 220
-            faster = "" if name == "DDP" else f", {row['times_ddp']:.2f}x faster"
+            length = row["ms"] / longest * 220
+            faster = "" if name == "gloo" else f", {row['times_gloo']:.2f}x faster"
             yield box(left, y, length, 17, colour)
-            yield text(left + length + 6, y + 13, f"{said}: {row['step_ms']:.0f}{faster}", size=12)
+            yield text(left + length + 6, y + 13, f"{said}: {row['ms']:.0f}{faster}", size=12)
         x = left + least
         yield f'<line x1="{x:g}" y1="{y - 52:g}" x2="{x:g}" y2="{y + 21:g}" stroke="{INK}" stroke-dasharray="3 3"/>'
         y += 34
     yield text(left, y + 16, "dashed: without communication", size=12, fill=FAINT)
+
+
+def _step(ranks: int, contender: str) -> dict[str, Any]:
+    return find(f"steps_{ranks}_ranks", model="resnet50", batch=2, contender=contender)
 
 
 def sums(left: float, top: float) -> Iterator[str]:

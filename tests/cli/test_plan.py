@@ -47,15 +47,15 @@ def test_a_preset_is_a_file_to_edit(tmp_path, capsys):
 
 NONSENSE = {
     "0": "at least 1",
-    "8 --epochs -3": "more than 0",
-    "8 --price nan": "more than 0",
+    "8 --epochs -3": "a number above 0",
+    "8 --price nan": "a number above 0",
     "8 --jitter -1": "from 0 to 1",
     "8 --jitter much": "from 0 to 1",
     "8 --jitter 50": "from 0 to 1",
     "8 --stragglers 2": "from 0 to 1",
-    "8 --mtbf 0": "more than 0",
-    "8 --mtbf 3 --checkpoint -1": "0 or more",
-    "8 --overhead inf": "0 or more",
+    "8 --mtbf 0": "a number above 0",
+    "8 --mtbf 3 --checkpoint -1": "a number of at least 0",
+    "8 --overhead inf": "a number of at least 0",
 }
 
 
@@ -96,8 +96,8 @@ def test_a_published_device_stands_in_for_a_rate(capsys):
 @pytest.mark.parametrize(
     ("row", "fact"),
     [
-        ("[1]", "line 2 is no row"),
-        ("nonsense", "line 2 is no row"),
+        ("[1]", "line 2 is not a row"),
+        ("nonsense", "line 2 is not a row"),
         ('{"contender": "phalanx ring(8)", "time_us": 3}', "line 2 of the rows: size is None"),
         ('{"contender": "phalanx ring(8)", "time_us": 0, "size": 4}', "line 2 of the rows: time_us is 0"),
     ],

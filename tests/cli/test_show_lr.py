@@ -99,8 +99,8 @@ def test_the_picture(capsys, tmp_path):
         ("digit", "neither a recipe nor a file"),
         ("digits --set rate.peek=1", "rate.peak?"),
         ("digits --set rate.warmup=24", "use a smaller rate.warmup"),
-        ("digits --samples 0", "--samples: '0' is not a whole number, at least 1"),
-        ("digits --samples 59", "59 samples make no batch of 60"),
+        ("digits --samples 0", "--samples: '0' is not a whole number of at least 1"),
+        ("digits --samples 59", "59 samples do not fill a batch of 60"),
         ("digits --svg nowhere/rate.svg", "cannot write nowhere/rate.svg"),
     ],
 )

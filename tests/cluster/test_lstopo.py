@@ -63,8 +63,8 @@ def test_a_host_without_gpus_has_a_rank_per_numa_node():
         ("Machine\n  Package L#0\n    NUMANode L#0\n", "a network needs 2"),
         ("<topology", "not XML"),
         ('<!DOCTYPE a [<!ENTITY x "y">]><topology>&x;</topology>', "declares an entity"),
-        (XML.replace('pci_link_speed="15.753846"', 'pci_link_speed="fast"', 1), "'fast' is no bandwidth"),
-        (XML.replace('pci_link_speed="15.753846"', 'pci_link_speed="-1"', 1), "'-1' is no bandwidth"),
+        (XML.replace('pci_link_speed="15.753846"', 'pci_link_speed="fast"', 1), "'fast' is not a bandwidth"),
+        (XML.replace('pci_link_speed="15.753846"', 'pci_link_speed="-1"', 1), "'-1' is not a bandwidth"),
         (XML.replace(">109 113 126 130 <", ">109 113 126 <"), "16 NVLink bandwidths between 3 devices"),
     ],
 )

@@ -129,9 +129,9 @@ def plan(text):
     ("read", "text", "told"),
     [
         (rows, row("phalanx ring(1000000000)"), "at most 65536"),
-        (rows, row("phalanx ring(2x3)"), "is no schedule"),
+        (rows, row("phalanx ring(2x3)"), "is not a schedule"),
         (rows, "\n".join(row(f"phalanx ring({n})") for n in range(60_000, 60_100)), "together"),
-        (rows, "[" * 100_000, "line 1 is no row"),
+        (rows, "[" * 100_000, "line 1 is not a row"),
         (cluster_model.from_json, edited(LAB, hosts=2**31), "at most 65536 ranks"),
         (cluster_model.from_json, edited(LAB, network=CARDS), "ports"),
         (backend_profile.from_json, edited(GLOO, lanes=10**9), "lanes is 1000000000"),

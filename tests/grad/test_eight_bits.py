@@ -261,7 +261,7 @@ def test_what_does_not_go_with_it_is_refused_in_a_sentence():
             ({"sync": phalanx.Gossip()}, "Gossip takes torch.float16"),
             ({"sync": phalanx.DiLoCo(every=2, partners="random")}, "one partner"),
             ({"sync": phalanx.DiLoCo(every=2, wire=torch.bfloat16)}, "set one of them"),
-            ({"sync": phalanx.AllReduce(fused=True)}, "nothing travels"),
+            ({"sync": phalanx.AllReduce(fused=True)}, "sends nothing"),
         ):
             with pytest.raises(ValueError, match=words):
                 phalanx.create_multi_node_optimizer(sgd, comm, wire=phalanx.Int8(), **options)

@@ -146,6 +146,6 @@ def test_alone_in_a_roll_call_is_an_error_not_a_mean():
     told = []
     with pytest.warns(UserWarning, match="ranks 0, 2 cannot be reached"):
         phalanx.run_local(3, run, timeout=4)
-    assert "cannot reach ranks 0, 2: 1 of 3 ranks are no majority" in str(told[0])
+    assert "cannot reach ranks 0, 2: 1 of 3 ranks are not a majority" in str(told[0])
     assert told[0].missing == (0, 2)
-    assert all("no majority" in str(error) for error in told)
+    assert all("not a majority" in str(error) for error in told)

@@ -165,7 +165,7 @@ def test_scaling_rules():
         (lambda: lr.warmup(0), r"warmup\(epochs=0.*more than 0"),
         (lambda: lr.step(60, 30), "ascending"),
         (lambda: lr.step(30) >> lr.cosine(5), r"step\(30, factor=0.1\) has no end"),
-        (lambda: lr.exponential_warmup(5, start=0), "begin above 0"),
+        (lambda: lr.exponential_warmup(5, start=0), "use start=0.01"),
         (lambda: lr.polynomial(5, power=0), "power=0"),
         (lambda: lr.natan(90, turn=90), "turn"),
         (lambda: lr.sample(lr.step(30)), "without end"),

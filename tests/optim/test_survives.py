@@ -616,7 +616,7 @@ def test_a_gradient_that_is_changed_while_it_is_under_way(how):
         own[4].weight.register_post_accumulate_grad_hook(CHANGES[how])
         own[4].bias.register_post_accumulate_grad_hook(CHANGES[how])
         opt.zero_grad()
-        with pytest.raises(RuntimeError, match=r"the gradient of 4\.\w+ was changed while it was under way"):
+        with pytest.raises(RuntimeError, match=r"the gradient of 4\.\w+ was changed while it was in flight"):
             loss_of(own, comm, 1).backward()
 
     phalanx.run_local(2, train, timeout=10)

@@ -77,7 +77,7 @@ def test_a_model_of_ones_own_is_planned(tmp_path, capsys):
     ask = ["plan", "--cluster", "lab", "--backend", "gloo", "--batch", "80", "--model", str(path)]
     assert main(ask) == 0
     assert "Net on lab" in (shown := capsys.readouterr().out)
-    assert "give --epochs; published ones to an accuracy are those of ResNet-50" in shown
+    assert "give --epochs; epochs to an accuracy are published only for ResNet-50" in shown
     assert main([*ask, "--rate", "100@10"]) == 0
     assert main([*ask, "--overhead", "3"]) == 2
     path.write_text("{}")

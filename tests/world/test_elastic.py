@@ -218,7 +218,7 @@ def test_a_rank_that_stands_still_is_left_behind_and_ends_when_it_wakes(start, t
     job.wait_for_step(3, 3)
     stopped = job.pids[1]
     job.signal(1, signal.SIGSTOP)
-    job.until(lambda: "stood still" in job.words)
+    job.until(lambda: "gave no sign of life" in job.words)
     job.signal(1, signal.SIGCONT)
     job.until(lambda: "member 1 was left behind" in job.words)
     job.until(lambda: has_ended(stopped))

@@ -215,7 +215,7 @@ def test_without_the_meeting_point_all_stop(hosts):
     job.lose(job.agents[0])
     assert job.agents[1].wait(DEADLINE) == 69, job.words
     assert "CommunicationError" in job.words
-    assert "the agent that holds its meeting point is gone" in job.words
+    assert "the agent that holds its meeting point was lost" in job.words
     last = max(row["at"] for row in job.follow.look())
     assert last < time.time() - 0.5, "the other host must not train alone"
 
@@ -226,7 +226,7 @@ def test_when_the_meeting_point_comes_back_the_others_begin_again(hosts):
     job.wait_for_step(2, 3)
     job.lose(job.agents[0])
     job.process = job.start(0)
-    job.until(lambda: "comes back to" in job.words)
+    job.until(lambda: "returns to" in job.words)
     at = time.time()
     # at step 0: this script has no checkpoint
     job.until(lambda: sum(row["kind"] == "step" and row["at"] > at and row["step"] == 2 for row in job.follow.look()) == 2)
@@ -278,6 +278,6 @@ def test_a_run_that_lost_its_meeting_point_continues_from_its_checkpoint(hosts, 
     job.agents[0].wait()
     job.process = job.start(0)
     assert [job.process.wait(DEADLINE), job.agents[1].wait(DEADLINE)] == [0, 0], job.words
-    assert "comes back to" in job.words
+    assert "returns to" in job.words
     assert len(rows("end")) == 1, job.words
     assert rows("start")[-1]["step"] > 0, "it continues, and does not begin again"

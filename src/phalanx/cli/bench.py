@@ -72,7 +72,7 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
     gossip = benches.add_parser(
         "gossip",
-        help="steps of GossipGraD beside all-reduce",
+        help="steps of GossipGraD, compared with all-reduce",
         description="Training steps that wait instead of computing: no communication, DDP, all-reduce, and GossipGraD.",
         **style,
     )
@@ -93,7 +93,7 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
     train = benches.add_parser(
         "train",
-        help="training steps beside DDP",
+        help="training steps, compared with DDP",
         description="Training steps: without communication, DDP, DDP with 16-bit compression, and Phalanx.",
         **style,
     )
@@ -119,7 +119,7 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def _add_only(parser: argparse.ArgumentParser, *, beside: str) -> None:
-    text = f"only this contender, beside {beside}; may be repeated (default: all)"
+    text = f"only this contender, next to {beside}; may be repeated (default: all)"
     parser.add_argument("--only", metavar="NAME", action="append", default=[], help=text)
 
 
@@ -152,7 +152,7 @@ def run(bench: Bench, args: argparse.Namespace) -> int:
         if launched and args.ranks not in (None, ranks):
             raise UsageError(f"--ranks {args.ranks}, but {launch.how} started {ranks}: leave --ranks out")
         if not 2 <= ranks <= MAX_RANKS and not launched:
-            raise UsageError(f"--ranks {ranks}: from 2 to {MAX_RANKS}")
+            raise UsageError(f"--ranks {ranks}: give a number from 2 to {MAX_RANKS}")
         if ranks < 2:
             raise UsageError(f"{launch.how} started one rank: a comparison needs at least 2")
         bench.check(ranks)

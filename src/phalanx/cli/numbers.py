@@ -13,7 +13,7 @@ UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 def whole(least: int, most: int = MOST) -> Callable[[str], int]:
     """A parser of whole numbers within limits, including 1e6."""
-    wanted = f"a whole number, at least {least}" if most == MOST else f"a whole number from {least} to {most}"
+    wanted = f"a whole number of at least {least}" if most == MOST else f"a whole number from {least} to {most}"
     read = number(wanted, lambda x: least <= x <= most and x % 1 == 0)
     return lambda text: int(read(text))
 
@@ -33,10 +33,10 @@ def number(what: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
     return read
 
 
-not_negative = number("a number, 0 or more", lambda x: 0 <= x <= MOST)
-positive = number("a number, more than 0", lambda x: 1 / MOST <= x <= MOST)
+not_negative = number("a number of at least 0", lambda x: 0 <= x <= MOST)
+positive = number("a number above 0", lambda x: 1 / MOST <= x <= MOST)
 at_least_one = whole(1)
-part = number("a part, from 0 to 1", lambda x: 0 <= x <= 1)
+part = number("a number from 0 to 1", lambda x: 0 <= x <= 1)
 
 
 def parse_size(text: str) -> int:

@@ -34,12 +34,12 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "source",
         metavar="imagefolder:DIR",
-        help="a folder with one folder of images per class, or with train/ and val/ that have these",
+        help="a folder with one folder of images per class, or with train/ and val/ that have such folders",
     )
     parser.add_argument("pattern", metavar="OUT", help="names of the shards, with one %%d or %%06d for their number")
     parser.add_argument("--split", default="train", help="train, val, validation or test (default train)")
     full = parser.add_mutually_exclusive_group()
-    full.add_argument("--size", metavar="SIZE", type=size, help=f"bytes of a shard at most, such as 64M or 1G (default {SIZE})")
+    full.add_argument("--size", metavar="SIZE", type=size, help=f"maximum bytes per shard, such as 64M or 1G (default {SIZE})")
     full.add_argument("--count", metavar="N", type=at_least_one, help="samples per shard, instead of bytes")
     parser.add_argument("--shuffle", metavar="SEED", type=whole(0), help="shuffle with this seed (default: class by class)")
     parser.add_argument("--skip-bad", action="store_true", help="skip unreadable and empty files, and list them")

@@ -113,7 +113,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _techniques(args: argparse.Namespace, question: Question, width: int) -> list[dict[str, object]]:
-    """Print what saves bytes, and return it as data."""
+    """Print the techniques that save bytes, and return them as data."""
     rows = price_techniques(question, every=args.every, ranks=tuple(dict.fromkeys(args.low_rank or (4,))))
     domain = domain_of(question.model)
     advice = recommend(rows, domain, args.may_lose)
@@ -149,8 +149,8 @@ def _too_large(args: argparse.Namespace, model: Model) -> list[str]:
     if device is None or needed <= device.memory:
         return []
     return [
-        f"weights, gradients and Adam's moments of {model.name} take {needed / 1e9:.0f} GB, one {device.name} has"
-        f" {device.memory / 1e9:.0f}: every rank holds all of them here, so divide the model first"
+        f"weights, gradients and Adam's moments of {model.name} take {needed / 1e9:.0f} GB, but one {device.name} has"
+        f" {device.memory / 1e9:.0f}. Every rank holds all of them here, so divide the model first"
     ]
 
 
@@ -158,10 +158,10 @@ def _training(args: argparse.Namespace, plan: Plan, prices: Prices, failures: Fa
     """The whole run, or None if no number of epochs is published for it."""
     model, cluster = plan.question.model, plan.question.cluster
     if args.trace_batch and args.epochs is not None:
-        raise UsageError("--epochs has no effect: a trace does not tell how many samples an epoch has")
+        raise UsageError("--epochs has no effect: a trace does not show how many samples an epoch has")
     if args.epochs is None and model.name != "resnet50":
         if args.target_accuracy or args.price or args.watts or args.mtbf:
-            raise UsageError(f"--epochs is missing: published epochs to an accuracy are those of ResNet-50, not of {model.name}")
+            raise UsageError(f"--epochs is missing: epochs to an accuracy are published for ResNet-50, not for {model.name}")
         return None
     return whole_training(
         plan.seconds,

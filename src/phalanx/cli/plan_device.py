@@ -27,7 +27,7 @@ def read_model(args: argparse.Namespace) -> tuple[Model, Compute]:
     text = "" if chakra else read_text(args.model)
     if chakra or trace_file.is_trace(text):
         if not args.trace_batch:
-            raise UsageError("--trace-batch is missing: how many samples has the step of the trace?")
+            raise UsageError("--trace-batch is missing: how many samples does the step of the trace have?")
         batch = args.trace_batch
         model, measured = chakra_file.from_chakra(data, batch) if chakra else trace_file.from_trace(text, batch)
     else:
@@ -49,7 +49,7 @@ def _compute(args: argparse.Namespace, model: Model) -> Compute:
     optimizer = args.optimizer / 1e3
     pairs = [_pair(text) for text in args.rate or ()]
     if len(pairs) > 2:
-        raise UsageError(f"--rate: {len(pairs)} times; give one rate or two")
+        raise UsageError(f"--rate is given {len(pairs)} times; give one rate or two")
     if len(pairs) == 2:
         if args.overhead:
             raise UsageError(

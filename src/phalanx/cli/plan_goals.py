@@ -32,15 +32,15 @@ def limits_of(args: argparse.Namespace, question: Question) -> tuple[Limits, str
     if args.device_batch:
         most, source = args.device_batch, "as asked"
     elif device and resnet:
-        most, source = device.most, f"the most that one {device.name} was seen with: {device.most_source}"
+        most, source = device.most, f"the largest published batch of one {device.name}: {device.most_source}"
     else:
         raise UsageError(
-            "--device-batch is missing: the most samples that one device holds; it is known for ResNet-50 on presets"
+            "--device-batch is missing: give the most samples that one device holds; only ResNet-50 on a preset has a default"
         )
     if args.batch:
         return Limits(most, args.batch), f"{most} samples per device ({source}); {args.batch} per step as asked"
     if args.epochs is not None:
-        raise UsageError("--epochs needs --batch here: how many samples of a step do they hold for?")
+        raise UsageError("--epochs needs --batch here: for how many samples per step are they?")
     step = largest_batch(args.target_accuracy)
     return Limits(most, step), f"{most} samples per device ({source}); {step:g} per step, the largest published batch"
 
@@ -48,7 +48,7 @@ def limits_of(args: argparse.Namespace, question: Question) -> tuple[Limits, str
 def answer(args: argparse.Namespace, question: Question, prices: Prices, failures: Failures | None, width: int) -> int:
     """Search, print, and write the answer as data."""
     if question.model.name != "resnet50" and args.epochs is None:
-        raise UsageError(f"--epochs is missing: published epochs are those of ResNet-50, not of {question.model.name}")
+        raise UsageError(f"--epochs is missing: epochs are published for ResNet-50, not for {question.model.name}")
     limits, why = limits_of(args, question)
 
     def price(asked: Question, step: float) -> Training:
@@ -80,7 +80,7 @@ def answer(args: argparse.Namespace, question: Question, prices: Prices, failure
         best = min(seen, key=lambda option: option.training.hours if args.within is not None else spent(option))
         least = duration(best.training.hours) if args.within is not None else f"{spent(best):,.2f} {unit}"
         raise UsageError(
-            f"no number of hosts up to {seen[-1].question.cluster.hosts} is done {asked}; the least is {least}, with"
+            f"no number of hosts up to {seen[-1].question.cluster.hosts} finishes {asked}; the least is {least}, with"
             f" {best.question.cluster.hosts} hosts and a batch of {best.question.batch:g}. Limits: {why}"
         )
     print(fold(option_lines(chosen, seen, asked), max(width, 84)), end="")

@@ -31,7 +31,9 @@ def what_if(text: str) -> tuple[str, float]:
     """A parser of `network=0.5` for argparse."""
     name, _, factor = text.partition("=")
     if name not in INPUTS:
-        raise argparse.ArgumentTypeError(f"{name!r} is no input of a plan; there is {', '.join(INPUTS)}, as in network=0.5")
+        raise argparse.ArgumentTypeError(
+            f"{name!r} is not an input of a plan; give one of {', '.join(INPUTS)}, as in network=0.5"
+        )
     return name, positive(factor)
 
 
@@ -103,7 +105,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> ar
     slow.add_argument(
         "--techniques",
         action="store_true",
-        help="price what saves bytes between hosts (16 bits, Int8, PowerSGD, LocalSGD, DiLoCo, gossip), and recommend one",
+        help="price ways to save bytes between hosts (16 bits, Int8, PowerSGD, LocalSGD, DiLoCo, gossip), and recommend one",
     )
     slow.add_argument("--every", type=at_least_one, default=50, metavar="H", help="steps of LocalSGD and DiLoCo (default 50)")
     slow.add_argument("--low-rank", type=at_least_one, action="append", metavar="R", help="rank of PowerSGD; may be repeated")

@@ -1,4 +1,4 @@
-"""`phalanx plan --techniques`: what saves bytes between hosts, what each would gain here, and what becomes of accuracy."""
+"""`phalanx plan --techniques`: ways to save bytes between hosts, what each would gain here, and what it does to accuracy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def technique_lines(rows: Sequence[Priced], advice: Advice, domain: Domain | Non
     for one in advice.rests_on:
         yield f"rests on  {one.text()}"
     if not advice.rests_on:
-        yield "rests on  nothing: it computes what training without compression does"
+        yield "rests on  nothing: it computes the same as training without compression"
     if advice.rests_on or advice.faster:
         yield "          Compare accuracies on a short run of your own model before you rely on any of these"
     for row in advice.faster[:SHOWN]:

@@ -91,9 +91,7 @@ def run(args: argparse.Namespace) -> int:
     except LaunchError as error:
         raise UsageError(str(error)) from None
     if args.ranks == 0 and door.one_host:
-        raise UsageError(
-            "--ranks 0: on one host there would be no rank; an agent without ranks only holds the meeting point of others"
-        )
+        raise UsageError("--ranks 0: a single host needs a rank; an agent without ranks only holds the meeting point of others")
     if args.spares and not args.replace:
         raise UsageError(f"--spares {args.spares}: spare processes replace ranks that die, and --replace K says how often")
     arguments = [*(["-m"] if args.module else []), args.script, *args.arguments]

@@ -47,7 +47,7 @@ def add_to(verbs: Any) -> None:
         "--ranks", metavar="N", type=at_least_one, help=f"processes to start here if no launcher did (default {RANKS})"
     )
     parser.add_argument(
-        "--minutes", metavar="M", type=minutes, default=1.0, help="the time to take; what does not fit is skipped (default 1)"
+        "--minutes", metavar="M", type=minutes, default=1.0, help="time limit; checks that do not fit are skipped (default 1)"
     )
     parser.add_argument("--json", metavar="FILE", type=Path, help="write everything to FILE, to attach to a bug report")
     parser.set_defaults(run=run)
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         if launched and args.ranks not in (None, ranks):
             raise UsageError(f"--ranks {args.ranks}, but {launch.how} started {ranks}: leave --ranks out")
         if not launched and ranks > MAX_RANKS:
-            raise UsageError(f"--ranks {ranks}: from 1 to {MAX_RANKS}")
+            raise UsageError(f"--ranks {ranks}: give a number from 1 to {MAX_RANKS}")
         if args.json and launch.rank == 0:
             check_writable(args.json)
     except InputError:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and `phalanx --help` does no
 
 EXAMPLES = """examples:
   phalanx show-lr digits                                              a plot and a table
-  phalanx show-lr imagenet-fujitsu-74s --samples 1281167              count steps although the data are not here
+  phalanx show-lr imagenet-fujitsu-74s --samples 1281167              count steps without the data
   phalanx show-lr cifar10 --set rate.decay=cosine --svg rate.svg
   phalanx show-lr imagenet-sony-flash --samples 1281167 --json
 """
@@ -109,7 +109,7 @@ def moments(config: RunConfig, samples: int | None, points: int) -> list[Moment]
 
     total = steps(epochs)
     if total < 1:
-        raise ValueError(f"{samples} samples make no batch of {course.plan.stages[0].batch}")
+        raise ValueError(f"{samples} samples do not fill a batch of {course.plan.stages[0].batch}")
     warm = int(config.rate.warmup)
     numbers = {min(total, round(1 + (total - 1) * i / points)) for i in range(points + 1)} | {
         steps(epoch) for epoch in borders[1:]

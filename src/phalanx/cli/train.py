@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and `phalanx --help` does no
     from phalanx.train.config import RunConfig
     from phalanx.train.planned import PlannedRun
 
-TOO_EARLY = "stopped: no training was under way"
+TOO_EARLY = "stopped: training had not begun"
 
 EXAMPLES = """examples:
   phalanx train                                          digits, on as many ranks as cores
@@ -56,7 +56,7 @@ def add_to(verbs: Any) -> None:
         "--ranks",
         metavar="N",
         type=at_least_one,
-        help="processes to start here (default: as many as cores, or the most below that which divide the batch)",
+        help="processes to start here (default: as many as cores, or the most below that number that divide the batch)",
     )
     parser.add_argument(
         "--replace",
@@ -164,7 +164,7 @@ def resolve(recipe: str, settings: list[str], planned: dict[str, str] | None = N
     for setting in settings:
         path, equals, text = setting.partition("=")
         if not equals:
-            raise UsageError(f"--set {setting}: PATH=VALUE, such as --set epochs=5")
+            raise UsageError(f"--set {setting}: give PATH=VALUE, such as --set epochs=5")
         texts[path.strip()] = text.strip()
     found = load(recipe)
     config = override(found, texts)

@@ -39,7 +39,7 @@ def prepare_directory(out: Path | None, config: RunConfig, *, resume: bool) -> P
                 return out
             if (out / "checkpoints").is_dir() and find_places(out / "checkpoints"):
                 raise UsageError(
-                    f"{out} has checkpoints, but no config.json that says of which run: use another directory with --out"
+                    f"{out} has checkpoints, but no config.json that names their run: use another directory with --out"
                     if resume
                     else f"{out} has checkpoints of an earlier run: continue it with --resume, or name another directory"
                 )

@@ -1,4 +1,4 @@
-"""Schedules of hosts that act as one, and what leaves a host in one run of a schedule."""
+"""Schedules in which each host acts as one, and the data that leaves a host in one run of a schedule."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .machine import Cluster
 
 
 def leaving(schedule: Schedule, per_host: int, code: float = 1.0) -> float:
-    """How many of its buffers leave the busiest host in one run of `schedule`; encoded chunks are `code` of their size."""
+    """The data that leaves the busiest host in one run of `schedule`, in buffers. Encoded chunks have `code` times their size."""
     by_host = np.zeros(-(-schedule.world // per_host))
     for op in schedule.ops():
         if isinstance(op, Move):
@@ -29,7 +29,7 @@ def leaving(schedule: Schedule, per_host: int, code: float = 1.0) -> float:
 
 
 def _ring_edges(call: Collective, per_host: int) -> Iterator[tuple[int, float]]:
-    """The hosts that a library's ring leaves, and the part of the buffer that does."""
+    """The hosts that a library's ring leaves, each with the part of the buffer that leaves it."""
     size, group = len(call.group), call.group
     if call.kind in ("reduce", "broadcast"):
         edges = [(a, b) if call.kind == "broadcast" else (b, a) for a, b in pairwise(group)]
@@ -41,7 +41,7 @@ def _ring_edges(call: Collective, per_host: int) -> Iterator[tuple[int, float]]:
 
 
 def on_hosts(between: Schedule, per_host: int) -> Schedule:
-    """A schedule of hosts for ranks: the mean inside every host first, then each rank exchanges one part, then all gather."""
+    """A schedule of hosts, run by ranks: average inside every host, exchange one part per rank, then gather inside the hosts."""
     hosts = between.world
     groups = [tuple(range(first, first + per_host)) for first in range(0, hosts * per_host, per_host)]
     whole = range(per_host)
@@ -63,7 +63,7 @@ def on_hosts(between: Schedule, per_host: int) -> Schedule:
 
 
 def inside_hosts(cluster: Cluster) -> Schedule:
-    """The all-reduce of every host by itself, which the ranks of a host do in every local step."""
+    """One all-reduce inside each host, which its ranks run in every local step."""
     per_host = cluster.per_host
     groups = (tuple(range(first, first + per_host)) for first in range(0, cluster.ranks, per_host))
     calls = tuple(Collective("all_reduce", group, range(per_host)) for group in groups)

@@ -1,6 +1,6 @@
 """Which all-reduce for which message: the fastest schedule by size on a cluster, as a file that `create_communicator` reads.
 
-The file holds the schedules themselves, so what was priced is what runs, and running it needs no planner.
+The file holds the schedules themselves. You run exactly what was priced, and you need no planner for it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WORTH_IT = 0.03  # relative; a schedule that gains less does not replace the one
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Messages of up to `up_to` bytes, None for all that are larger, and their schedule."""
+    """Messages of up to `up_to` bytes and their schedule. None means all larger messages."""
 
     up_to: int | None
     schedule: Schedule
@@ -48,7 +48,7 @@ def choose_by_size(cluster: Cluster, profile: BackendProfile) -> tuple[Range, ..
 
 
 def to_file(cluster: Cluster, profile: BackendProfile) -> str:
-    """The choice as JSON; schedules in the form of `phalanx.schedule.to_json`."""
+    """The choice as JSON, with schedules in the form of `phalanx.schedule.to_json`."""
     content = {
         "hosts": cluster.hosts,
         "per_host": cluster.per_host,

@@ -1,8 +1,8 @@
-"""A backend's profile, fitted to rows of `phalanx bench allreduce`: what this machine's library really takes.
+"""A backend's profile, fitted to rows of `phalanx bench allreduce`: how long the library really takes on this machine.
 
-Five numbers are fitted, each within wide bounds: seconds to start, seconds per message between hosts and inside a host, and the
-parts of both bandwidths that are reached. The fit minimises the squared relative errors (of logarithms, so that 4 KiB counts as
-much as 64 MiB), first by a search along one number at a time; what is left is the profile's `residual`.
+The fit finds five numbers, each within wide bounds: seconds to start, seconds per message between hosts and inside a host, and
+the parts of both bandwidths that are reached. It minimises the squared relative errors (of logarithms, so that 4 KiB counts as
+much as 64 MiB). It first searches along one number at a time. The remaining error is the profile's `residual`.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ BOUNDS = {
     "network": (1e-3, 1.5),
     "inside": (1e-3, 1.5),
 }
-SWEEPS, POLISH = 4, 12  # searches along each number in turn; then steps of Levenberg and Marquardt
-NUDGE = 1e-3  # of a number's logarithm, to see what it does
+SWEEPS, POLISH = 4, 12  # searches along each number in turn; then Levenberg-Marquardt steps
+NUDGE = 1e-3  # change of a number's logarithm, to measure its effect
 LARGEST = 1e18  # bytes, or microseconds
-MOST = 1 << 20  # ranks of all schedules that the rows name
+MOST = 1 << 20  # ranks of all schedules in the rows together
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A schedule that was run with buffers of `nbytes`, and the seconds that it took."""
+    """A schedule that ran with buffers of `nbytes`, and the seconds that it took."""
 
     schedule: Schedule
     nbytes: float
@@ -67,7 +67,7 @@ def read_rows(lines: Iterable[str]) -> list[Measured]:
         except ValueError:
             row = None
         if not isinstance(row, dict):
-            raise ValueError(f"line {number} is no row of `phalanx bench allreduce --json`: {line[:60]!r}")
+            raise ValueError(f"line {number} is not a row of `phalanx bench allreduce --json`: {line[:60]!r}")
         contender = row.get("contender")
         name = (
             re.fullmatch(r"phalanx (\w+)\((\d{1,18}(?:x\d{1,18}){0,9})\)", contender, re.ASCII)
@@ -79,9 +79,7 @@ def read_rows(lines: Iterable[str]) -> list[Measured]:
                 made[name[0]] = _make(name[1], name[2], number)
                 ranks += made[name[0]].world
             if ranks > MOST:
-                raise ValueError(
-                    f"line {number} of the rows: their schedules have more than {MOST} ranks together; divide the file"
-                )
+                raise ValueError(f"line {number} of the rows: the schedules have more than {MOST} ranks together; split the file")
             schedule = made[name[0]]
             nbytes, seconds = (_positive(row, key, number) for key in ("size", "time_us"))
             found.append(Measured(schedule, nbytes, seconds / 1e6))
@@ -89,25 +87,25 @@ def read_rows(lines: Iterable[str]) -> list[Measured]:
 
 
 def _make(name: str, sizes: str, number: int) -> Schedule:
-    """The schedule of a row, unless it is larger than any that was ever measured."""
+    """The schedule of a row. Raises if it is larger than any that was ever measured."""
     numbers = [int(size) for size in sizes.split("x")]
     if (ranks := prod(numbers)) > MAX_RANKS:
         raise ValueError(f"line {number} of the rows: {name}({sizes[:40]}) has {ranks:.4g} ranks; at most {MAX_RANKS}")
     try:
         return _MAKERS[name](*numbers)
     except (ValueError, TypeError) as error:
-        raise ValueError(f"line {number} of the rows: {name}({sizes[:40]}) is no schedule: {error}") from None
+        raise ValueError(f"line {number} of the rows: {name}({sizes[:40]}) is not a schedule: {error}") from None
 
 
 def _positive(row: dict[str, Any], key: str, number: int) -> float:
     value = row.get(key)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= LARGEST:
-        raise ValueError(f"line {number} of the rows: {key} is {brief(value)}; a number, more than 0")
+        raise ValueError(f"line {number} of the rows: {key} is {brief(value)}; give a number above 0")
     return float(value)
 
 
 def predict(rows: Sequence[Measured], cluster: Cluster, profile: BackendProfile) -> list[float]:
-    """Seconds of every row on `cluster`."""
+    """Predicted seconds of every row on `cluster`."""
     programs = {row.schedule.name: compile_schedule(row.schedule, cluster, profile) for row in rows}
     return [run(programs[row.schedule.name], row.nbytes).seconds for row in rows]
 
@@ -133,9 +131,9 @@ def fit_any(
     measured: Sequence[float],
     bounds: Mapping[str, tuple[float, float]] = BOUNDS,
 ) -> tuple[BackendProfile, float]:
-    """`start` with the numbers for which `predict` is nearest to `measured`, and the relative error that is left (one sigma).
+    """`start` with the numbers that bring `predict` nearest to `measured`, and the remaining relative error (one sigma).
 
-    `bounds` are the fields that are fitted, each with its least and its largest value.
+    `bounds` has the fields to fit, each with its smallest and its largest value.
     """
 
     def misses(profile: BackendProfile) -> Floats:

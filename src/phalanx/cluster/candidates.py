@@ -28,7 +28,7 @@ from .machine import Cluster
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """A family and one member of it; `rounds` has more than one schedule where steps take turns (gossip)."""
+    """One member of a family. With gossip, steps take turns with `rounds` schedules."""
 
     family: str
     name: str
@@ -40,7 +40,7 @@ class Algorithm:
         return self.family.startswith("gossip")
 
 
-ROUNDS = 36  # of gossip that stand for all: ranks of one host have partners on others or their own, by chance
+ROUNDS = 36  # of gossip, as a sample: by chance, a rank's partner is on its own host or on another
 FAMILIES = ("ring", "torus", "hierarchical", "tree", "halving-doubling", "gossip", "gossip-hosts")
 
 
@@ -67,12 +67,12 @@ def algorithms(cluster: Cluster, families: tuple[str, ...] = FAMILIES) -> Iterat
         turns = period if per_host == 1 else period * -(-ROUNDS // period)
         yield Algorithm("gossip", f"gossip:{n}", lambda number: gossip(n, number), turns)
     if "gossip-hosts" in families and hosts > 1 and per_host > 1:
-        make = lambda number: host_gossip(hosts, per_host, number)  # noqa: E731  # one line beside its like
+        make = lambda number: host_gossip(hosts, per_host, number)  # noqa: E731  # one line, like the others
         yield Algorithm("gossip-hosts", f"gossip-hosts:{hosts}x{per_host}", make, gossip_period(hosts))
 
 
 def always(schedule: Schedule) -> Callable[[int], Schedule]:
-    """What makes `schedule`, whichever round it is."""
+    """A function that returns `schedule` for every round."""
     return lambda _: schedule
 
 
@@ -83,7 +83,7 @@ def _grid(rows: int, cols: int) -> Callable[[int], Schedule]:
 def host_gossip(hosts: int, per_host: int, number: int) -> Schedule:
     """A round in which hosts average as one: mean inside the host, each rank exchanges its part with a partner host, gather.
 
-    Of plain gossip every rank sends the whole buffer through the host's one card; here they send one buffer together.
+    In plain gossip, every rank sends the whole buffer through the host's one card. Here they send one buffer together.
     """
     partners = gossip_partners(hosts, number)
     groups = [tuple(range(first, first + per_host)) for first in range(0, hosts * per_host, per_host)]

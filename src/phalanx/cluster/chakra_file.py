@@ -1,9 +1,9 @@
-"""An execution trace of Chakra (MLCommons) as a workload: one step on one GPU tells when each gradient is ready.
+"""An execution trace of Chakra (MLCommons) as a workload: one step on one GPU shows when each gradient is ready.
 
-It reads what Chakra's converter makes of a PyTorch trace, as protobuf (`.et`, also compressed) and as JSON (`chakra_jsonizer`).
-A node becomes the event that torch.profiler would have written: an operation of the host, or a kernel with the host's operation
-that launched it. Collectives are left out; the plan has its own. Schema: et_def.proto of mlcommons/chakra at commit 6dc63e1; of a
-node its number, name, type, dependencies, times, shapes of inputs and `is_cpu_op` are read."""
+It reads PyTorch traces from Chakra's converter, as protobuf (`.et`, also compressed) and as JSON (`chakra_jsonizer`). A node
+becomes the event that torch.profiler would have written: a host operation, or a kernel with the host operation that launched it.
+It leaves out collectives, because the plan has its own. Schema: et_def.proto of mlcommons/chakra at commit 6dc63e1. It reads a
+node's number, name, type, dependencies, times, input shapes and `is_cpu_op`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CAMEL = ("ctrlDeps", "dataDeps", "durationMicros", "ctrl_deps", "data_deps", "du
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What is read of a node."""
+    """The fields that we read from a node."""
 
     number: int
     name: str
@@ -65,7 +65,7 @@ def from_chakra(data: bytes, batch: float) -> tuple[Model, Compute]:
                 "cat": "cuda_runtime",
                 "ts": launched + 0.5,
                 "dur": 0,
-            }  # in the operation: after its first us
+            }  # inside the operation: half a us after its start
             events += [one | {"args": {"correlation": node.number}} for one in (event | {"cat": "kernel"}, call)]
     return from_events(events, batch)
 
@@ -102,7 +102,7 @@ def _unpacked(data: bytes) -> bytes:
     return found
 
 
-# ---- JSON: one object after the other, first that of the whole trace; 64-bit numbers are texts ---------------------------------
+# ---- JSON: one object after another, the first for the whole trace; 64-bit numbers are strings ---------------------------------
 
 
 def _objects(data: bytes) -> Iterator[dict[str, Any]]:
@@ -130,7 +130,7 @@ def _from_json(value: dict[str, Any]) -> Node | None:
         return value.get(camel, value.get(snake, default))
 
     if "name" not in value or "type" not in value:
-        return None  # what is said of the whole trace
+        return None  # this object describes the whole trace
     after = [*_list(get("ctrlDeps", "ctrl_deps", [])), *_list(get("dataDeps", "data_deps", []))]
     inputs, on_host = value.get("inputs", {}), False
     for attribute in _list(value.get("attr", [])):
@@ -160,9 +160,9 @@ def _whole(value: Any) -> int:
     return value
 
 
-# ---- protobuf: messages with their lengths before them, first that of the whole trace ------------------------------------------
+# ---- protobuf: messages, each after its length; the first describes the whole trace --------------------------------------------
 
-Field = tuple[int, int | bytes]  # number, and a number or the bytes of what is inside
+Field = tuple[int, int | bytes]  # its number, and its value: a number or bytes
 
 
 def _messages(data: bytes) -> Iterator[bytes]:
@@ -186,7 +186,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         value |= (byte & 127) << shift
         if byte < 128:
             return value & (1 << 64) - 1, at
-    raise ValueError(f"{NOT_A_TRACE}: a number without end")
+    raise ValueError(f"{NOT_A_TRACE}: a number does not end")
 
 
 def _fields(data: bytes) -> Iterator[Field]:
@@ -206,7 +206,7 @@ def _fields(data: bytes) -> Iterator[Field]:
             yield key >> 3, data[at : at + size]
             at += size
         else:
-            raise ValueError(f"{NOT_A_TRACE}: a field of the kind {kind}")
+            raise ValueError(f"{NOT_A_TRACE}: a field of kind {kind}")
     if at > len(data):
         raise ValueError(f"{NOT_A_TRACE}: it ends inside a field")
 

@@ -1,4 +1,4 @@
-"""What varies and what breaks: the distribution of step times, and how much of a machine's time failures leave."""
+"""What varies and what breaks: the distribution of step times, and the share of a machine's time that failures leave."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """How ranks differ: `jitter`, the relative spread of one rank's steps; `stragglers`, the part of ranks that are `slower`."""
+    """How ranks differ. `jitter` is the relative spread of one rank's steps. The share `stragglers` is `slower` times as slow."""
 
     jitter: float = 0.0
     stragglers: float = 0.0
@@ -49,7 +49,7 @@ def spread(
     rounds: Sequence[Program] = (),
     samples: int = 100,
 ) -> Spread:
-    """Steps with ranks slowed at random: log-normal jitter, and stragglers chosen anew in every step; `always` multiplies all.
+    """Step times with randomly slowed ranks: log-normal jitter, and new stragglers in every step. `always` multiplies all.
 
     `rounds` take turns with `program`, as in `predict_step`.
     """
@@ -70,7 +70,7 @@ def spread(
 
 
 def _slowness(ranks: int, noise: Noise, always: Floats | None) -> Iterator[Floats]:
-    """Step after step, the factor on each rank's computing time."""
+    """For each step, the factor on each rank's computing time."""
     rng = np.random.default_rng(noise.seed)
     while True:
         slowness = np.exp(noise.jitter * rng.standard_normal(ranks))
@@ -80,7 +80,7 @@ def _slowness(ranks: int, noise: Noise, always: Floats | None) -> Iterator[Float
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """`mtbf` seconds between failures of one host; `checkpoint` seconds to write one, `restart` to be training again."""
+    """`mtbf` seconds between failures of one host, `checkpoint` seconds to write one, `restart` until training continues."""
 
     mtbf: float
     checkpoint: float
@@ -88,7 +88,7 @@ class Failures:
 
 
 def best_interval(failures: Failures, hosts: int) -> float:
-    """Seconds of training between checkpoints that lose least time (Young 1974; Daly 2006, first order)."""
+    """Seconds of training between checkpoints that lose the least time (Young 1974; Daly 2006, first order)."""
     return sqrt(2 * failures.checkpoint * failures.mtbf / hosts) if failures.checkpoint else 0.0
 
 
@@ -104,5 +104,5 @@ def goodput(failures: Failures, hosts: int, interval: float) -> float:
         raise ValueError(f"a checkpoint every {interval} s; give more than 0")
     try:
         return interval / (mean * exp(failures.restart / mean) * expm1((interval + failures.checkpoint) / mean))
-    except OverflowError:  # it fails long before it is up again
+    except OverflowError:  # the job fails long before it is running again
         return 0.0

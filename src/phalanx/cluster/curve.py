@@ -1,4 +1,4 @@
-"""Efficiency over the number of ranks: the same question asked of clusters of 1, 2, 4 ... ranks with the same batch per rank."""
+"""Efficiency over the number of ranks: the same question for clusters of 1, 2, 4 ... ranks with the same batch per rank."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def sizes(question: Question) -> Iterator[int]:
 
 
 def efficiency_curve(question: Question) -> list[tuple[int, float]]:
-    """By number of ranks, the rate of the best plan over that of as many single devices."""
+    """For each number of ranks, the rate of the best plan divided by that of as many single devices."""
     alone = question.compute.seconds(question.per_rank) + question.compute.optimizer
     families = tuple(
         family for family in question.families if family in ("ring", "torus", "hierarchical", "gossip", "gossip-hosts")

@@ -1,4 +1,4 @@
-"""Devices that were written about: how fast each trains ResNet-50, the largest batch it was seen with, its memory and peak."""
+"""Devices with published results: how fast each trains ResNet-50, its largest published batch, its memory and its peak."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """`rate` is samples/s @ batch of ResNet-50, `most` the largest published batch of one device; flop/s in 16 bits, bytes."""
+    """`rate` is samples/s @ batch of ResNet-50, `most` the largest published batch. `peak` is 16-bit flop/s, `memory` bytes."""
 
     name: str
     rate: str
@@ -18,7 +18,7 @@ class Device:
     memory: float
 
 
-UTILISATION = 0.4  # of the peak that transformers reach: an assumption; published runs say 0.3 to 0.6
+UTILISATION = 0.4  # share of the peak that transformers reach: an assumption; published runs report 0.3 to 0.6
 STATE = 16  # bytes per parameter: 16-bit weights and gradients, float32 weights and two moments of Adam
 
 _V100 = Device(

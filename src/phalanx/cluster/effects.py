@@ -1,4 +1,4 @@
-"""What would change a plan: each input on its own, doubled, halved or taken away."""
+"""What would change a plan: each input on its own, doubled, halved or removed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .program import compile_schedule
 from .question import Candidate, Effect, Question
 from .step import predict_step
 
-CLOSE = 1.25  # a rival that takes longer than this times the best does not become the best by one input
+CLOSE = 1.25  # a rival that takes more than this times the best will not win through one input
 
 
 def effects_of(question: Question, candidates: tuple[Candidate, ...]) -> Iterator[Effect]:
-    """Each input changed on its own; the rivals, the best of the two next families, are priced again, too."""
+    """Each input changed on its own. The rivals (the best of the two next families) are priced again, too."""
     best = candidates[0]
     rivals: list[Candidate] = []
     for candidate in candidates[1:]:
@@ -40,7 +40,7 @@ def effects_of(question: Question, candidates: tuple[Candidate, ...]) -> Iterato
 
 
 def again(question: Question, candidate: Candidate, schedules: Sequence[Schedule]) -> float:
-    """Seconds of a step in which gradients travel as in `candidate`, for another question."""
+    """Seconds of a step that communicates as `candidate` does, for another question."""
     first, *others = (compile_schedule(schedule, question.cluster, question.profile) for schedule in schedules)
     slowness = typical_slowness(question.cluster, question.host_spread)
     return predict_step(
@@ -77,7 +77,7 @@ def changed(question: Question, what: str, factor: float) -> Question:
         return with_cluster(network=replace(network, latency=factor * network.latency))
     if what == "uplink":
         if uplink is None:
-            raise ValueError(f"cluster {cluster.name} has no uplink to change; there is {', '.join(INPUTS)}")
+            raise ValueError(f"cluster {cluster.name} has no uplink to change; give one of {', '.join(INPUTS)}")
         return with_cluster(uplink=replace(uplink, bandwidth=factor * uplink.bandwidth))
     if what == "inside":
         return with_cluster(inside=replace(inside, bandwidth=factor * inside.bandwidth))
@@ -93,18 +93,18 @@ def changed(question: Question, what: str, factor: float) -> Question:
         return replace(question, host_spread=factor * question.host_spread)
     if what == "input":
         return replace(question, input=factor * question.input)
-    raise ValueError(f"{what!r} is no input of a plan; there is {', '.join(INPUTS)}")
+    raise ValueError(f"{what!r} is not an input of a plan; give one of {', '.join(INPUTS)}")
 
 
 def slower_library(profile: BackendProfile, factor: float) -> BackendProfile:
-    """`profile` whose calls and messages take `factor` times as long, beside what the wires take."""
+    """`profile` with calls and messages that take `factor` times as long. The time on the wires stays the same."""
     names = ("call", "start", "message", "message_inside", "group", "agree")
     times: dict[str, Any] = {name: factor * getattr(profile, name) for name in names}
     return replace(profile, **times, protocols=tuple(protocol.slower(factor) for protocol in profile.protocols))
 
 
 def _changes(question: Question) -> Iterator[tuple[str, str, Question]]:
-    """Each input that this question has, for the better."""
+    """Each input of this question, changed for the better."""
     cluster = question.cluster
     tried: list[tuple[str, str, float]] = []
     if cluster.hosts > 1:

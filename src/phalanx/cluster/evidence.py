@@ -1,4 +1,4 @@
-"""What is known about the accuracy of a way to save bytes, against the same training with an all-reduce of float32.
+"""What is known about the accuracy of a way to save bytes, compared with the same training and an all-reduce of float32.
 
 Every record names its source: a study of ours with its rows in benchmarks/results/, or a publication. A test compares the
 numbers of our own studies with those rows.
@@ -26,9 +26,9 @@ class Study:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One comparison. `points` are percentage points of test accuracy, negative for a loss; None where a source gives words only.
+    """One comparison. `points` are percentage points of test accuracy, negative for a loss; None if the source has no number.
 
-    `model` is what was trained, on which data, of which `domains`; `source` is where you can read it.
+    `model` names the model and its data, `domains` the kinds of data, `source` where you can read it.
     """
 
     kind: str  # of the technique
@@ -36,7 +36,7 @@ class Evidence:
     model: str
     source: str
     points: float | None = None
-    says: str = ""  # where there are no points
+    says: str = ""  # if there are no points
     study: Study | None = None
 
     def text(self) -> str:
@@ -68,7 +68,7 @@ EVIDENCE = (
         ("images",),
         "ResNet-152 on ImageNet",
         "QSGD, arXiv 1610.02132",
-        says="full accuracy with quantised gradients, of stochastic rounding and without a second rounding",
+        says="full accuracy with quantised gradients, with stochastic rounding and without a second rounding",
     ),
     Evidence(
         "powersgd",
@@ -92,17 +92,17 @@ EVIDENCE = (
 
 
 def evidence_of(kind: str, domain: Domain | None = None) -> tuple[Evidence, ...]:
-    """All that is known about a kind of technique, our own studies first; of one domain, or of all."""
+    """All evidence about a kind of technique in one domain or in all, our own studies first."""
     known = (one for one in EVIDENCE if one.kind == kind and (domain is None or domain in one.domains))
     return tuple(sorted(known, key=lambda one: one.study is None))
 
 
 def keeps(kind: str, domain: Domain | None, may_lose: float) -> bool | None:
-    """Whether accuracy is kept but for `may_lose` points: None if nothing is known about models of this domain.
+    """Whether a kind of technique loses at most `may_lose` points. None if nothing is known about models of this domain.
 
-    The comparison that loses most decides; where there are only words, those of a publication do.
+    The comparison that loses most decides. If none has a number, the words of a publication decide.
     """
-    if kind == "float32":  # what all are compared with
+    if kind == "float32":  # the reference for all others
         return True
     known = evidence_of(kind, domain)
     measured = [one.points for one in known if one.points is not None]

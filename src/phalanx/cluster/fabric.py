@@ -6,7 +6,7 @@
     s0 - s1 : 10
     0 -> 4 : 2               one direction only
 
-A number is a rank, any other word a switch. Several links between the same two add up. Lines that begin with # are comments.
+A number is a rank, any other word is a switch. Several links between two nodes add up. Lines that begin with # are comments.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Fabric:
 
 
 def make_fabric(name: str, links: Iterable[tuple[int | str, int | str, float]]) -> Fabric:
-    """A fabric of directed links, those between the same two nodes added up; checked."""
+    """A checked fabric of directed links. Links between the same two nodes are added up."""
     total: dict[tuple[int | str, int | str], float] = {}
     for a, b, rate in links:
         if a == b:
@@ -68,7 +68,7 @@ def make_fabric(name: str, links: Iterable[tuple[int | str, int | str, float]]) 
 
 
 def parse_fabric(text: str) -> Fabric:
-    """The fabric of a file; FabricError with the line if a line makes no sense."""
+    """The fabric in a file. FabricError names the line if one makes no sense."""
     name, links = "fabric", []
     for number, raw in enumerate(text.split("\n"), start=1):
         line = " ".join(raw[: LONGEST + 1].split("#")[0].split())
@@ -126,7 +126,7 @@ def _name(text: str, number: int) -> str:
 
 
 def from_nvidia_smi(text: str) -> Fabric:
-    """The GPUs of one host, from `nvidia-smi topo -m`. NV4 is four NVLinks; if all pairs have the same, an NVSwitch."""
+    """The GPUs of one host, from `nvidia-smi topo -m`. NV4 is four NVLinks. If all pairs are equal, it is an NVSwitch."""
     rows = [re.sub(r"\x1b\[[0-9;]*m", "", line).split() for line in text.split("\n")]
     table = {row[0]: row[1:] for row in rows if row and re.fullmatch(r"GPU\d+", row[0]) and len(row) > 2}
     table = {name: cells for name, cells in table.items() if cells[0] != "GPU1"}  # not the heading
@@ -188,12 +188,12 @@ def from_ibnetdiscover(text: str) -> Fabric:
 
 
 def from_lstopo(text: str) -> Fabric:
-    """The GPUs of one host, or the NUMA nodes of one without, from `lstopo --of xml` or `lstopo --of console`."""
+    """The GPUs of one host, or its NUMA nodes if it has none, from `lstopo --of xml` or `lstopo --of console`."""
     return make_fabric("lstopo", lstopo_links(text))
 
 
 def read_fabric(text: str) -> Fabric:
-    """A fabric from any of the forms, told apart by what is in it."""
+    """A fabric from any of these formats, recognised by its content."""
     if "<topology" in text[:2000] or text.startswith("Machine"):
         return from_lstopo(text)
     if "GPU0" in text and "GPU1" in text and re.search(r"\b(NV\d|PIX|PXB|PHB|NODE|SYS)\b", text):

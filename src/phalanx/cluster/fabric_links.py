@@ -1,11 +1,11 @@
-"""What all readers of networks share: links as a list, what a bus gives, and the error."""
+"""What all readers of networks share: links as a list, bandwidths of buses, and the error."""
 
 from __future__ import annotations
 
 Links = list[tuple[int | str, int | str, float]]  # from, to, GB/s
 
 NVLINK = 25.0  # GB/s per link and direction, since Volta
-PCIE = {"PIX": 16.0, "PXB": 14.0, "PHB": 12.0, "NODE": 10.0, "SYS": 8.0}  # GB/s; what the bus between two GPUs gives, roughly
+PCIE = {"PIX": 16.0, "PXB": 14.0, "PHB": 12.0, "NODE": 10.0, "SYS": 8.0}  # GB/s; roughly, of the bus between two GPUs
 
 
 class FabricError(ValueError):

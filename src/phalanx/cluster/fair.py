@@ -1,4 +1,4 @@
-"""Ports that messages share fairly: each of n messages at a port has an n-th of its rate, as TCP and InfiniBand divide it."""
+"""Ports that messages share fairly: each of n messages at a port gets 1/n of its rate, as with TCP and InfiniBand."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-TICK = 1e-12  # s; messages that come closer together come at once
+TICK = 1e-12  # s; messages closer together than this arrive at once
 
 
 def fair_ends(come: Floats, work: Floats, most: float) -> Floats:
-    """When messages have passed their ports, a column per port: they `come` then, and alone would take `work` seconds each.
+    """When messages have passed their ports, one column per port. They arrive at `come`; alone, each would take `work` seconds.
 
-    `most` is the part of a port's rate that one message can use: an uplink is faster than the cards of its hosts. Cells without a
-    message come at infinity. All ports advance together, each from one of its events to the next.
+    `most` is the share of a port's rate that one message can use: an uplink is faster than the cards of its hosts. Cells without
+    a message have infinity in `come`. All ports advance together, each from one of its events to the next.
     """
     ends, left = np.full(come.shape, np.inf), work.copy()
     now = come.min(axis=0)

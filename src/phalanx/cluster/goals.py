@@ -1,6 +1,6 @@
 """Questions that people ask: how many hosts, and which batch, for a training run within a time or within a budget?
 
-Every number of hosts (by powers of two, then between the two that decide) is planned with every batch that devices hold and that
+It plans every number of hosts (powers of two, then between the two that decide) with every batch that the devices hold and that
 published runs have trained with. Epochs grow with the batch, so the largest batch is not always the fastest.
 """
 
@@ -14,7 +14,7 @@ from .question import Candidate, Question
 from .screen import rank_candidates
 from .training import Training
 
-MOST_HOSTS = 4096  # where a search ends
+MOST_HOSTS = 4096  # the end of a search
 SMALLEST_SHARE = 16  # samples per device: published runs had no fewer
 
 
@@ -40,11 +40,11 @@ class Option:
         return self.training.hours * self.question.cluster.ranks
 
 
-Price = Callable[[Question, float], Training]  # the whole run of steps that take so many seconds
+Price = Callable[[Question, float], Training]  # the whole run, from the seconds of a step
 
 
 def batches(cluster: Cluster, limits: Limits) -> Iterator[int]:
-    """Samples per step worth trying: by halves from the most that devices hold and that anyone trained with."""
+    """Samples per step worth trying: the most that devices hold and published runs used, then halves of it."""
     share = min(limits.per_device, int(limits.per_step // cluster.ranks))
     while share >= SMALLEST_SHARE:
         yield share * cluster.ranks
@@ -52,7 +52,7 @@ def batches(cluster: Cluster, limits: Limits) -> Iterator[int]:
 
 
 def fastest(question: Question, cluster: Cluster, limits: Limits, price: Price) -> Option | None:
-    """The batch with which `cluster` is done first, or None if there is none."""
+    """The option whose batch finishes first on `cluster`, or None if there is none."""
     options = []
     for batch in batches(cluster, limits):
         asked = replace(question, cluster=cluster, batch=batch)
@@ -64,9 +64,9 @@ def fastest(question: Question, cluster: Cluster, limits: Limits, price: Price) 
 def search(
     question: Question, limits: Limits, price: Price, fits: Callable[[Option], bool], *, fewest: bool
 ) -> tuple[Option | None, Sequence[Option]]:
-    """The `fewest` hosts with which a run `fits`, or the run with the most hosts that does; and all that were looked at.
+    """The option with the `fewest` hosts that `fits`, or else the fastest that does; and all options that were tried.
 
-    `fits` becomes true once with more hosts (a time), or false once (a budget), as far as published batches allow.
+    With more hosts, `fits` changes only once: to true (a time) or to false (a budget), as far as published batches allow.
     """
     seen: dict[int, Option] = {}
 

@@ -1,4 +1,4 @@
-"""Hosts are not equally fast, and a synchronous step waits for the slowest: what that is to be expected to cost."""
+"""The expected cost of hosts that are not equally fast: a synchronous step waits for the slowest."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from .machine import Cluster
 
 Floats = NDArray[np.float64]
 
-# Relative standard deviation between hosts of equal hardware: the mean scatter of single-node results of one accelerator, number
-# of them, batch and round of MLPerf Training (ResNet-50, v0.5 to v3.0; benchmarks/plan_rows.py computes it).
+# Relative standard deviation between hosts of equal hardware: the mean scatter of single-node results with the same accelerator,
+# count, batch and round of MLPerf Training (ResNet-50, v0.5 to v3.0; benchmarks/plan_rows.py computes it).
 HOST_SPREAD = 0.019
 
 
 def typical_slowness(cluster: Cluster, sigma: float) -> Floats:
-    """By rank, the factor on computing time where hosts are normally distributed: the expected order statistics (Blom 1958).
+    """The factor on each rank's computing time if hosts are normally distributed: the expected order statistics (Blom 1958).
 
-    The reference is a host as good as the mean; one host alone is exactly that.
+    A host of mean speed has the factor 1. A single host is exactly that.
     """
     if sigma < 0:
         raise ValueError(f"hosts that differ by {sigma}; give at least 0")

@@ -1,6 +1,6 @@
-"""What a compiled schedule takes at least: as if no message waited for another, and what its busiest port has to carry.
+"""Lower bounds on the time of a compiled schedule: as if no message waited for another, and the load of its busiest port.
 
-Both are bounds of what `simulate.run` finds. A message that shares a port ends no earlier than it would alone, and clocks only
+`simulate.run` finds no time below either. A message that shares a port ends no earlier than it would alone, and clocks only
 enter through sums and maxima. A port carries no more than its rate.
 """
 
@@ -19,19 +19,19 @@ Floats = NDArray[np.float64]
 
 
 def crowded(program: Program) -> bool:
-    """Whether messages may wait for each other at ports, which is what takes a simulation long."""
+    """Whether messages may wait for each other at ports, which makes a simulation slow."""
     return any(isinstance(phase, Moves) and isinstance(phase.one, Queued) for phase in program.phases)
 
 
 def least_of(program: Program, sizes: Floats) -> Floats:
-    """Seconds that `program` takes at least, by size of the buffer in bytes."""
+    """A lower bound on the seconds of `program`, by size of the buffer in bytes."""
     alone = replace(program, phases=tuple(map(_alone, program.phases)), ports=())
     uncontended = [run(alone, float(size)).seconds for size in sizes]
     return np.maximum(uncontended, _busiest(program) * sizes)
 
 
 def _alone(phase: Phase) -> Phase:
-    """`phase` with messages that share ports as if each had all of its ports for itself."""
+    """`phase` as if each message had all of its ports to itself."""
     if not isinstance(phase, Moves) or not isinstance(phase.one, Queued):
         return phase
     one = phase.one
@@ -39,13 +39,13 @@ def _alone(phase: Phase) -> Phase:
     for queue in one.queues:
         passing[queue.slots] = np.maximum(passing[queue.slots], queue.work / queue.most)
         entered[queue.slots] |= queue.own
-    if not entered.all():  # a message that leaves through no port of its own: say nothing about this phase
+    if not entered.all():  # a message does not pass its sender's own port: no bound for this phase
         return replace(phase, rounds=0)
     return replace(phase, one=Direct(one.src, one.dst, passing, one.latency, one.notice, everyone=False))
 
 
 def _busiest(program: Program) -> float:
-    """Seconds per byte of the buffer in which the busiest port carries something."""
+    """Seconds per byte of the buffer for which the busiest port is busy."""
     carried = {key: np.zeros(count) for key, count in program.ports}
     for phase in program.phases:
         if isinstance(phase, Moves) and isinstance(phase.one, Queued):

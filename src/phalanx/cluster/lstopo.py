@@ -1,8 +1,8 @@
 """What hwloc's `lstopo` prints, as a fabric: the GPUs of a host, the PCIe bridges between them, and their NVLinks.
 
-It reads the XML (`lstopo --of xml`), which knows the speed of every PCIe link and the NVLinks, and the text (`lstopo --of
-console`), which knows neither: there a link has the rate that such a bus gives. Every GPU is a rank, in the order of the file. A
-host without GPUs has a rank per NUMA node."""
+It reads the XML (`lstopo --of xml`), which has the speed of every PCIe link and the NVLinks. It also reads the text (`lstopo --of
+console`), which has neither; there a link gets the usual rate of its bus. Every GPU is a rank, in the order of the file. A host
+without GPUs has a rank per NUMA node."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Object:
 
     kind: str
     name: str = ""
-    speed: float = 0.0  # GB/s to the parent; 0 where nobody says
+    speed: float = 0.0  # GB/s to the parent; 0 if unknown
     number: str = ""  # gp_index
     parent: _Object | None = None
     children: list[_Object] = field(default_factory=list)
@@ -53,7 +53,7 @@ def lstopo_links(text: str) -> Links:
         ranks = [one for one in objects if one.kind == "NUMANode"]
     if len(ranks) < 2:
         raise FabricError(
-            f"lstopo: {len(ranks)} GPU or NUMA node in it, and a network needs 2. `lstopo --of xml` shows GPUs if hwloc was built"
+            f"lstopo: {len(ranks)} GPU or NUMA node found, but a network needs 2. `lstopo --of xml` shows GPUs if hwloc was built"
             " with PCI and CUDA, NVML or RSMI"
         )
     return [*_tree_links(ranks), *_nvlinks(host, ranks)]
@@ -69,7 +69,7 @@ def _all(root: _Object) -> list[_Object]:
 
 
 def _gpus(objects: list[_Object]) -> list[_Object]:
-    """PCI devices that run kernels; if no driver says so, those of a class that does; else those with a screen."""
+    """PCI devices that run kernels according to their driver; without any, those of such a class; else those with a screen."""
     devices = [one for one in objects if one.kind == "PCI"]
     by_driver = [one for one in devices if any(ACCELERATORS.fullmatch(child.name) for child in one.children)]
     by_class = [one for one in devices if one.name.startswith(CLASSES)]
@@ -77,7 +77,7 @@ def _gpus(objects: list[_Object]) -> list[_Object]:
 
 
 def _tree_links(ranks: list[_Object]) -> Links:
-    """From every GPU up to where all meet; objects with one way down and one way up are part of the wire."""
+    """Links from every GPU up to where all meet. An object with one way down and one way up is part of the wire."""
     below: dict[int, set[int]] = {}  # object -> the ranks in it
     for rank, gpu in enumerate(ranks):
         one: _Object | None = gpu
@@ -135,7 +135,7 @@ def _from_xml(text: str) -> _Host:
     parser = expat.ParserCreate()
     parser.StartElementHandler, parser.EndElementHandler = reader.start, reader.end
     parser.CharacterDataHandler = reader.characters
-    parser.EntityDeclHandler = reader.refuse  # hwloc has a document type, but no entities: bombs are made of them
+    parser.EntityDeclHandler = reader.refuse  # hwloc has a document type, but no entities; entity bombs need them
     try:
         parser.Parse(text, True)
     except expat.ExpatError as error:
@@ -207,7 +207,7 @@ def _number(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < 1e15:
-        raise FabricError(f"lstopo: {text[:40]!r} is no bandwidth")
+        raise FabricError(f"lstopo: {text[:40]!r} is not a bandwidth")
     return value
 
 

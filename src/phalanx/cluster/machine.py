@@ -20,16 +20,16 @@ GBIT = 1e9 / 8  # bytes/s
 GB = 1e9  # bytes/s, as vendors count
 MAX_PORTS = 1024  # network cards of a host
 MAX_TEXT = 1000  # characters of a name or a source
-LARGEST = 1e15  # of any number in a file: no link is as fast, no world as large
+LARGEST = 1e15  # of any number in a file: no link is this fast, no world this large
 
 
 class ClusterError(ValueError):
-    """A cluster that cannot exist, or a file that does not describe one; the message says what would."""
+    """A cluster that cannot exist, or a file that does not describe one. The message says what to change."""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One way through a wire: seconds for the first byte, bytes per second for the rest. Both directions at once."""
+    """One direction of a wire: seconds for the first byte, bytes per second for the rest. Both directions work at once."""
 
     latency: float
     bandwidth: float
@@ -37,7 +37,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Uplink:
-    """What `hosts` neighbouring hosts have in common on the way to all others; `bandwidth` in bytes/s, each way."""
+    """What `hosts` neighbouring hosts share on the way to all others; `bandwidth` in bytes/s, each way."""
 
     hosts: int
     bandwidth: float
@@ -68,7 +68,7 @@ class Cluster:
         if self.ranks > MAX_RANKS or self.ports > MAX_PORTS:
             raise ClusterError(
                 f"cluster {self.name}: {self.hosts} hosts of {self.per_host} ranks and {self.ports} ports;"
-                f" at most {MAX_RANKS} ranks in all, and {MAX_PORTS} ports of a host"
+                f" at most {MAX_RANKS} ranks in all, and {MAX_PORTS} ports per host"
             )
         for field, link in (("inside", self.inside), ("network", self.network)):
             if not (0 <= link.latency < inf and 0 < link.bandwidth < inf):
@@ -83,7 +83,7 @@ class Cluster:
         return self.hosts * self.per_host
 
     def with_ranks(self, ranks: int) -> Cluster:
-        """The same kind of hosts, as many as `ranks` need; fewer ranks than a host has are one smaller host."""
+        """As many hosts of the same kind as `ranks` need. Fewer ranks than one host has make one smaller host."""
         if ranks < 1:
             raise ClusterError(f"cluster {self.name}: {ranks} ranks; give at least 1")
         per_host = min(self.per_host, ranks)
@@ -96,7 +96,7 @@ class Cluster:
 
 
 def uniform(ranks: int, *, latency: float, bandwidth: float) -> Cluster:
-    """`ranks` hosts of one rank each and equal links: where textbooks' formulas hold."""
+    """`ranks` hosts of one rank each and equal links: where textbook formulas hold."""
     link = Link(latency, bandwidth)
     return Cluster(f"uniform({ranks})", ranks, 1, inside=link, network=link)
 
@@ -126,7 +126,7 @@ def to_json(cluster: Cluster) -> str:
 
 
 def from_json(text: str) -> Cluster:
-    """The cluster that `to_json` wrote, or that a person did."""
+    """The cluster in a file that `to_json` or a person wrote."""
     try:
         content = loads(text)
     except ValueError as error:
@@ -158,7 +158,7 @@ def from_json(text: str) -> Cluster:
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """A JSON object whose every value is asked for by name, so that an error can name it, too."""
+    """A JSON object that is read by name, so that every error can name the value."""
 
     content: dict[str, Any]
     where: str

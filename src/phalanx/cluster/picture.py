@@ -9,11 +9,11 @@ from phalanx.schedule.markup import Markup, join, tag
 
 from .step import PredictedStep
 
-SHOWN_RANKS = 16  # rows of a timeline; evenly chosen where there are more
+SHOWN_RANKS = 16  # rows of a timeline; evenly chosen if there are more
 
 
 def spans(step: PredictedStep) -> Iterator[tuple[int, str, float, float]]:
-    """What a few ranks do when: rank, name, begin, end in seconds."""
+    """What a few ranks do, and when: rank, name, begin and end in seconds."""
     ranks = step.forward_end.size
     for rank in sorted({int(i * (ranks - 1) / max(1, SHOWN_RANKS - 1)) for i in range(min(ranks, SHOWN_RANKS))}):
         yield rank, "forward", 0.0, float(step.forward_end[rank])
@@ -22,7 +22,7 @@ def spans(step: PredictedStep) -> Iterator[tuple[int, str, float, float]]:
             yield rank, f"group {number}", float(group.begin[rank]), float(group.end[rank])
         together = max(float(step.backward_end.max()), *(float(group.end.max()) for group in step.groups))
         if step.seconds > together:
-            yield rank, "update", together, step.seconds  # and what agreeing and packing take
+            yield rank, "update", together, step.seconds  # includes agreeing and packing
 
 
 def trace(step: PredictedStep) -> str:
@@ -64,7 +64,7 @@ def timeline_svg(step: PredictedStep, title: str) -> str:
 
 
 def efficiency_svg(points: Sequence[tuple[int, float]], title: str) -> str:
-    """Efficiency against one device over the number of ranks, the latter by powers of two."""
+    """Efficiency, compared with one device, over the number of ranks. The points have equal distances."""
     if not points:
         raise ValueError("a curve needs at least 1 point")
     last = max(1, len(points) - 1)
@@ -96,7 +96,7 @@ _STYLE = Markup(
 def drawing(
     width: int, height: int, title: str, shapes: list[Markup], *, across: str, down: str, legend: Sequence[str | tuple[str, str]]
 ) -> str:
-    """`shapes` with a title, the names of both axes, and a legend of classes (with their names, where these differ)."""
+    """`shapes` with a title, the names of both axes, and a legend of classes (with their names, if these differ)."""
     parts = [tag("style", _STYLE), tag("text", title, x=80, y=18, font_size=14)]
     x = 80
     for entry in legend:

@@ -13,8 +13,8 @@ from .question import NO_EFFECT, Candidate, Effect, Plan, Question
 from .screen import rank_candidates
 from .step import agreeing, predict_step
 
-LOCAL_STEPS = 50  # of the note about them: what they send is next to nothing then
-LOCAL_PAYS = 0.1  # of a step that waits, from which on local steps are worth a note
+LOCAL_STEPS = 50  # of the note about local steps: they send next to nothing then
+LOCAL_PAYS = 0.1  # share of a step spent waiting, from which local steps are worth a note
 
 
 def make_plan(question: Question) -> Plan:
@@ -51,7 +51,7 @@ def _one_host(question: Question, best: Candidate) -> float:
 
 
 def _terms(question: Question, best: Candidate) -> tuple[tuple[str, float], ...]:
-    """The step, divided: samples, what does not grow with them, the update, the slowest host, and what communication adds."""
+    """The parts of the step: samples, what does not grow with them, the update, the slowest host, and what communication adds."""
     compute = question.compute
     samples, fixed = question.per_rank * compute.per_sample, compute.fixed
     waiting = best.step.compute - samples - fixed - compute.optimizer if best.step else 0.0
@@ -79,8 +79,8 @@ def _warnings(question: Question, best: Candidate, effects: Iterable[Effect]) ->
     elif best.step and best.step.limit == "communication" and best.step.exposed > LOCAL_PAYS * best.seconds:
         local = best.step.compute + best.step.communication / LOCAL_STEPS
         yield (
-            f"ranks wait for communication in {best.step.exposed / best.seconds:.0%} of a step. With local steps,"
-            f" sync=phalanx.DiLoCo(every={LOCAL_STEPS}), one would take about {1e3 * local:.3g} ms: computing, and a"
+            f"ranks wait for communication for {best.step.exposed / best.seconds:.0%} of a step. With local steps,"
+            f" sync=phalanx.DiLoCo(every={LOCAL_STEPS}), a step would take about {1e3 * local:.3g} ms: computing plus a"
             f" {LOCAL_STEPS}th of an all-reduce that nothing hides. It is not the same training: compare accuracies first."
             " --techniques prices this and other ways to send less"
         )

@@ -1,7 +1,7 @@
-"""Machines that were written about, each number with its source; change them with `Cluster.with_ranks` or in a file.
+"""Published machines, each number with its source. Change them with `Cluster.with_ranks` or in a file.
 
-Bandwidths are the vendor's, each way: what a library reaches of them is the business of its `BackendProfile`. Latencies between
-hosts are those of the wire and the cards; what a library adds per message is again in its profile.
+Bandwidths are the vendor's, each way. A library's `BackendProfile` has the share that it reaches. Latencies between hosts are
+those of the wire and the cards. The profile also has what a library adds per message.
 """
 
 from __future__ import annotations

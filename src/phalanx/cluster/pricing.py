@@ -1,7 +1,7 @@
 """What a technique costs on a cluster, simulated with the schedules that run: bytes between hosts, and the time of a step.
 
-Groups leave beside backward as in step.py. What the two ends do is part of the price where hosts do it (`memory` of the
-profile): they encode and decode, multiply thin matrices, and take outer steps. A device that does it takes no time for it here.
+Groups leave during backward as in step.py. Both ends encode and decode, multiply thin matrices, and take outer steps. If hosts do
+this work (`memory` of the profile), it is part of the price. If a device does it, it takes no time here.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from .workload import Model, Tensor
 
 Floats = NDArray[np.float64]
 CODES = 2.6e9  # bytes/s of float32 that one core encodes, adds and decodes: benchmarks/codes_speed.py, nearest, AVX2, 2026-11-18
-THIN = 6  # passes of low-rank gradients through all of them: add the error, two products, the error again, the result
+THIN = 6  # passes over all gradients for low-rank ones: add the error, two products, the new error (two), the result
 OUTER = 6  # passes of an outer step: copy, difference, the outer optimizer's three, copy back
-MOST_MESSAGES = 1 << 20  # of one schedule: beyond, making it takes longer than anybody waits
-MOST_DIRECT = 1024  # ranks that all-reduces of single ranks are tried with
+MOST_MESSAGES = 1 << 20  # of one schedule; making more takes too long
+MOST_DIRECT = 1024  # the most ranks with which all-reduces of single ranks are tried
 
 
 def price_techniques(question: Question, *, every: int, ranks: tuple[int, ...] = (4,)) -> tuple[Priced, ...]:
-    """Every technique on the cluster of `question`, that of float32 first."""
+    """Every technique on the cluster of `question`, float32 first."""
     if question.cluster.hosts < 2:
         raise ClusterError("one host: nothing travels between hosts, so there is nothing to compress")
     if question.double_buffering:
-        raise ClusterError("techniques are compared beside backward; leave double buffering out")
+        raise ClusterError("the comparison of techniques overlaps with backward; leave out double buffering")
     if question.batch < question.cluster.ranks:
         raise ClusterError(f"a batch of {question.batch:g} does not give each of {question.cluster.ranks} ranks a sample")
     desk = _Desk(question)
@@ -49,7 +49,7 @@ def price_techniques(question: Question, *, every: int, ranks: tuple[int, ...] =
 
 
 def domain_of(model: Model) -> Domain | None:
-    """What a model is trained on, as far as it tells."""
+    """The domain of a model's data, if it is known."""
     if model.tokens > 1:
         return "text"
     return "images" if model.name.startswith(("resnet", "vgg")) else None
@@ -57,7 +57,7 @@ def domain_of(model: Model) -> Domain | None:
 
 @dataclass(frozen=True, slots=True)
 class Thin:
-    """Gradients of one group as low-rank ones: elements of the first message and of the second, and those that are multiplied."""
+    """One group as low-rank gradients: elements of the first message and of the second, and elements to multiply."""
 
     first: int
     second: int
@@ -65,7 +65,7 @@ class Thin:
 
 
 def thin(tensors: list[Tensor], rank: int) -> Thin:
-    """What `phalanx.PowerSGD(rank)` makes of a group: P and what stays as it is, then Q (grad/wires/low_rank.py)."""
+    """What `phalanx.PowerSGD(rank)` sends for a group: P and the uncompressed tensors, then Q (grad/wires/low_rank.py)."""
     first = second = multiplied = 0
     for tensor in tensors:
         rows, columns = tensor.rows, tensor.elements // max(tensor.rows, 1)
@@ -78,7 +78,7 @@ def thin(tensors: list[Tensor], rank: int) -> Thin:
 
 
 class _Desk:
-    """Prices techniques for one question; what several of them need is simulated once."""
+    """Prices techniques for one question. It simulates once what several of them need."""
 
     def __init__(self, question: Question) -> None:
         self.question, self.cluster, self.profile = question, question.cluster, question.profile
@@ -110,17 +110,17 @@ class _Desk:
     def _compiled(self, schedule: Schedule, code: float = 1.0) -> Program:
         return compile_schedule(schedule, self.cluster, self.profile, code=code)
 
-    # ---- one exchange per step, beside backward ------------------------------------------------------------------------------
+    # ---- one exchange per step, during backward ------------------------------------------------------------------------------
 
     def _step(self, size: float, send: Callable[[GradientGroup, Floats], Floats]) -> float:
-        """A step whose groups of `size` bytes travel as `send` says: begin by rank to end by rank."""
+        """Seconds of a step with groups of `size` bytes. `send` maps a group's start by rank to its end by rank."""
         groups, compute = make_groups(self.question.model, size), self.question.compute
         priced = price(self.profile, self.cluster)
         came, computed = beside_backward(priced, groups, self.work * compute.forward, self.work, send)
         return float(np.maximum(came, computed).max()) + compute.optimizer + agreeing(self.profile, self.cluster)
 
     def _fastest(self, send: Callable[[float, GradientGroup, Floats], Floats]) -> tuple[float, float]:
-        """The best of the sizes of groups: seconds of a step, and that size."""
+        """The best group size: seconds of a step, and that size."""
 
         def with_size(size: float) -> float:
             return self._step(size, lambda group, begin: send(size, group, begin))
@@ -137,12 +137,12 @@ class _Desk:
         hosts, per_host = self.cluster.hosts, self.cluster.per_host
         messages = 2 * per_host * hosts * (hosts - 1)
         if messages > MOST_MESSAGES:
-            return f"every host sends to every other: {messages:,} messages are not simulated"
+            return f"every host sends to every other: {messages:,} messages are too many to simulate"
         schedule = self.quantised()
         return schedule, self.program(schedule, technique.code)
 
     def _coding(self, elements: float) -> float:
-        """Seconds to encode, add and decode as many numbers between hosts, of which every rank has a part."""
+        """Seconds to encode, add and decode this many numbers between hosts. Every rank does a part of them."""
         return 4 * elements / self.cluster.per_host / CODES if self.on_cpu else 0.0
 
     def _int8(self, technique: Technique) -> Priced:
@@ -159,7 +159,7 @@ class _Desk:
         return self._row(technique, nbytes, seconds, f"{schedule.name}, groups of {size / 1e6:g} MB")
 
     def _all_reduces(self) -> tuple[tuple[Schedule, Program], ...]:
-        """All-reduces for messages of any size: that of large ones, and those of few steps."""
+        """All-reduces for messages of any size: the best for large ones, and those with few steps."""
         hosts, per_host = self.cluster.hosts, self.cluster.per_host
         schedules = [self.candidates[4].algorithm.make(0), hierarchical(hosts, per_host, among=recursive_doubling)]
         if self.cluster.ranks <= MOST_DIRECT:
@@ -172,7 +172,7 @@ class _Desk:
 
     def _powersgd(self, technique: Technique) -> Priced:
         if all(tensor.rows == 1 for tensor in self.question.model.tensors):
-            return Priced(technique, None, None, None, "the model tells no shapes; profile it again")
+            return Priced(technique, None, None, None, "the model has no shapes; profile it again")
         quickest, per_host = cache(self._quickest), self.cluster.per_host
         left: dict[float, float] = {}
 
@@ -195,10 +195,10 @@ class _Desk:
         assert best is not None, "there is a size of groups"
         return self._row(technique, left[best[1]], best[0], f"two messages per group of {best[1] / 1e6:g} MB")
 
-    # ---- seldom, or with one partner -----------------------------------------------------------------------------------------
+    # ---- rarely, or with one partner -----------------------------------------------------------------------------------------
 
     def _local(self, technique: Technique) -> Priced:
-        """Steps inside every host, and once in `every` of them an all-reduce of the parameters, in parts."""
+        """Steps inside every host, and once in `every` steps an all-reduce of the parameters, in parts."""
         home = self.program(inside_hosts(self.cluster))
 
         def at_home(_: float, group: GradientGroup, begin: Floats) -> Floats:

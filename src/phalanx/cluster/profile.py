@@ -1,4 +1,4 @@
-"""What a library makes of a link: time per call and per message, the part of the bandwidth that it reaches, its own algorithms.
+"""How a library uses a link: time per call and per message, the share of the bandwidth that it reaches, its own algorithms.
 
 The cost of a `Collective` belongs to the backend, not to the schedule. A backend that runs schedules message by message (gloo)
 pays `message` for each; one that takes a group's collective as a single call (NCCL; shared memory inside a host) is priced by the
@@ -54,16 +54,16 @@ class Protocol:
 class BackendProfile:
     """How a backend spends time. `residual` is the relative error (one sigma) left where the profile was fitted or tried.
 
-    `call` seconds start a library call, `start` seconds an operation made of messages; both ends of a message are busy with it
-    for half of `message` or `message_inside`; `network` and `inside` are the parts of the links' bandwidth that payload reaches.
+    `call` seconds start a library call, `start` seconds an operation made of messages. Both ends of a message are busy with it
+    for half of `message` or `message_inside`. `network` and `inside` are the shares of the links' bandwidth that payload reaches.
     `calls` says which collectives are one library call. Buffers go through a schedule in up to `lanes` pieces of at least
-    `lane_bytes`, and one travels while another waits. What travels is packed, and what comes mixed in, at `memory` bytes/s.
-    With a `rendezvous` data leave only when the sender has heard, a latency later, that the receiver waits for them; that word
-    stands behind at most `queue` seconds of data in each port that it passes.
+    `lane_bytes`; one travels while another waits. Data to send are packed, and data received are mixed in, at `memory` bytes/s.
+    With a `rendezvous`, the receiver sends a request when it is ready, and data leave when it arrives, a latency later. In each
+    port that it passes, the request waits behind at most `queue` seconds of data.
 
-    Communication is not free for those who compute: while a collective runs beside backward it takes the part `steals` of the
-    device, every group of gradients costs `group` seconds of computing, and a step on several hosts costs `agree` seconds more,
-    whatever travels: to agree on what is ready, to gather it and to spread it again.
+    Communication slows down computing. While a collective runs during backward, it takes the share `steals` of the device.
+    Every group of gradients costs `group` seconds of computing. A step on several hosts costs `agree` seconds more, for any
+    amount of data: to agree on what is ready, to gather it and to spread it again.
     """
 
     name: str
@@ -96,7 +96,7 @@ _US = 1e-6
 
 
 def _nccl_hops(base: float, inside: float, network: float) -> Hops:
-    """NCCL's constants, in microseconds, less what they contain of the wires: the cluster says what those take."""
+    """NCCL's constants, in microseconds, minus the latencies of the wires, which the cluster has."""
     return Hops(base * _US, (inside - 0.3) * _US, (network - 2.6) * _US)  # NVLink and InfiniBand: TACCL's topology files
 
 
@@ -110,7 +110,7 @@ _LL = Protocol(
     ceilings=(87.7e9, 22.5e9, 19.0e9),  # llMaxBws of Ampere
 )
 
-PLAIN = BackendProfile("plain", residual=0.0, source="the links as they are: for textbooks' formulas")
+PLAIN = BackendProfile("plain", residual=0.0, source="the links as they are: for textbook formulas")
 NCCL = BackendProfile(
     "nccl",
     calls="always",
@@ -120,11 +120,11 @@ NCCL = BackendProfile(
     network=0.85,
     inside=0.8,
     protocols=(_LL, _LL128, _SIMPLE),
-    # What published runs chose says what overlap costs: 16 groups in MLPerf v0.6, one without overlap ever since. Both come out
-    # within 2 % of the best where a collective takes 0.5 to 0.6 of the device and a group 20 us: benchmarks/plan_overlap.py.
+    # The choices of published runs show what overlap costs: 16 groups in MLPerf v0.6, one without overlap ever since. Both are
+    # within 2 % of the best if a collective takes 0.5 to 0.6 of the device and a group 20 us: benchmarks/plan_overlap.py.
     steals=0.5,
     group=20 * _US,
-    agree=500 * _US,  # fitted to 30 published rows of several hosts; 400 to 600 us whichever system is left out (same program)
+    agree=500 * _US,  # fitted to 30 published rows of several hosts; 400 to 600 us if any one system is left out (same program)
     residual=0.056,  # root mean square over these rows
     source="latencies, shares and ceilings: NCCL's src/graph/tuning.cc; 10 us to launch a kernel, also for"
     " single messages; 0.85 and 0.8 of the links' bandwidth: usual results of nccl-tests (A100 NVSwitch: some 235 of 300 GB/s)",
@@ -143,9 +143,9 @@ GLOO = BackendProfile(
     queue=1e-3,
     residual=0.25,
     source="2 cores, Intel Xeon, torch 2.13: a message and its wake-ups; inside a host 2 of the memory's 44 GB/s; pieces as"
-    " phalanx.comm.run cuts them; packing 64 MiB of gradients took 25 ms; gloo's senders wait for the word"
-    " of their receivers (NOTIFY_RECV_READY), behind what TCP's small queues hold, 1 ms."
-    " Replace them by `phalanx plan --calibrate ROWS`",
+    " phalanx.comm.run cuts them; packing 64 MiB of gradients took 25 ms; gloo's senders wait for a request"
+    " from their receivers (NOTIFY_RECV_READY), behind what TCP's small queues hold, 1 ms."
+    " Replace these numbers with `phalanx plan --calibrate ROWS`",
 )
 SHARED_MEMORY = replace(
     GLOO,
@@ -161,12 +161,12 @@ PROFILES = {profile.name: profile for profile in (PLAIN, NCCL, NCCL_WITHOUT_TREE
 
 @dataclass(frozen=True, slots=True)
 class CallGroup:
-    """What the price of a call depends on, by group of a step, all of one size: hosts spanned and bandwidth left to each."""
+    """What the price of a call depends on, for each group of a step, all of one size: its hosts and its bandwidth."""
 
     size: int
     hosts: NDArray[np.int64]
     inside: Floats  # bytes/s that one rank of the group has inside its host
-    between: Floats  # bytes/s that the group has from host to host; infinite where it stays on one
+    between: Floats  # bytes/s that the group has from host to host; infinite if it stays on one
     wire: Hops  # seconds of the wires alone
 
 

@@ -12,7 +12,7 @@ from .profile import BackendProfile, Hops, Protocol
 
 
 def to_json(profile: BackendProfile) -> str:
-    """A profile as a file, for `from_json`; what is infinite is written as null."""
+    """A profile as a file, for `from_json`. Infinity becomes null."""
     content = asdict(profile)
     content["memory"] = _or_none(profile.memory)
     for protocol in content["protocols"]:
@@ -45,25 +45,25 @@ def from_json(text: str) -> BackendProfile:
 
 
 NOT_A_PROFILE = "this is not a backend profile as `phalanx plan --save-profile` writes it"
-MOST_STOLEN = 0.95  # of a device by communication: computing beside it comes to an end
-MAX_LANES = 64  # pieces of a buffer under way; each one is simulated
+MOST_STOLEN = 0.95  # share of a device that communication may take, so that computing still ends
+MAX_LANES = 64  # pieces of a buffer in flight; each one is simulated
 MAX_PROTOCOLS = 16
 MAX_TEXT = 10_000  # characters of a name or a source
-SECONDS = (-1.0, 1e6)  # NCCL's constants less those of the wires may fall below 0
+SECONDS = (-1.0, 1e6)  # NCCL's constants minus those of the wires may be below 0
 SHARE = (1e-9, 1e3)  # of a bandwidth
 RATE = (1.0, 1e18)  # bytes/s, or bytes
 
 
 def _check(profile: BackendProfile) -> None:
-    """Raise ValueError for what a file may hold and a backend cannot be."""
+    """Raise ValueError for values that no backend can have."""
     if profile.calls not in ("never", "on one host", "always"):
-        raise ValueError(f"calls is {brief(profile.calls)}; 'never', 'on one host' or 'always'")
+        raise ValueError(f"calls is {brief(profile.calls)}; give 'never', 'on one host' or 'always'")
     read_whole(profile.lanes, "lanes", 1, MAX_LANES)
     if len(profile.protocols) > MAX_PROTOCOLS:
         raise ValueError(f"{len(profile.protocols)} protocols; at most {MAX_PROTOCOLS}")
     for name in ("rendezvous", "trees"):
         if type(getattr(profile, name)) is not bool:
-            raise ValueError(f"{name} is {brief(getattr(profile, name))}; true or false")
+            raise ValueError(f"{name} is {brief(getattr(profile, name))}; give true or false")
     for name in ("name", "source"):
         read_text(getattr(profile, name), name, MAX_TEXT)
     for name in ("call", "start", "message", "message_inside", "queue", "group", "agree"):
@@ -89,7 +89,7 @@ def _check_protocol(protocol: Protocol) -> None:
 
 
 def _check_rate(value: float, name: str) -> None:
-    if value != inf:  # null in the file: without end
+    if value != inf:  # null in the file: unlimited
         read_number(value, name, *RATE)
 
 

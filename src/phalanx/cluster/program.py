@@ -1,4 +1,4 @@
-"""A schedule as arrays: what a simulator of thousands of ranks reads instead of a million `Move` objects.
+"""A schedule as arrays, which a simulator of thousands of ranks reads instead of a million `Move` objects.
 
 A `Collective` is not lowered message by message. Its ring sends along the same edges in every round, so a step of collectives is
 one `Moves` with `rounds`; reduce and broadcast are chains. Only steps that mix sizes or kinds go through `lower`.
@@ -26,7 +26,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """Messages that leave together, `rounds` times over; `software` is what a rank does for its messages before they leave."""
+    """Messages that leave together, `rounds` times. `software` is the time that a rank spends on them before they leave."""
 
     label: str
     one: Round
@@ -60,7 +60,7 @@ class Program:
 
     @property
     def messages(self) -> int:
-        """How many messages a run simulates; a call counts as those of its lowered ring."""
+        """How many messages a run simulates. A call counts as the messages of its lowered ring."""
         count = 0
         for phase in self.phases:
             if isinstance(phase, Moves):
@@ -72,7 +72,7 @@ class Program:
 
 
 def connections(program: Program) -> int:
-    """The most connections to other hosts that one port carries, of messages alone: a library's calls are its own affair."""
+    """The most connections to other hosts that one port carries, for messages only: library calls do not count."""
     ranks = program.cluster.ranks
     pairs = [np.unique(phase.one.src * ranks + phase.one.dst) for phase in program.phases if isinstance(phase, Moves)]
     if not pairs:
@@ -83,7 +83,7 @@ def connections(program: Program) -> int:
 
 
 def compile_schedule(schedule: Schedule, cluster: Cluster, profile: BackendProfile, *, code: float = 1.0) -> Program:
-    """`schedule` as arrays, with the ways of its messages on `cluster`. Encoded chunks are as long as `code` says, as a share."""
+    """`schedule` as arrays, with the routes of its messages on `cluster`. Encoded chunks have `code` times their length."""
     if schedule.world != cluster.ranks:
         raise ClusterError(
             f"{schedule.name} is for {schedule.world} ranks, cluster {cluster.name} has {cluster.ranks}"
@@ -146,7 +146,7 @@ class _Compiler:
         if self.profile.lanes > 1:  # pieces of one buffer meet at every port
             self.busy.update(stage.key for stage in routes.stages)
         software = np.zeros(self.cluster.ranks)
-        np.add.at(software, src, routes.software / 2)  # a ring's rank, which sends one and receives one, is busy with one
+        np.add.at(software, src, routes.software / 2)  # so a rank of a ring, which sends one and receives one, is busy with one
         np.add.at(software, dst, routes.software / 2)
         queue = self.profile.queue
         one = make_round(src, dst, part, routes, ranks=self.cluster.ranks, busy=self.busy, queue=queue)

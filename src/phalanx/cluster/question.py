@@ -1,4 +1,4 @@
-"""What a plan is asked and what it answers, as values."""
+"""The question that a plan answers, and its answer, as values."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from .profile import BackendProfile
 from .step import PredictedStep, StepPlan
 from .workload import Compute, Model
 
-GROUP_SIZES = (1e6, 4e6, 8e6, 16e6, 25e6, 64e6)  # bytes of float32; all in one group besides, unless that is larger than
+GROUP_SIZES = (1e6, 4e6, 8e6, 16e6, 25e6, 64e6)  # bytes of float32; also all in one group, unless it is larger than
 LARGEST_GROUP = 512e6
 ALL_REDUCES = ("ring", "torus", "hierarchical", "tree", "halving-doubling")
 NO_EFFECT = 0.0005  # of the step: what a table with one decimal cannot show
-OVERLAP_DOUBT = 0.3  # what published choices leave open of `steals`: 0.3 to 0.9 of the device
+OVERLAP_DOUBT = 0.3  # uncertainty of `steals` that published choices leave: 0.3 to 0.9 of the device
 NETWORK_DOUBT = 0.15  # of the time of a collective, as nccl-tests differ between clusters of one kind
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is to be planned: `batch` samples per step over all ranks of `cluster`."""
+    """What to plan: `batch` samples per step over all ranks of `cluster`."""
 
     cluster: Cluster
     model: Model
@@ -36,7 +36,7 @@ class Question:
     double_buffering: bool = False
     input: float = 0.0
     host_spread: float = HOST_SPREAD
-    own: tuple[Algorithm, ...] = ()  # schedules of the user, beside those of `families`
+    own: tuple[Algorithm, ...] = ()  # schedules of the user, in addition to those of `families`
 
     @property
     def per_rank(self) -> float:
@@ -44,7 +44,7 @@ class Question:
 
     @property
     def groups(self) -> tuple[float, ...]:
-        """Sizes of groups to try, in bytes of float32: those that were given, or the usual ones and all in one."""
+        """Sizes of groups to try, in bytes of float32: the given ones, or the usual ones and all in one."""
         whole = 4.0 * self.model.elements
         if self.group_sizes != GROUP_SIZES or whole > LARGEST_GROUP:
             return self.group_sizes
@@ -63,7 +63,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What a changed input does to the step of the chosen plan, and which plan would be chosen then."""
+    """What a changed input does to the step of the chosen plan, and which plan would then be best."""
 
     input: str
     change: str
@@ -73,7 +73,7 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The answer. `candidates` are all that were looked at, best first."""
+    """The answer. `candidates` are all that were tried, best first."""
 
     question: Question
     best: Candidate
@@ -87,7 +87,7 @@ class Plan:
 
     @property
     def seconds(self) -> float:
-        """Of a step, on average; chance makes none faster."""
+        """Mean seconds of a step. Chance makes no step faster."""
         return max(self.best.seconds, self.spread.mean) if self.spread else self.best.seconds
 
     @property
@@ -104,13 +104,13 @@ class Plan:
 
     @property
     def error(self) -> float:
-        """Relative, two sigma, of this configuration: what the profile left unexplained where it was fitted or tried, how much of
-        the step rests on overlap, and how much on a network that nobody has measured."""
+        """Relative error of this configuration, two sigma: what the profile left unexplained where it was fitted or tried, plus
+        the parts of the step that depend on overlap and on a network that was not measured."""
         return uncertainty(self.question, self.best)
 
 
 def uncertainty(question: Question, candidate: Candidate) -> float:
-    """Relative, two sigma, of the step of `candidate`."""
+    """Relative error of the step of `candidate`, two sigma."""
     profile, step = question.profile, candidate.step
     if step is None or profile.steals == 0:  # calibrated, or wide enough
         return 2 * profile.residual

@@ -1,6 +1,6 @@
-"""One round of messages, from clocks to clocks: without contention as a few array operations, with it through queues at ports.
+"""One round of messages, from clocks to clocks: a few array operations without contention, queues at ports with it.
 
-What depends on the schedule alone is worked out once, when a program is made; `scaled` adds what depends on the bytes.
+What depends on the schedule alone is computed once, when a program is made. `scaled` adds what depends on the bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 NEARLY = 0.01  # of a message: those that begin closer together share their port as if they began at once
 Ports = dict[str, Floats]  # by kind of port, when each of them is free again
-SINCE = {OUT: "port out, busy since", IN: "port in, busy since"}  # when ports began what they do without a pause
+SINCE = {OUT: "port out, busy since", IN: "port in, busy since"}  # when ports were last idle
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +59,14 @@ class Direct:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """The ports of one stage with their messages of a round, which share them fairly once those of earlier rounds have passed."""
+    """The ports of one stage with the messages of a round. These share them fairly, after those of earlier rounds."""
 
     key: str
     ports: Ints | slice
     slots: Ints | slice  # which messages pass here
     column: Ints  # by message, the place of its port in `ports`
     first: Ints  # by port, its first message; the others follow it
-    each: int  # messages of every port, or 0 where ports have different numbers of them
+    each: int  # messages of every port, or 0 if ports have different numbers of them
     cells: Ints  # by message, its place in a table with a column per port
     shape: tuple[int, int]
     work: Floats  # s per byte of the buffer, by message, alone in its port
@@ -78,10 +78,10 @@ class Queue:
     def serve(
         self, head: Floats, taking: Floats, busy: Floats, work: Floats, free: Floats, since: Floats | None
     ) -> tuple[Floats, Floats]:
-        """When first and last bytes of messages pass that come at `head`; `free` is when ports are, and is updated.
+        """When the first and last bytes of messages pass that arrive at `head`. Updates `free`, when ports become free.
 
-        `taking`, `busy` and `work` are the fields of this name in seconds. `since`, if it matters, is when the ports began what
-        they do without a pause.
+        `taking`, `busy` and `work` are the fields of this name in seconds. `since`, if it matters, is when the ports were last
+        idle.
         """
         was_free = free[self.ports]
         if self.each:  # as a table, without an index
@@ -120,21 +120,21 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """Messages that may wait for each other at ports, numbered as they stand in their first queues."""
+    """Messages that may wait for each other at ports, numbered in the order of their first queues."""
 
     src: Ints
     dst: Ints
     latency: Floats
     notice: Floats
-    back: Ints  # the port through which a receiver's word leaves, and
-    ahead: Ints  # the one through which it comes; -1: none
-    queue: float  # s of data that it may stand behind in each
+    back: Ints  # the port through which a receiver's request leaves, and
+    ahead: Ints  # the one through which it arrives; -1: none
+    queue: float  # s of data that it may wait behind in each
     queues: tuple[Queue, ...]
     alone: bool  # every rank sends at most one message and receives at most one
     everyone: bool  # every rank sends one and receives one
 
     def scaled(self, nbytes: float, free: Ports) -> Callable[[Floats], Floats]:
-        """The round with buffers of `nbytes`; it reads and writes when ports are `free`."""
+        """The round with buffers of `nbytes`. It reads and updates when ports are `free`."""
         src, dst, latency, notice = self.src, self.dst, self.latency, self.notice
         words_queue = self.queue > 0 and OUT in free
         by_rank = (np.argsort(src), np.argsort(dst)) if self.everyone else None
@@ -175,7 +175,7 @@ class Queued:
         return one_round
 
     def standing(self, word: Floats, port: Ints, free: Floats, since: Floats) -> Floats:
-        """Seconds that receivers' words, at their `port` at time `word`, stand behind data that were there before them."""
+        """Seconds that receivers' requests, at their `port` at time `word`, wait behind data that were there before them."""
         behind = np.clip(free[port] - word, 0.0, self.queue)
         return np.where((port >= 0) & (since[port] + TICK < word), behind, 0.0)
 
@@ -184,9 +184,9 @@ Round = Direct | Queued
 
 
 def make_round(src: Ints, dst: Ints, part: Floats, routes: Routes, *, ranks: int, busy: set[str], queue: float = 0.0) -> Round:
-    """The round of these messages; kinds of ports at which they queue are added to `busy`, for the rounds that come later.
+    """The round of these messages. Adds the kinds of ports at which they queue to `busy`, for later rounds.
 
-    Receivers' words stand behind at most `queue` seconds of data.
+    Receivers' requests wait behind at most `queue` seconds of data.
     """
     alone = np.unique(src).size == src.size and np.unique(dst).size == dst.size
     crowded = {stage.key for stage in routes.stages if np.unique(stage.port).size < stage.of.size}
@@ -207,7 +207,7 @@ def _direct(src: Ints, dst: Ints, part: Floats, routes: Routes, ranks: int) -> D
 
 
 def _queued(src: Ints, dst: Ints, part: Floats, routes: Routes, *, alone: bool, ranks: int, queue: float) -> Queued:
-    """Messages get their numbers where they queue first, port by port: what these queues read and write is then a slice."""
+    """Numbers messages where they queue first, port by port, so that these queues read and write slices."""
     queues, number = [], np.full(src.size, -1)
     for stage in routes.stages:
         ports, column, counts = np.unique(stage.port, return_inverse=True, return_counts=True)
@@ -249,7 +249,7 @@ def _queued(src: Ints, dst: Ints, part: Floats, routes: Routes, *, alone: bool, 
 
 
 def _at_once(queue: Queue) -> Queue:
-    """`queue` with what its messages take if all come at once: the longer ones speed up when the shorter ones have passed."""
+    """`queue` with the times of its messages if all arrive at once: longer ones speed up when shorter ones have passed."""
     counts = np.bincount(queue.column)
     if bool((queue.work == queue.work[queue.first][queue.column]).all()):
         taking = queue.work * np.maximum(counts, 1 / queue.most)[queue.column]

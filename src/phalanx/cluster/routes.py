@@ -1,4 +1,4 @@
-"""Which wires a message uses: the stages that it passes one after the other, and what groups leave each other of them."""
+"""Which wires a message uses: the stages that it passes one after another, and the share that each group gets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OUT, IN = "port out", "port in"  # keys of hosts' ports to the network
 
 @dataclass(frozen=True, slots=True)
 class RouteStage:
-    """Messages `of` a step pass their `port` of this kind, of `rate` bytes/s, which they share; one alone uses at most `most`."""
+    """Messages `of` a step share their `port` of this kind, which has `rate` bytes/s. One alone uses at most `most`."""
 
     of: Ints
     port: Ints  # numbered from 0 within the stage
@@ -29,10 +29,10 @@ class RouteStage:
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """The ways of a step's messages: first-byte latency of each, what software takes for it, and the stages in order.
+    """The routes of a step's messages: first-byte latency and software time of each, and the stages in order.
 
-    `notice` is how long after its receiver is ready a message can begin: with a rendezvous the sender must hear of that. The word
-    leaves its host through port `back` and enters the sender's through port `ahead`; -1: it passes none.
+    `notice` is the delay between a ready receiver and the start of a message: with a rendezvous, the sender waits for a request.
+    The request leaves its host through port `back` and enters the sender's through port `ahead`; -1 means none.
     """
 
     latency: Floats
@@ -44,7 +44,7 @@ class Routes:
 
 
 def route(cluster: Cluster, profile: BackendProfile, src: Ints, dst: Ints) -> Routes:
-    """The way of every message from `src` to `dst`."""
+    """The route of every message from `src` to `dst`."""
     from_host, to_host = src // cluster.per_host, dst // cluster.per_host
     local = from_host == to_host
     latency = np.where(local, cluster.inside.latency, cluster.network.latency)
@@ -86,7 +86,7 @@ def route(cluster: Cluster, profile: BackendProfile, src: Ints, dst: Ints) -> Ro
 
 
 def share(cluster: Cluster, groups: Ints) -> CallGroup:
-    """What each of `groups` (a row of ranks each), all communicating at once, has of the links.
+    """The bandwidth that each of `groups` (a row of ranks each) gets if all communicate at once.
 
     A group uses every port of the ranks it has on a host; a port that several groups use is divided evenly.
     """

@@ -1,8 +1,8 @@
 """Every way to communicate, best first.
 
-Two passes. The first prices each algorithm at a few sizes and combines them as if all ranks waited for each other between groups;
-time is convex and nearly linear in the bytes, so the points between are interpolated. Where messages queue, a simulation takes
-long, so an algorithm that a bound shows to be hopeless within its family is left out. The second simulates the best of each
+There are two passes. The first prices each algorithm at a few sizes and combines them as if all ranks waited for each other
+between groups. Time is convex and nearly linear in the bytes, so it interpolates between these sizes. A simulation with queues is
+slow, so it skips an algorithm that a bound shows to be hopeless within its family. The second pass simulates the best of each
 family, and the best of all, rank by rank.
 """
 
@@ -21,13 +21,13 @@ from .machine import ClusterError
 from .program import Program, compile_schedule, connections
 from .question import Candidate, Question
 from .simulate import run
-from .step import GradientGroup, StepPlan, Sync, agreeing, beside_backward, make_groups, packing, predict_step, price
+from .step import GradientGroup, StepPlan, Sync, agreeing, beside_backward, exchanged, make_groups, predict_step, price
 from .workload import Model
 
 Floats = NDArray[np.float64]
 SCREENED_SIZES, SCREENED_RANGE = 6, 4**7
-SIMULATED = 12  # of the best screened candidates, the best of every family besides
-HOPELESS = 1.1  # times as slow as another one of the family, whatever the size; a whole step differs less from what is screened
+SIMULATED = 12  # of the best screened candidates, plus the best of every family
+HOPELESS = 1.1  # times as slow as another one of the family, at every size; screening errs by less for a whole step
 TIE = 0.01  # of the step: predictions that differ by less are equal
 
 
@@ -40,7 +40,7 @@ def rank_candidates(question: Question) -> tuple[Candidate, ...]:
     best = np.full(sizes.size, np.inf)  # seconds of one all-reduce, by size
     for family in families_of((*algorithms(question.cluster, question.families), *question.own)):
         if bool((least_seconds(question, family[0].family, sizes) >= best).all()):
-            continue  # slower than another one whatever the size
+            continue  # slower than another one at every size
         made = [programs_of(question, algorithm) for algorithm in family]
         for algorithm, compiled, seconds in zip(family, made, price_family(family, made, sizes)):
             if seconds is None:
@@ -75,7 +75,7 @@ def rank_candidates(question: Question) -> tuple[Candidate, ...]:
 
 
 def families_of(algorithms: Iterable[Algorithm]) -> list[list[Algorithm]]:
-    """Algorithms by family, in the order in which families come first."""
+    """Algorithms by family, in the order in which families first appear."""
     found: dict[str, list[Algorithm]] = {}
     for algorithm in algorithms:
         found.setdefault(algorithm.family, []).append(algorithm)
@@ -85,10 +85,10 @@ def families_of(algorithms: Iterable[Algorithm]) -> list[list[Algorithm]]:
 def price_family(
     family: Sequence[Algorithm], made: Sequence[tuple[Program, ...]], sizes: Floats, hopeless: float = HOPELESS
 ) -> list[Floats | None]:
-    """Seconds of an all-reduce, by size, of every algorithm of a family; None for those that are hopeless in it.
+    """Seconds of an all-reduce, by size, of every algorithm of a family. None means hopeless.
 
-    The most promising ones are priced first. Another one is hopeless if already its least seconds are longer than those of one
-    that was priced, at every size and by `hopeless`.
+    The most promising ones are priced first. Another one is hopeless if at every size its lower bound is more than `hopeless`
+    times the seconds of one that was priced.
     """
     least: dict[int, Floats] = {}
     if len(family) > 1:
@@ -104,8 +104,8 @@ def price_family(
 
 
 def choose(options: Sequence[tuple[float, int, int]]) -> int:
-    """Which of these (seconds, connections of a port, calls in a step) to take: the fastest or, of those that are as fast within
-    `TIE`, the simplest: whose ports carry the fewest connections, then the one with the fewest calls, which has few groups."""
+    """Which of these (seconds, connections of a port, calls in a step) to take: the simplest within `TIE` of the fastest.
+    The simplest has the fewest connections per port, then the fewest calls, which means few groups."""
     fastest = min(seconds for seconds, *_ in options)
     equal = [(shared, calls, seconds, i) for i, (seconds, shared, calls) in enumerate(options) if seconds <= (1 + TIE) * fastest]
     return min(equal)[3]
@@ -146,26 +146,25 @@ def _screen(
             )
             total = max(end, computed) + question.compute.optimizer
         else:
-            copies = plan.copies if plan.sync == "gossip" else 1
-            travel = float(np.interp(copies * question.model.elements * plan.wire, sizes, times))
-            mixing = 2 * packing(question.profile, copies * question.model.elements)
+            nbytes, mixing = exchanged(question.profile, question.model, plan)
+            travel = float(np.interp(nbytes, sizes, times))
             total = max(work + question.compute.optimizer, travel) + mixing
         total += agreeing(question.profile, question.cluster)
         yield Candidate(algorithm, plan, max(total, plan.input))
 
 
 def screened_sizes(model: Model) -> Floats:
-    """Bytes at which algorithms are priced: between them, seconds are interpolated."""
+    """Bytes at which algorithms are priced. Between them, seconds are interpolated."""
     largest = 2 * 4.0 * model.elements
     return np.concatenate(([0.0], np.geomspace(largest / SCREENED_RANGE, largest, SCREENED_SIZES)))
 
 
 def least_seconds(question: Question, family: str, sizes: Floats) -> Floats:
-    """What an all-reduce of this family takes at least, where that is easy to tell: of messages that a library launches singly.
+    """A lower bound for an all-reduce of this family, if one is easy to find: for messages that a library launches singly.
 
     Trees, and halving and doubling, need two messages one after the other for every doubling of the ranks. With halving and
-    doubling, a host's part of the sum comes and goes through all of its ports, and what its ranks have is summed inside it. In
-    each of two trees, half of the sum passes one port.
+    doubling, a host's part of the sum enters and leaves through all of its ports, and its ranks add up inside it. In each of two
+    trees, half of the sum passes one port.
     """
     cluster, profile = question.cluster, question.profile
     if profile.calls != "always" or family not in ("tree", "halving-doubling"):

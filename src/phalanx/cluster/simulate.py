@@ -1,11 +1,11 @@
 """The price of a schedule on a cluster: a clock per rank, ports that messages share, no barrier between steps.
 
-A message begins when its sender and its receiver have finished their previous step; with a rendezvous, when the sender has heard
-of the receiver. It passes all ports on its way at once, at one rate. Messages of one round share a port fairly, as TCP and
-InfiniBand do. Those of different rounds, or pieces of one buffer, take turns: most of them share one connection.
+A message begins when its sender and its receiver have finished their previous step. With a rendezvous, it begins when the
+receiver's request has reached the sender. It passes all ports on its way at once, at one rate. Messages of one round share a port
+fairly, as TCP and InfiniBand do. Those of different rounds, or pieces of one buffer, take turns: most of them share a connection.
 
-Every round is a function of maxima and sums, so adding a constant to all clocks adds it to the result. Hence a shortcut that is
-exact: once a round has moved all clocks by the same amount, all later rounds of the same messages will, too.
+Every round is a function of maxima and sums, so adding a constant to all clocks adds it to the result. This allows an exact
+shortcut: once a round has moved all clocks by the same amount, all later rounds of the same messages will, too.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Timeline:
 
     @property
     def seconds(self) -> float:
-        """From the first rank's begin to the last rank's end."""
+        """From the start of the first rank to the end of the last."""
         return float(self.end.max() - self.begin.min())
 
     def by_label(self) -> dict[str, float]:
@@ -67,7 +67,7 @@ def simulate(
     shortcut: bool = True,
     code: float = 1.0,
 ) -> Timeline:
-    """`schedule` with buffers of `nbytes` on `cluster`, the ranks beginning at `start`; encoded bytes are `code` times as many.
+    """`schedule` with buffers of `nbytes` on `cluster`, where ranks begin at `start`. Encoded bytes are `code` times as many.
 
     `shortcut=False` computes every round of every ring, to measure or to check the simulator itself.
     """
@@ -77,7 +77,7 @@ def simulate(
 def run(
     program: Program, nbytes: float, *, start: Floats | None = None, ports: Ports | None = None, shortcut: bool = True
 ) -> Timeline:
-    """The timeline of a compiled schedule; `ports` are free when the run before has left them, and are left for the next."""
+    """The timeline of a compiled schedule. `ports` has when the run before frees the ports; it is updated for the next run."""
     if nbytes < 0:
         raise ValueError(f"simulate {program.name}: {nbytes} bytes; give at least 0")
     clock = np.zeros(program.cluster.ranks) if start is None else np.array(start, dtype=np.float64)
@@ -103,10 +103,10 @@ def run(
 
 @dataclass(slots=True)
 class _State:
-    """Where a run is: by piece of the buffer and rank, when its last step was done; when ranks can begin another; free ports.
+    """The state of a run: when each piece of the buffer ended its last step on each rank, when ranks and ports are free.
 
     Pieces go through the schedule one behind the other: a rank begins a step with a piece when that piece has finished the step
-    before, and the piece before has begun this one. What software takes for a message keeps the rank busy; a wire does not.
+    before, and the piece before has begun this one. The software of a message keeps the rank busy; the wire does not.
     """
 
     lanes: list[Floats]
@@ -115,7 +115,7 @@ class _State:
 
 
 def _call(phase: Call, profile: BackendProfile, state: _State, nbytes: float) -> None:
-    """A library call begins when the last of its group has come, and ends for all at once; a rank does one at a time."""
+    """A library call begins when the last of its group has arrived, and ends for all at once. A rank does one at a time."""
     seconds = call_seconds(profile, phase.kind, phase.group, phase.part * nbytes)
     for lane, clock in enumerate(state.lanes):
         after = np.maximum(clock, state.begun)
@@ -148,7 +148,7 @@ def _moves(phase: Moves, state: _State, nbytes: float, *, shortcut: bool) -> Non
 
 
 def _pace(one: Round, moved: list[Floats], ports: list[Floats]) -> float | None:
-    """By how much a round has moved the clocks of all that take part, ports included, or None where they differ."""
+    """How far a round has moved the clocks of all that take part, ports included, or None if they differ."""
     pace = float(max(clock.max() for clock in moved))
     taking_part = [part for clock in moved for part in (clock[one.src], clock[one.dst])]
     taking_part += [port[port > 0] for port in ports]

@@ -1,8 +1,8 @@
 """A whole training step on every rank: forward, backward, groups of gradients that leave during backward, the update.
 
-Groups leave in order, each when its last gradient is ready and the one before has come back, as `phalanx.grad` does. While one
-travels, backward is slower, by as much as the backend takes of a device. Gossip sends the whole state once per step, beside the
-computation. Double buffering uses the gradients of the step before.
+Groups leave in order, each when its last gradient is ready and the previous group is back, as in `phalanx.grad`. While one is in
+flight, backward slows down by the share that the backend takes of a device. Gossip sends the whole state once per step, during
+the computation. Double buffering uses the gradients of the previous step.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from .simulate import Timeline, run
 from .workload import Compute, Model
 
 Floats = NDArray[np.float64]
-MIXING = 4  # passes of gossip through what it exchanges, each as long as packing: pack; take the difference and add it (1.5 each)
-LAPS = 2  # through all rounds of gossip: in the first all set out together, the last counts
+MIXING = 4  # passes of gossip over what it exchanges, each as long as packing: pack; take the difference and add it (1.5 each)
+LAPS = 2  # through all rounds of gossip: in the first, all start together; the last counts
 Sync = Literal["all-reduce", "double buffering", "gossip", "after backward"]
 
 
@@ -38,27 +38,27 @@ class GradientGroup:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """How gradients travel: `groups` of at most `group_bytes` (as they are computed, in float32), `wire` bytes per element.
+    """How gradients are sent: `groups` of at most `group_bytes` (as they are computed, in float32), `wire` bytes per element.
 
-    `sync`: "all-reduce" overlaps with backward; "after backward" is one that does not; "gossip" exchanges `copies` of the
-    parameters (weights and momentum) with one partner.
+    `sync`: "all-reduce" overlaps with backward, "after backward" does not. "gossip" exchanges `copies` of the parameters
+    (weights and momentum) with one partner.
     """
 
     group_bytes: float = 25e6
     wire: int = 4
     sync: Sync = "all-reduce"
     copies: int = 2
-    input: float = 0.0  # s to prepare a batch, beside the step
+    input: float = 0.0  # s to prepare a batch, in parallel with the step
 
 
 @dataclass(frozen=True, slots=True)
 class PredictedStep:
-    """A step, by rank: when backward ended, when every group began and ended, when the update was done, from its own begin."""
+    """A step, by rank: when backward ended, when every group began and ended, when the update was done, since its own start."""
 
     seconds: float
     compute: float  # forward, backward and update of the slowest rank: what a step would take alone
     communication: float  # the sum of all groups' times, had they run alone
-    slower: float  # what communication beside backward added to the computing of the slowest rank
+    slower: float  # what communication during backward added to the computing of the slowest rank
     forward_end: Floats
     backward_end: Floats
     groups: tuple[Timeline, ...]
@@ -98,8 +98,8 @@ def predict_step(
 ) -> PredictedStep:
     """One step with `batch` samples per rank; `slowness` multiplies the computing time of each rank.
 
-    `rounds` are further programs that take turns with `program` from step to step, as those of gossip do; the mean counts, once
-    a late rank has made others late.
+    `rounds` are further programs that take turns with `program` from step to step, as in gossip. The result is then the mean,
+    after late ranks have made others late.
     """
     work = compute.seconds(batch) * (np.ones(program.cluster.ranks) if slowness is None else slowness)
     forward_end, backward_end = work * compute.forward, work
@@ -128,31 +128,31 @@ def predict_step(
 
 
 def packing(profile: BackendProfile, elements: int) -> float:
-    """Seconds to copy this many float32 gradients to where they travel from."""
+    """Seconds to copy this many float32 gradients to the send buffer."""
     return 4 * elements / profile.memory
 
 
 def price(profile: BackendProfile, cluster: Cluster) -> BackendProfile:
-    """`profile` as ranks of this cluster feel it: one that is alone sends nothing."""
+    """`profile` for ranks of this cluster: a single rank sends nothing."""
     return profile if cluster.ranks > 1 else replace(profile, steals=0.0, group=0.0, agree=0.0)
 
 
 def agreeing(profile: BackendProfile, cluster: Cluster) -> float:
-    """Seconds of every step that is taken together with other hosts."""
+    """Seconds that every step costs if there are other hosts."""
     return profile.agree if cluster.hosts > 1 else 0.0
 
 
 def exchanged(profile: BackendProfile, model: Model, plan: StepPlan) -> tuple[float, float]:
-    """What travels beside a step: its bytes, and seconds to pack them and to mix in what came."""
+    """What is exchanged during a step: its bytes, and the seconds to pack them and to mix in what arrives."""
     copies, passes = (plan.copies, MIXING) if plan.sync == "gossip" else (1, 1)
     return model.elements * plan.wire * copies, passes * packing(profile, model.elements * copies)
 
 
 def gossip_clocks(rounds: Sequence[Program], nbytes: float, works: Iterable[Floats], mixing: float) -> Iterator[Floats]:
-    """Step after step, when each rank has ended it: `works` is how long ranks compute, and `rounds` take turns.
+    """For each step, when each rank ends it. `works` is how long ranks compute, and `rounds` take turns.
 
-    An exchange leaves at the end of a step and must have landed at the end of the next. A rank waits for its partner only;
-    but a late rank makes its partners late, and these theirs.
+    An exchange leaves at the end of a step and must arrive by the end of the next. A rank waits only for its partner, but a late
+    rank makes its partners late, and they make theirs late.
     """
     clock = np.zeros(rounds[0].cluster.ranks)
     ports: Ports = {}
@@ -186,7 +186,7 @@ def beside_backward(
     backward_end: Times,
     send: Callable[[GradientGroup, Times], Times],
 ) -> tuple[Times, Times]:
-    """When the last group has come back, and backward has ended, which groups make later; `send` says when one has come back."""
+    """When the last group is back, and when backward ends, which groups delay. `send` returns when a group is back."""
     came, computed, late = 0.0 * backward_end, backward_end, 0.0 * backward_end
     packed = 0.0
     for group in groups:
@@ -194,7 +194,7 @@ def beside_backward(
         ready = forward_end + group.ready * (backward_end - forward_end) + late + packed
         begin = np.maximum(ready, came)
         came = send(group, begin)
-        # beside it, computing is slower: what is left of it takes longer, but no longer than the group travels
+        # meanwhile, computing is slower: until it is done, or the group is back
         beside = np.minimum(came - begin, np.maximum(computed - begin, 0.0) / (1 - profile.steals))
         lost = profile.steals * beside + profile.group
         computed, late = computed + lost, late + lost
@@ -202,7 +202,7 @@ def beside_backward(
 
 
 def _remembered(program: Program) -> Callable[[float, Floats], Timeline]:
-    """`run` that knows earlier results: the same bytes from clocks that are a constant later end that constant later."""
+    """`run` that remembers results: the same bytes, begun later by a constant on all ranks, end later by that constant."""
     known: dict[float, Timeline] = {}
 
     def rerun(nbytes: float, start: Floats) -> Timeline:

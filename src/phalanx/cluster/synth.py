@@ -1,15 +1,15 @@
 """Synthesis: an all-reduce for any fabric, as spanning trees that share its links fairly, and the bound that no algorithm beats.
 
 Each chunk of the buffer is added up along a spanning tree to its root, and copied back along the same tree. The trees are
-chosen one by one: links that are loaded already are long, and the next tree is the shortest. Then each is taken out and chosen
+chosen one by one: links that are loaded already are long, and the next tree is the shortest. Then each is removed and chosen
 again, a few times. Paper: Zhao et al., "ForestColl: Efficient Collective Communications on Heterogeneous Network Fabrics",
 arXiv 2402.06787, whose optimal forests come from network flows; these are found by prices (Garg and Könemann, FOCS 1998),
 within a few percent.
 
-The bound: for every byte, before the first rank knows the sum, messages must have joined all ranks, which is a spanning tree;
-after it all others must hear of it, which is another. So whatever lengths the links are given, the buffer's size times twice
-the shortest tree, divided by the sum of rate times length, is a time that no algorithm can beat. The prices of the search are
-good lengths."""
+The bound: before the first rank knows the sum of a byte, messages must have joined all ranks, which takes a spanning tree.
+Afterwards the sum must reach all others, which takes another. So for any lengths of the links, no algorithm can beat the
+buffer's size times twice the shortest tree, divided by the sum of rate times length. The prices of the search are good
+lengths."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 STEEP = 24.0  # how much longer the busiest link is than an idle one: e^24
 TIES, CROWD, BRANCHES = 1e-3, 1.5, 3
-AGAIN = 4  # times that every tree is chosen anew
+AGAIN = 4  # times that every tree is chosen again
 Tree = tuple[tuple[int, int], ...]  # pairs of ranks
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """A fabric as arrays: the way of every pair of ranks as numbers of links, and the rate of every link in bytes/s."""
+    """A fabric as arrays: the route of every pair of ranks as numbers of links, and the rate of every link in bytes/s."""
 
     fabric: Fabric
     rates: Floats
@@ -45,7 +45,7 @@ class Network:
 
 
 def route(fabric: Fabric) -> Network:
-    """The fewest hops between every two ranks; among ways of equal length the one with the widest bottleneck."""
+    """The fewest hops between every two ranks; among routes of equal length, the one with the widest bottleneck."""
     numbers: dict[int | str, int] = {rank: rank for rank in range(fabric.ranks)}
     numbers |= {name: fabric.ranks + i for i, name in enumerate(fabric.switches)}
     ends = tuple((numbers[a], numbers[b]) for a, b, _ in fabric.links)
@@ -65,7 +65,7 @@ def route(fabric: Fabric) -> Network:
 def _ways_from(
     rank: int, leaving: dict[int, list[int]], ends: tuple[tuple[int, int], ...], rates: Floats, fabric: Fabric
 ) -> list[list[int]]:
-    """From one rank to all. A message does not pass through another rank unless there is no other way."""
+    """Routes from one rank to all. They pass through another rank only if there is no other way."""
     best: dict[int, tuple[int, float, list[int]]] = {rank: (0, float("inf"), [])}
     todo = deque([rank])
     while todo:
@@ -85,13 +85,13 @@ def _ways_from(
 
 
 def _lengths(network: Network, price: Floats) -> Floats:
-    """The length of every pair of ranks, both ways together."""
+    """The distance between every two ranks, both ways together."""
     one_way: Floats = np.append(price, 0.0)[network.ways].sum(axis=2)
     return np.asarray(one_way + one_way.T)
 
 
 def _shortest_tree(lengths: Floats, crowd: float = 1.0) -> Tree:
-    """Prim's algorithm on a full matrix. With `crowd`, a rank with BRANCHES edges finds further ones longer by that factor."""
+    """Prim's algorithm on a full matrix. With `crowd`, further edges of a rank that has BRANCHES are longer by that factor."""
     n = len(lengths)
     weights = lengths if crowd == 1.0 else lengths.copy()
     near, parent = weights[0].copy(), np.zeros(n, dtype=np.int64)
@@ -130,7 +130,7 @@ class Synthesis:
 def synthesise(fabric: Fabric, *, trees: int | None = None, pipeline: int = 1) -> Synthesis:
     """The best forest found for `fabric`.
 
-    `trees` chunks, each with a tree of its own, and each cut into `pipeline` parts that follow one another.
+    There are `trees` chunks, each with its own tree. Each is cut into `pipeline` parts that follow one another.
     """
     network = route(fabric)
     n = fabric.ranks
@@ -167,7 +167,7 @@ def synthesise(fabric: Fabric, *, trees: int | None = None, pipeline: int = 1) -
 
 
 def _ties(n: int) -> Iterator[Floats]:
-    """Factors close to 1 that decide between equals: of equal trees the first is a star, whose middle does all the work."""
+    """Factors close to 1 that decide between equal trees. Without them, the first is a star, whose middle does all the work."""
     rng = np.random.default_rng(0)
     while True:
         noise = rng.random((n, n)) * TIES
@@ -197,7 +197,7 @@ def _bound(network: Network, price: Floats) -> float:
 
 
 def _cut_prices(network: Network) -> list[Floats]:
-    """Lengths that count what leaves groups of nodes: the parts of the fabric that hang together by links above some rate."""
+    """Lengths that count what leaves groups of nodes: the parts of the fabric that links above some rate connect."""
     prices = []
     for least in sorted(set(network.rates.tolist())):
         group = np.arange(network.nodes)
@@ -212,14 +212,14 @@ def _cut_prices(network: Network) -> list[Floats]:
 
 
 def _to_schedule(fabric: Fabric, trees: list[Tree], pipeline: int) -> Schedule:
-    """Every chunk up its tree and down again, as early as it can be; messages of one pair in one step travel together."""
+    """Every chunk up its tree and down again, as early as possible. Messages of one pair in one step are sent together."""
     steps: dict[int, dict[tuple[int, int, bool], list[int]]] = defaultdict(lambda: defaultdict(list))
     for number, tree in enumerate(trees):
         root, children = _rooted(tree, fabric.ranks)
         height = _heights(root, children)
         top = height[root]
         for part in range(pipeline):
-            chunk = part * len(trees) + number  # what travels together lies together
+            chunk = part * len(trees) + number  # what is sent together is adjacent
             todo = [(root, 0)]
             while todo:
                 node, depth = todo.pop()
@@ -235,7 +235,7 @@ def _to_schedule(fabric: Fabric, trees: list[Tree], pipeline: int) -> Schedule:
 
 
 def _rooted(tree: Tree, n: int) -> tuple[int, list[list[int]]]:
-    """The tree from its middle, so that it is as low as it can be."""
+    """The tree from its middle, so that its height is the smallest."""
     near: list[list[int]] = [[] for _ in range(n)]
     for a, b in tree:
         near[a].append(b)
@@ -277,7 +277,7 @@ def _heights(root: int, children: list[list[int]]) -> list[int]:
 
 
 def busiest_link(s: Schedule, fabric: Fabric) -> float:
-    """Seconds per byte of the buffer that the busiest link of `fabric` needs for `s`, on the ways of `route`."""
+    """Seconds per byte of the buffer that the busiest link of `fabric` needs for `s`, on the paths of `route`."""
     network = route(fabric)
     moves = [op for op in lower(s).ops() if isinstance(op, Move)]
     if not moves:

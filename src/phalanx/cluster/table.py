@@ -13,11 +13,11 @@ from .profile import BackendProfile
 from .question import NO_EFFECT, Candidate, Plan
 from .training import Training
 
-WIDTH = 100  # characters, where nobody says how many there are
+WIDTH = 100  # characters, if the width of the terminal is unknown
 
 
 def name_of(algorithm: str, profile: BackendProfile) -> str:
-    """`torus:512x4`; a ring that a library is asked for in one call is whatever that library makes of it."""
+    """`torus:512x4`. A ring that is one library call is the library's own all-reduce."""
     own = algorithm.startswith("ring:") and profile.protocols
     return f"{profile.name.split('-')[0].upper()}'s own all-reduce" if own else algorithm
 
@@ -25,7 +25,7 @@ def name_of(algorithm: str, profile: BackendProfile) -> str:
 def describe(candidate: Candidate, profile: BackendProfile, elements: int) -> str:
     """`torus:512x4, groups of 8 MB, 2 bytes per gradient, overlapped with backward`."""
     plan = candidate.plan
-    how = {"all-reduce": "overlapped with backward", "double buffering": "one step late", "gossip": "gossip beside the step"}
+    how = {"all-reduce": "overlapped with backward", "double buffering": "one step late", "gossip": "gossip during the step"}
     groups = f"groups of {plan.group_bytes / 1e6:g} MB, " if plan.sync == "all-reduce" else ""
     sync = how.get(plan.sync, plan.sync)
     if plan.sync == "all-reduce" and plan.group_bytes >= 4 * elements:
@@ -34,7 +34,7 @@ def describe(candidate: Candidate, profile: BackendProfile, elements: int) -> st
 
 
 def fold(lines: Iterator[str] | Sequence[str], width: int) -> str:
-    """Lines as a text of at most `width` columns; what continues a line is indented like its first value."""
+    """Lines as a text of at most `width` columns; continuation lines are indented like the first value."""
     folded = []
     for line in map(one_line, lines):
         folded += wrap(line, width, subsequent_indent=" " * 10, break_long_words=False, break_on_hyphens=False) or [""]
@@ -87,16 +87,16 @@ def _lines(plan: Plan, training: Training | None, what_if: Sequence[tuple[str, C
 
 
 def run_lines(training: Training | None) -> Iterator[str]:
-    """The whole run, if it is known how long it is."""
+    """The whole run, if its length is known."""
     if training is None:
-        yield "training  unknown: give --epochs; published ones to an accuracy are those of ResNet-50"
+        yield "training  unknown: give --epochs; epochs to an accuracy are published only for ResNet-50"
         return
     yield f"training  {training.epochs:.1f} epochs ({training.epochs_source})"
     yield f"          {training.steps:,.0f} steps, {duration(training.hours)}" + _extras(training)
 
 
 def option_lines(chosen: Option, seen: Sequence[Option], asked: str) -> Iterator[str]:
-    """The answer to a question about time or money, beside what was looked at."""
+    """The answer to a question about time or money, and the other options that were tried."""
     cluster = chosen.question.cluster
     hosts = f"{cluster.hosts} host{'s' if cluster.hosts > 1 else ''}"
     yield (
@@ -138,7 +138,7 @@ def _extras(training: Training) -> str:
     if training.checkpoint_every is not None:
         parts.append(f"goodput {training.goodput:.2%} with a checkpoint every {training.checkpoint_every / 60:.1f} min")
     elif training.goodput < 1:
-        parts.append(f"goodput {training.goodput:.2%} without a checkpoint: it is over before one pays")
+        parts.append(f"goodput {training.goodput:.2%} without a checkpoint: the run is over before one pays off")
     if training.cost is not None:
         parts.append(f"cost {training.cost:,.2f}")
     if training.kwh is not None:

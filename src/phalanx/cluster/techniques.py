@@ -1,6 +1,6 @@
-"""Ways to save bytes between hosts as a table: what each sends, how long a step takes then, and what becomes of accuracy.
+"""A table of ways to save bytes between hosts: what each sends, how long a step takes, and what it does to accuracy.
 
-A `Technique` is what you would set; `Priced` is what it would cost on a cluster. pricing.py makes one of the other.
+A `Technique` is what you would set; `Priced` is what it would cost on a cluster. pricing.py turns the first into the second.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from typing import Any, Literal
 
 from .evidence import Domain, Evidence, evidence_of, keeps
 
-TIE = 0.01  # of the step: of two that are equally fast, the one that changes training less
+TIE = 0.01  # of the step: closer ones are equally fast, and the one that changes training less wins
 Family = Literal["all-reduce", "int8", "powersgd", "local", "gossip"]
 
 
 @dataclass(frozen=True, slots=True)
 class Technique:
-    """One way: `option` is what `create_multi_node_optimizer` takes, `kind` is what evidence about accuracy is known under."""
+    """One way: `option` is what `create_multi_node_optimizer` takes, `kind` is the key of its evidence about accuracy."""
 
     name: str
     option: str
     kind: str
     family: Family
     wire: int = 4  # bytes per number that travels, before a code
-    code: float = 1.0  # of the wire's bytes, that an encoded number has
+    code: float = 1.0  # share of the wire's bytes that an encoded number has
     rank: int = 0  # columns of low-rank gradients
     every: int = 1  # steps from one exchange to the next
     fragments: int = 1
-    travels: int = 0  # steps that a part may be under way
+    travels: int = 0  # steps that a part may be in flight
     exact: bool = False  # gossip that reaches the exact mean
 
 
@@ -36,7 +36,7 @@ INT8 = 260 / 1024  # of float32: 256 numbers of a byte and one scale, phalanx.In
 
 
 def techniques(every: int, ranks: Sequence[int]) -> tuple[Technique, ...]:
-    """What is compared, the one that changes training least first; `every` is for local steps, `ranks` are those of PowerSGD."""
+    """What to compare, from the least to the most changed training. `every` is for local steps, `ranks` for PowerSGD."""
     parts, inner = min(4, every), f"every={every}"
     travels = max(1, min(5, every // parts))  # as phalanx.DiLoCo(overlap=True) has them
     streamed = f"{inner}, fragments={parts}, overlap=True"
@@ -83,9 +83,9 @@ def techniques(every: int, ranks: Sequence[int]) -> tuple[Technique, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Priced:
-    """A technique on a cluster: bytes that leave the busiest host per step, seconds of a step, and of which exchange.
+    """A technique on a cluster: bytes that leave the busiest host per step, seconds of a step, and how it communicates.
 
-    `seconds` is None where it has no price, and `how` says why.
+    `seconds` is None if it has no price, and `how` says why.
     """
 
     technique: Technique
@@ -95,7 +95,7 @@ class Priced:
     how: str
 
     def accuracy(self, domain: Domain | None, may_lose: float) -> str:
-        """In a few words."""
+        """The effect on accuracy in a few words."""
         kind = self.technique.kind
         if kind == "float32":
             return "the reference"
@@ -110,7 +110,7 @@ class Priced:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """The cheapest that keeps accuracy, what that rests on, and what would be faster if it kept accuracy, too."""
+    """The fastest that keeps accuracy, the evidence for that, and what would be faster if it kept accuracy, too."""
 
     best: Priced
     rests_on: tuple[Evidence, ...]
@@ -118,7 +118,7 @@ class Advice:
 
 
 def recommend(rows: Iterable[Priced], domain: Domain | None, may_lose: float) -> Advice:
-    """The fastest of those that keep accuracy but for `may_lose` points; equally fast ones in the order of the table."""
+    """The fastest that loses at most `may_lose` points of accuracy. Of equally fast ones, the first in the table."""
     priced = [row for row in rows if row.seconds is not None]
     sound = [row for row in priced if keeps(row.technique.kind, domain, may_lose)]
     least = min(_seconds(row) for row in sound)

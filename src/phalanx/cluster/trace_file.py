@@ -1,4 +1,4 @@
-"""A trace of torch.profiler (Kineto) as a workload: one step on one device tells when each gradient is ready.
+"""A trace of torch.profiler (Kineto) as a workload: one step on one device shows when each gradient is ready.
 
 Record a whole step, update included, with `record_shapes=True`, and export it with `export_chrome_trace`. On a GPU the time of a
 step is that of its kernels, in the order in which the host launched them; on a CPU it is the time of the operations themselves.
@@ -57,7 +57,7 @@ def from_events(events: list[Event], batch: float) -> tuple[Model, Compute]:
 
 
 def _last_step(events: list[Event]) -> list[Event]:
-    """The events of the last whole step: after the last update but one."""
+    """The events of the last whole step: after the second-to-last update."""
     ends = sorted(event["ts"] + event["dur"] for event in events if str(event["name"]).startswith(UPDATE))
     first = ends[-2] if len(ends) > 1 else 0.0
     kernels = {_correlation(e) for e in events if e.get("cat") == "cuda_runtime" and e["ts"] >= first}
@@ -97,7 +97,7 @@ def _step(events: list[Event], batch: float) -> tuple[Model, Compute]:
 
 
 def _clock(events: list[Event]) -> Callable[[float], float]:
-    """From the host's time to the device's, both in us: how long kernels launched until then take. On a CPU, the time itself."""
+    """From the host's time to the device's, both in us: the total time of kernels launched by then. On a CPU, the time itself."""
     seconds = {_correlation(e): float(e["dur"]) for e in events if e.get("cat") == "kernel"}
     calls = [e for e in events if _correlation(e) in seconds and e.get("cat") != "kernel"]
     launches = sorted((float(e["ts"]), seconds[_correlation(e)]) for e in calls)

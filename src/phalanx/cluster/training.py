@@ -1,4 +1,4 @@
-"""From step time to a whole training: epochs to an accuracy, hours, money, energy, what failures take."""
+"""From step time to a whole training run: epochs to an accuracy, hours, money, energy, and time lost to failures."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ class Prices:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """A whole run: `hours` of wall time with what failures take."""
+    """A whole run: `hours` of wall time, including what failures cost."""
 
     epochs: float
     epochs_source: str
     steps: float
     hours: float
     goodput: float
-    checkpoint_every: float | None  # s; None: none is worth its time, or failures were not asked for
+    checkpoint_every: float | None  # s; None: none is worth its time, or failures were not given
     cost: float | None
     kwh: float | None
 
@@ -77,7 +77,7 @@ def largest_batch(accuracy: float | None = None) -> float:
 
 
 def epochs_for(batch: float, accuracy: float | None = None) -> tuple[float, str]:
-    """Epochs at this global batch, between the published points linear in the logarithm, and what that rests on."""
+    """Epochs at this global batch, and their source. Between published points, they are linear in the logarithm."""
     table = EPOCHS_TO_ACCURACY
     largest = largest_batch(accuracy)
     wanted = ACCURACY if accuracy is None else accuracy
@@ -117,12 +117,12 @@ def whole_training(
         interval = best_interval(failures, hosts)
         if interval < steps * step:
             useful = goodput(failures, hosts, interval)
-        else:  # over before a checkpoint pays: a failure begins it anew
+        else:  # over before a checkpoint pays off: a failure restarts the run
             useful, interval = goodput(replace(failures, checkpoint=0.0), hosts, steps * step), None
         if useful < LEAST_GOODPUT:
             raise ValueError(
                 f"{hosts} host(s) that fail every {failures.mtbf / 3600:g} h stop the job every {failures.mtbf / hosts:.3g} s,"
-                f" and it needs {failures.restart:g} s to continue: it would not end."
+                f" and it needs {failures.restart:g} s to continue: it would never end."
                 " Give fewer hosts, a longer --mtbf or a shorter --restart"
             )
     hours = steps * step / useful / 3600

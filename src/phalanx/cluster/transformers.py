@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from .workload import Model, Tensor
 
-KERNELS = 30  # of a layer's step: matrix products forward and twice back, norms, attention, additions
+KERNELS = 30  # of a layer per step: matrix products forward and twice back, norms, attention, additions
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,16 +64,16 @@ class Compute:
         return replace(self, per_sample=self.per_sample / factor, fixed=self.fixed / factor, optimizer=self.optimizer / factor)
 
 
-# A kernel that waits for the one before it takes some 10 us however small its work: launch, first wave, last wave. An assumption
-# of the order of what profilers show, not a fit; two measurements of one device at different batches replace it.
+# A kernel that waits for the one before it takes about 10 us, however small its work: launch, first wave, last wave. This is an
+# assumption in the range of what profilers show, not a fit. Two measurements of one device at different batches replace it.
 KERNEL_FLOOR = 10e-6
 
 
-CURVED = 0.05  # of a step: two measurements of a device without a constant part may miss each other by so much
+CURVED = 0.05  # of a step: how much two measurements of a device without a constant part may disagree
 
 
 def from_one(model: Model, batch: float, samples_per_s: float, *, overhead: float = 0.0, source: str = "") -> Compute:
-    """A device with one known rate: what does not grow with the batch is its kernels' least time, and `overhead`."""
+    """A device with one known rate. What does not grow with the batch is the least time of its kernels plus `overhead`."""
     step = batch / samples_per_s
     fixed = min(model.kernels * KERNEL_FLOOR + overhead, step / 2)
     return Compute((step - fixed) / batch, fixed, source=source)

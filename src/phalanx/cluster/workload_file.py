@@ -34,7 +34,7 @@ def from_json(text: str) -> tuple[Model, Compute]:
     except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{NOT_A_MODEL}: {str(error)[:300]}") from None
     if not sum(tensor.work for tensor in tensors) > 0:
-        raise ValueError(f"{NOT_A_MODEL}: its tensors have no work; their shares add up to 1")
+        raise ValueError(f"{NOT_A_MODEL}: its tensors have no work; their shares must add up to 1")
     return model, compute
 
 

@@ -1,1 +1,1 @@
-"""From backward() to the mean gradient: flat memory, static groups, what travels, and when."""
+"""From backward() to the mean gradient: flat memory, static groups, what is sent, and when."""

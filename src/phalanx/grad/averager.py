@@ -184,7 +184,7 @@ class Averager:
             self._learn(at_step=True)
         groups = self._exchange.groups
         if not self._exchanged or self._busy:  # if not, they are means already, and averaging them again changes nothing
-            self._exchange.check_untouched("before step(), which sums with AllReduce(fused=True); opt.synchronize() first")
+            self._exchange.check_untouched("before step(), which sums with AllReduce(fused=True); call opt.synchronize() first")
             self._health.warn_of_unused(self._trained.names)
             for group in groups:
                 group.arena.take_all(group.params)
@@ -270,5 +270,5 @@ class Averager:
     @weight.setter
     def weight(self, samples: float) -> None:
         if not self.delayed and (self._exchanged or self._exchange.begun):
-            raise RuntimeError(f"opt.weight={samples}: gradients have left with {self.weight} already; set it before backward")
+            raise RuntimeError(f"opt.weight={samples}: gradients were already sent with {self.weight}; set it before backward")
         self._reducer.weights.mine = float(samples)

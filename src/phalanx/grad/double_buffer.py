@@ -1,7 +1,7 @@
-"""Double buffering, from ChainerMN 1.3: a step applies the means of the previous step, while its own travel.
+"""Double buffering, from ChainerMN 1.3: a step applies the means of the previous step, while its own are in flight.
 
-They travel behind the next forward and backward, which hides a slow network for one step of staleness. Differences: any backend,
-not only NCCL, and a second buffer per group instead of a second model. As there, the first step has nothing to apply.
+The next forward and backward hide a slow network, at the price of one step of staleness. Differences: any backend, not only NCCL,
+and a second buffer per group instead of a second model. As in ChainerMN, the first step has nothing to apply.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from phalanx.grad.reducer import Group, GroupReducer
 
 
 class Previous:
-    """The means of the previous step: under way, or restored from a checkpoint."""
+    """The means of the previous step: in flight, or restored from a checkpoint."""
 
     def __init__(self, reducer: GroupReducer) -> None:
         self._reducer = reducer
         self.ready = False  # whether what `swap` brought is a mean
-        self.restored: dict[str, torch.Tensor] = {}  # means of a step before a checkpoint, by name; the next swap brings them
+        self.restored: dict[str, torch.Tensor] = {}  # means from before a checkpoint, by name; the next swap brings them
 
     def swap(self, groups: Sequence[Group], names: Mapping[torch.nn.Parameter, str], label: str) -> None:
-        """This step's gradients leave, the previous step's means take their place."""
+        """Send this step's gradients, and put the previous step's means in their place."""
         self.ready = all(group.pending is not None for group in groups)
         for group in groups:
             group.arena.take_all(group.params)
@@ -39,7 +39,7 @@ class Previous:
             self._reducer.leave(group, label)
 
     def _bring_restored(self, groups: Sequence[Group], names: Mapping[torch.nn.Parameter, str]) -> None:
-        """Instead of the previous step's means, which this process has not seen."""
+        """Use restored means instead of the previous step's, which this process has not seen."""
         restored, self.restored = self.restored, {}
         if not self.ready and restored.keys() == {names[p] for group in groups for p in group.params}:
             for group in groups:
@@ -58,5 +58,5 @@ class Previous:
 
 
 def _beside(view: torch.Tensor, flat: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """What `other` has where `view` is in `flat`."""
+    """The part of `other` at the place that `view` has in `flat`."""
     return other.as_strided(view.shape, view.stride(), other.storage_offset() + view.storage_offset() - flat.storage_offset())

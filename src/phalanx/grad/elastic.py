@@ -1,7 +1,7 @@
 """The averager of an elastic job: an exchange counts for all survivors of a death, or they do it again among themselves.
 
-Every rank keeps its own gradients until the exchange is committed (`kept.py`). So nothing is computed twice, and your loop sees
-nothing: `backward()` returns a little later, with the mean over those who are left.
+Every rank keeps its own gradients until the exchange is committed (`kept.py`). So nothing is computed twice, and your loop only
+sees that `backward()` returns a little later, with the mean over the ranks that are left.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from phalanx.grad.wires import Wire
 
 
 class KeepingReducer(GroupReducer):
-    """Notes every gradient before it leaves."""
+    """Notes every gradient before it is sent."""
 
     def __init__(self, comm: Communicator, *, weighted: bool) -> None:
         super().__init__(comm, weighted=weighted)
@@ -58,7 +58,7 @@ class ElasticAverager(Averager):
         self._begun_with: float | None = None  # the sum of weights before this exchange
         super().__init__(params, names, self.comm, sync, wire=wire, bucket_bytes=bucket_bytes, delayed=self._delays)
         self._kept = self._reducer.kept if isinstance(self._reducer, KeepingReducer) else Kept()
-        # told and not measured: a newcomer has measured nothing
+        # set and not measured, because a newcomer has measured nothing
         self._overlap = Overlap(bool(sync.overlap) and not self._delays)
         self._slow = SlowRanks(self.comm, sync.on_slow)
 
@@ -76,7 +76,7 @@ class ElasticAverager(Averager):
         group = self._exchange.group_of(id(p))
         if group is not None and not self._paused:
             self._kept.came(p, group.arena)
-        self._overlap.now = bool(self._overlap.told) and not self.comm.unsettled  # otherwise all leave at the end, elsewhere
+        self._overlap.now = bool(self._overlap.told) and not self.comm.unsettled  # otherwise send all at the end, in a new world
         try:
             super()._after(p)
         except CommunicationError:  # the world broke just now
@@ -108,7 +108,7 @@ class ElasticAverager(Averager):
         return tuple(self._slow.found)
 
     def _start_again(self, warned: list[str], usual: float | None) -> None:
-        """Forget the groups of a world that is over; gradients that have left are this rank's own again."""
+        """Forget the groups of a world that has ended. Gradients that were sent are this rank's own again."""
         self._kept.restore()
         self._exchange.finish()
         self._exchange.start_with([])

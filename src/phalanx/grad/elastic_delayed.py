@@ -1,10 +1,10 @@
 """Double buffering in an elastic job: the exchange of a step is committed in the next step, or done again there.
 
-    step t         gradients t leave, and a copy of them stays           the means of step t - 1 are applied
-    step t + 1     the means of step t arrive: all ranks commit them, or all who are left send their copies again
+    step t         gradients t are sent, and a copy of them stays        the means of step t - 1 are applied
+    step t + 1     the means of step t arrive: all ranks commit them, or all survivors send their copies again
 
-Whatever changes the membership between the two, a death or a rank that joins, ends the world in which the gradients travel. Then
-all ranks send the copies again in the new world. A rank that has joined meanwhile sends zeros, which count for nothing.
+If a rank dies or joins between the two, the world in which the gradients are in flight ends. Then all ranks send the copies again
+in the new world. A rank that has joined meanwhile sends zeros, which do not count.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from phalanx.grad.wires import Wire
 
 @dataclass(slots=True)
 class InFlight:
-    """Gradients that have left in the world `epoch`, of these `members`; this rank's own as `copies`, and how they counted."""
+    """Gradients that were sent in the world `epoch` of these `members`: `copies` of this rank's own, and how they counted."""
 
     label: str
     epoch: int
@@ -56,12 +56,12 @@ class DelayedElasticAverager(ElasticAverager):
     ) -> None:
         super().__init__(params, names, following, sync, wire=wire, bucket_bytes=bucket_bytes)
         self._in_flight: InFlight | None = None
-        self._warned: list[str] = []  # what was warned of before the round that may be repeated
+        self._warned: list[str] = []  # the warnings before the round that may be repeated
         self.unfinished = Landed(self)
         self.comm.on_landing(self.land)
 
     def _after(self, p: torch.nn.Parameter) -> None:
-        Averager._after(self, p)  # nothing leaves in backward, so nothing is kept
+        Averager._after(self, p)  # nothing is sent in backward, so nothing is kept
 
     def _make_means(self, *, at_step: bool) -> None:
         begun = time.perf_counter()
@@ -70,7 +70,7 @@ class DelayedElasticAverager(ElasticAverager):
         if self._learned_in != self.comm.membership.epoch or self._trained.changed:
             self.comm.round(self._learn_now)
         self._health.warn_of_unused(self._trained.names)
-        self._slow.exchanged(begun, self.steps + 1, self.following.loader)  # before they leave: it would wait for them
+        self._slow.exchanged(begun, self.steps + 1, self.following.loader)  # before they are sent: it would wait for them
         if self._learned_in != self.comm.membership.epoch:
             self.comm.round(self._learn_now)
         self._weigh()
@@ -78,7 +78,7 @@ class DelayedElasticAverager(ElasticAverager):
         self.comm.in_flight += 1
         try:
             self._previous.swap(self._exchange.groups, self._trained.names, self._label)
-        except RuntimeError:  # the world has broken, or is closed: they leave again in the next one
+        except RuntimeError:  # the world has broken, or is closed: they are sent again in the next one
             if not self.comm.unsettled:
                 raise
         self._exchange.finite.look_at_devices()
@@ -92,7 +92,7 @@ class DelayedElasticAverager(ElasticAverager):
         usual = weights.usual
         return InFlight(self._label, membership.epoch, membership.ranks, copies, weights.mine, weights.by_samples, usual)
 
-    # ---- the end of their way ----------------------------------------------------------------------------------------------
+    # ---- the means arrive --------------------------------------------------------------------------------------------------
 
     def land(self, *, at_end: bool = False) -> None:
         """Commit the means that are in flight; they stay where the next step finds them. All ranks call it."""
@@ -106,7 +106,7 @@ class DelayedElasticAverager(ElasticAverager):
         self.comm.contributors = tuple(member for member in self.comm.contributors if member in flight.members)
 
     def _arrive(self, flight: InFlight) -> None:
-        """Wait for the means; in a world that is not the one in which they left, send the copies again."""
+        """Wait for the means. If the world has changed since they were sent, send the copies again."""
         if flight.epoch == self.comm.membership.epoch:
             for group in self._exchange.groups:
                 self._reducer.land(group)
@@ -123,7 +123,7 @@ class DelayedElasticAverager(ElasticAverager):
                 self._reducer.leave(group, flight.label)
             for group in self._exchange.groups:
                 self._reducer.land(group)
-                group.left = None  # it has left in the step before: the next backward does not wait for it
+                group.left = None  # it was sent in the previous step: the next backward does not wait for it
         finally:
             weights.mine, weights.by_samples = before
         if counted:
@@ -139,7 +139,7 @@ class DelayedElasticAverager(ElasticAverager):
         self._learn_here(self._reducer.weights.usual)
 
     def _learn_here(self, usual: float | None) -> None:
-        """Groups for the world of now."""
+        """Make groups for the current world."""
         self._start_again(self._warned, usual)
         self._learn(at_step=True)
         self._learned_in = self.comm.membership.epoch
@@ -178,7 +178,7 @@ def elastic_averager(
 
 
 class Landed(Unfinished):
-    """What a checkpoint keeps of a step: its means, which have landed before."""
+    """What a checkpoint keeps of a step: its means, which land first."""
 
     def __init__(self, averager: DelayedElasticAverager) -> None:
         reducer, trained = averager._reducer, averager._trained
@@ -197,7 +197,7 @@ def _fill(
     views: dict[torch.nn.Parameter, torch.Tensor],
     copies: dict[torch.nn.Parameter, torch.Tensor],
 ) -> None:
-    """Bring this rank's own gradients to where they leave from. Where it has none, zeros leave."""
+    """Copy this rank's own gradients to where they are sent from, or zeros where it has none."""
     travels.zero_()
     for p, view in views.items():
         if p in copies:

@@ -1,7 +1,7 @@
 """The exchange of one backward: groups of gradients are sent in index order, and come back as means.
 
 Autograd may deliver a gradient in several pieces (reentrant checkpointing). If a piece arrives after its group was sent, the rank
-raises a flag. It travels with the last group, which is therefore always sent at the end of backward. Then all ranks send
+raises a flag. It is sent with the last group, which is therefore always sent at the end of backward. Then all ranks send
 all groups again, and from the next backward on they send that group at the end, too. So every rank sends every group equally
 often, and no rank has to ask the others. `flags.py` lists all flags.
 """
@@ -163,7 +163,7 @@ class Exchange:
         """Wait for a group. Raise if the user changed its gradients in flight: the change is lost, or half applied."""
         self._reducer.arrive(group)
         if group.left_early:
-            self._untouched.check(group.params, "while it was under way to the other ranks", may_be_dropped=False)
+            self._untouched.check(group.params, "while it was in flight to the other ranks", may_be_dropped=False)
 
     def _send_again(self, label: str) -> None:
         self._agree_on_late_groups()

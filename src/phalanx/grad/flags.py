@@ -6,7 +6,7 @@ A rank writes 1 or 0, and a flag comes back nonzero if any rank wrote 1:
     IN_BACKWARD, AT_STEP    if both are set, some ranks are at their step and wait for ranks that are still in a backward
     NOT_FINITE              a rank has NaN or inf in its own gradients
 
-On the CPU they travel in the last elements of the last group. On a GPU they travel in a message of their own between the hosts'
+On the CPU they are sent in the last elements of the last group. On a GPU they are sent in their own message between the hosts'
 memories: to read them from the group, the host would have to wait for the device. A wire that rounds a 1 to 0 needs that, too.
 """
 

@@ -9,7 +9,7 @@ from phalanx.comm.elastic.communicator import ElasticCommunicator
 
 
 class Following:
-    """Of one optimizer."""
+    """What one optimizer has seen of the membership, and its loader."""
 
     def __init__(self, comm: ElasticCommunicator) -> None:
         self.comm = comm
@@ -18,7 +18,7 @@ class Following:
 
     @property
     def batch_share(self) -> float:
-        """The batch of now, in terms of the planned one: the learning rate follows it."""
+        """The current batch as a share of the planned one. The learning rate follows it."""
         return 1.0 if self.loader is None else float(self.loader.world.batch_share)
 
 

@@ -96,7 +96,7 @@ class Health:
         gone = {name: p for p, name in names.items() if id(p) in over}
         # on a GPU this becomes known only when the gradients belong to a later step
         bad = [name for name, p in gone.items() if not (p.grad is None or bool(torch.isfinite(p.grad).all()))] or list(gone)
-        why = "some rank's gradient was not, and what travels with it becomes NaN. Look at the loss, or use a GradScaler"
+        why = "some rank's gradient was not, and what is sent with it becomes NaN. Look at the loss, or use a GradScaler"
         if isinstance(wire, torch.dtype):
             why = (
                 f"sent as {wire} it exceeded {torch.finfo(wire).max:g}, or it was not finite before. "

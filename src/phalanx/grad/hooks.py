@@ -49,7 +49,7 @@ class Hooks:
         watchers.add(self)
 
     def look_for_others(self) -> None:
-        """Check whether the other optimizers that hooked these parameters are gone."""
+        """Check whether other optimizers that hooked these parameters still exist."""
         self.alone = self.alone or all(len(_watchers[p]) == 1 for p in self._hooks)
 
 

@@ -24,7 +24,7 @@ TRIALS = 3  # steps with overlap, and then without, before the faster way is kep
 
 @dataclass(slots=True)
 class Overlap:
-    """Whether groups are sent during backward: `told` by an option, or found out by trying both."""
+    """Whether groups are sent during backward: `told` by an option, or found by trying both."""
 
     told: bool | None
     times: dict[bool, list[float]] = field(default_factory=lambda: {True: [], False: []})

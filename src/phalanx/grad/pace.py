@@ -2,7 +2,7 @@
 
 Synchronous steps take equally long on all ranks, because fast ranks wait for slow ones. What differs is the time *before* a rank
 waits: from the end of one exchange of gradients to the start of the next. In that time the rank waits for input or computes. The
-ranks exchange their times every few steps. One slow step is noise; a slow rank is slow again and again.
+ranks exchange their times every few steps. One slow step is noise. A slow rank stays slow.
 """
 
 from __future__ import annotations

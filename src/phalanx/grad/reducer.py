@@ -33,7 +33,7 @@ class CameBack(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """Gradients that travel together, and the state of their transfer."""
+    """Gradients that are sent together, and the state of their transfer."""
 
     arena: Arena
     flat: torch.Tensor
@@ -63,7 +63,7 @@ class GroupReducer:
     def leave(self, group: Group, label: str, *, flags: Sequence[bool] = ()) -> None:
         """Send the group. Messages match only messages with the same `label`.
 
-        `flags` travel in the last elements. A flag comes back nonzero if any rank has set it.
+        `flags` are sent in the last elements. A flag comes back nonzero if any rank has set it.
         """
         x, op = self._load(group, flags)
         send = group.wire.leave if group.wire is not None else self._comm.all_reduce_async

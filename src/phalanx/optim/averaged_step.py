@@ -46,9 +46,9 @@ class AveragedStep:
         return self._optimizer.step() if self._averager.ready else None
 
     def _averaged(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """Wrap the closure so that gradients and loss are means: an optimizer that looks at the loss acts alike on all ranks."""
+        """Wrap the closure so that gradients and loss are means: an optimizer that reads the loss acts the same on all ranks."""
         if self._averager.delayed:
-            raise ValueError("step(closure) wants the gradients of now, double_buffering gives those of the step before")
+            raise ValueError("step(closure) needs the current gradients, but double_buffering gives those of the previous step")
 
         def averaged() -> Any:
             self._averager.next_evaluation()

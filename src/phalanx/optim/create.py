@@ -74,10 +74,10 @@ def create_multi_node_optimizer(
         optimizer: Any torch optimizer.
         comm: The communicator.
         sync: How replicas stay together: `AllReduce(...)`, the default, `Gossip(...)`, `LocalSGD(...)` or `DiLoCo(...)`.
-        double_buffering: Apply the mean gradient of the step before. Only with `AllReduce`.
-        wire: Send torch.float16, torch.bfloat16, `phalanx.Int8(...)` or `phalanx.PowerSGD(...)` instead of the gradients as
-            they are.
-        bucket_bytes: The size of a group of gradients that travels together. By default the first steps measure it.
+        double_buffering: Apply the mean gradient of the previous step. Only with `AllReduce`.
+        wire: Send torch.float16, torch.bfloat16, `phalanx.Int8(...)` or `phalanx.PowerSGD(...)` instead of the uncompressed
+            gradients.
+        bucket_bytes: The size of a group of gradients that are sent together. By default the first steps measure it.
 
     Returns:
         A torch optimizer. It also has `no_sync()`, `synchronize()`, `average_()`, `follow(model)`, `spread()` and `report()`.
@@ -108,16 +108,16 @@ def create_multi_node_optimizer(
             f"sync is phalanx.AllReduce(...), phalanx.Gossip(...), LocalSGD(...) or DiLoCo(...), got {type(sync).__name__}"
         )
     if isinstance(sync, LocalSGD | DiLoCo) and double_buffering:
-        raise ValueError(f"double_buffering is for AllReduce; {type(sync).__name__}(overlap=True) hides what travels")
+        raise ValueError(f"double_buffering is for AllReduce; {type(sync).__name__}(overlap=True) hides its communication")
     if isinstance(sync, Gossip):
         if double_buffering:
             raise ValueError("double_buffering is for AllReduce; Gossip(overlap=True) hides its exchange behind the next step")
         if bucket_bytes is not None and level_of(comm, sync) == "rank":
             raise ValueError(f"bucket_bytes={bucket_bytes}: Gossip sends one message; only the ranks of a host have groups")
     if isinstance(sync, AllReduce) and sync.fused and (wire is not None or double_buffering or sync.weighted):
-        raise ValueError("AllReduce(fused=True) goes without wire, double_buffering and weighted: nothing travels")
+        raise ValueError("AllReduce(fused=True) sends nothing, so it excludes wire, double_buffering and weighted")
     if wants_sparse(optimizer) and (wire is not None or double_buffering or not _plain(sync)):
-        raise ValueError("torch.optim.SparseAdam goes with plain AllReduce() only: no wire, double_buffering, weighted or Gossip")
+        raise ValueError("torch.optim.SparseAdam needs plain AllReduce(): no wire, double_buffering, weighted or Gossip")
     if bucket_bytes is not None and (not isinstance(bucket_bytes, int) or isinstance(bucket_bytes, bool)):
         raise TypeError(f"bucket_bytes={bucket_bytes!r}: an int, or None to measure")
     if bucket_bytes is not None and bucket_bytes < 1:
@@ -143,7 +143,7 @@ def create_multi_node_optimizer(
 
         return LocalOptimizer(optimizer, comm, sync, wire, bucket_bytes)
     if bucket_bytes is not None and sync is not None and sync.growing is not None:
-        raise ValueError(f"bucket_bytes={bucket_bytes} and growing={sync.growing}: groups follow one of them")
+        raise ValueError(f"bucket_bytes={bucket_bytes} and growing={sync.growing}: set only one of them")
     return MultiNodeOptimizer(optimizer, comm, sync or AllReduce(), double_buffering, wire, bucket_bytes)
 
 
@@ -152,26 +152,26 @@ def _plain(sync: AllReduce | Gossip | LocalSGD | DiLoCo | None) -> bool:
 
 
 def _check_elastic(optimizer: torch.optim.Optimizer, sync: AllReduce | Gossip | LocalSGD | DiLoCo | None) -> None:
-    """What an exchange that is done again after a death does not allow."""
+    """Raise if an option excludes exchanges that are repeated after a death."""
     if isinstance(sync, Gossip | LocalSGD | DiLoCo) and sync.level == "host":
         raise ValueError(
-            f"{type(sync).__name__}(level='host') does not go with elastic=True, whose communicator cannot be split: use 'rank'"
+            f"{type(sync).__name__}(level='host') excludes elastic=True, whose communicator cannot be split: use 'rank'"
         )
     if isinstance(sync, LocalSGD | DiLoCo) and sync.overlap:
         raise ValueError(
-            f"{type(sync).__name__}(overlap={sync.overlap!r}) does not go with elastic=True: parts that travel for several steps "
-            "would be lost when a rank dies; use overlap=False"
+            f"{type(sync).__name__}(overlap={sync.overlap!r}) excludes elastic=True: parts in flight for several steps would be "
+            "lost when a rank dies; use overlap=False"
         )
     if isinstance(sync, Gossip) and sync.topology == "hypercube":
         raise ValueError(
-            "Gossip(topology='hypercube') wants a power of two, and elastic=True changes the number of ranks: use "
+            "Gossip(topology='hypercube') needs a power of two, and elastic=True changes the number of ranks: use "
             "topology='dissemination' or 'exact'"
         )
     if isinstance(sync, Gossip) and sync.patience is not None:
         raise ValueError(
-            f"Gossip(patience={sync.patience:g}) has no effect with elastic=True: `phalanx run` decides who is gone; leave it out"
+            f"Gossip(patience={sync.patience:g}) has no effect with elastic=True: `phalanx run` decides who is lost; leave it out"
         )
     if isinstance(sync, AllReduce) and sync.fused:
-        raise ValueError("AllReduce(fused=True) writes sums over the gradients, which elastic=True keeps to sum them again")
+        raise ValueError("AllReduce(fused=True) updates the parameters while it sums, so elastic=True could not repeat a step")
     if wants_sparse(optimizer):
-        raise ValueError("sparse gradients do not go with elastic=True, which keeps dense ones")
+        raise ValueError("sparse gradients do not work with elastic=True, which keeps dense ones")

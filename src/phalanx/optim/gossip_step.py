@@ -1,7 +1,7 @@
 """GossipGraD around any torch optimizer: each rank updates its own replica and mixes it with one partner's per step.
 
     opt = phalanx.create_multi_node_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), comm, sync=phalanx.Gossip())
-    opt.follow(model)                    # batch norm statistics go along
+    opt.follow(model)                    # batch norm statistics are mixed, too
     ...
     opt.average_()                       # before an evaluation, and at the end: the exact mean of all replicas
 
@@ -38,7 +38,7 @@ from phalanx.optim.wrapped import WrappedOptimizer
 class GossipOptimizer(WrappedOptimizer):
     """Made by `create_multi_node_optimizer(..., sync=phalanx.Gossip(...))`. A torch optimizer for schedulers and checkpoints."""
 
-    # GradScaler would not call `step` where gradients overflowed, on that rank alone, and its partner would wait
+    # GradScaler would not call `step` on a rank whose gradients overflowed, and its partner would wait
     _step_supports_amp_scaling = True
     replicas_differ: ClassVar[bool] = True
 
@@ -72,7 +72,7 @@ class GossipOptimizer(WrappedOptimizer):
     # ---- the step ----------------------------------------------------------------------------------------------------------
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update this replica and exchange, or exchange gradients and update. A `closure` is this rank's own affair."""
+        """Update this replica and exchange, or exchange gradients and update. Each rank calls its own `closure`."""
         if not self.comm.elastic:
             return self._step(closure)
         from phalanx.optim.shared_state import elastic_step
@@ -83,7 +83,7 @@ class GossipOptimizer(WrappedOptimizer):
     def _step(self, closure: Callable[[], Any] | None) -> Any:
         result = None
         if closure is not None and self.sync.exchange == "gradients":
-            raise ValueError("step(closure) with Gossip(exchange='gradients'): ranks call it differently often; exchange weights")
+            raise ValueError("step(closure) needs Gossip(exchange='weights'): ranks may call it a different number of times")
         self._check_replicas()
         scaler = Unscaling(self, self.optimizer)
         gradients = [p.grad for p in self._trained() if p.grad is not None]
@@ -112,9 +112,9 @@ class GossipOptimizer(WrappedOptimizer):
         return result
 
     def synchronize(self) -> None:
-        """Finish what must be done to gradients before clipping, or looking at them. All ranks call it.
+        """Complete the gradients before you clip or read them. All ranks call it.
 
-        They are this rank's own after it, or the mean over its host; with exchange="gradients", mixed with the partner's.
+        Then they are this rank's own, or the mean over its host. With exchange="gradients" they are mixed with the partner's.
         """
         self._check_replicas()
         if self._home is not None:
@@ -131,7 +131,7 @@ class GossipOptimizer(WrappedOptimizer):
             self._steps = self._gossiper.steps
 
     def _complete(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """The closure, with gradients for all parameters; where the ranks of a host act as one, means over them."""
+        """The closure, with gradients for all parameters. If the ranks of a host act as one, these are means over them."""
 
         def completed() -> Any:
             with torch.enable_grad():
@@ -146,7 +146,7 @@ class GossipOptimizer(WrappedOptimizer):
         return completed
 
     def _fill_missing(self) -> None:
-        """A parameter without a gradient counts as zeros, on this rank: the optimizer's state must be alike on all."""
+        """A parameter without a gradient counts as zeros on this rank, because all ranks need the same optimizer state."""
         params, names = self.parameters()
         unused = [(p, name) for p, name in zip(params, names) if p.requires_grad and p.grad is None]
         for p, _ in unused:
@@ -163,7 +163,7 @@ class GossipOptimizer(WrappedOptimizer):
             )
 
     def _check_replicas(self) -> None:
-        """Raise, on all ranks, where parameters that were not seen before differ: later they may."""
+        """Raise, on all ranks, if new parameters differ. Later they may."""
         params, names = self.parameters()
         known = {id(p) for p in self._checked}
         new = [(p, name) for p, name in zip(params, names) if id(p) not in known]
@@ -179,7 +179,7 @@ class GossipOptimizer(WrappedOptimizer):
         return replica(self.optimizer, self._trained())
 
     def _whole_replica(self) -> list[torch.Tensor]:
-        """All that a rank which was left behind takes over."""
+        """All that a rank takes over after it was left behind."""
         return [*whole_replica(self.optimizer, self._trained()), *self._statistics]
 
     # ---- ranks that die and join ---------------------------------------------------------------------------------------------
@@ -201,9 +201,9 @@ class GossipOptimizer(WrappedOptimizer):
 
     @torch.no_grad()
     def average_(self) -> None:
-        """Make all replicas equal, bit by bit: parameters, optimizer state and followed statistics become the exact mean.
+        """Make all replicas equal, bit for bit: parameters, optimizer state and followed statistics become the exact mean.
 
-        What is under way arrives first. All ranks call it; it costs an all-reduce of all that, and a roll call.
+        The exchange in flight arrives first. All ranks call it. It costs an all-reduce of everything, and a roll call.
         """
         parameters, state = self._replica()
         if self.sync.exchange == "weights":
@@ -213,17 +213,17 @@ class GossipOptimizer(WrappedOptimizer):
     def spread(self) -> float:
         """How far the replicas are apart: the consensus distance, relative to the length of their mean. All ranks call it.
 
-        Measured on 65536 parameters at most, for the price of an all-reduce of half a megabyte and a roll call.
+        It is measured on at most 65536 parameters. It costs an all-reduce of half a megabyte, and a roll call.
         """
         return self._gossiper.spread(self._replica()[0])
 
     def survivors(self) -> Communicator:
-        """A communicator of all ranks that are left, for an evaluation say. All of them call it."""
+        """A communicator of all ranks that are left, for example for an evaluation. All of them call it."""
         return self._gossiper.survivors()
 
     @property
     def steps(self) -> int:
-        """Steps done by all ranks together: more than this rank's own where it was left behind and took over a replica.
+        """Steps done by all ranks together. More than this rank's own if it was left behind and took over a replica.
 
         For loops that all ranks should leave together: `while opt.steps < total`.
         """
@@ -254,17 +254,17 @@ class GossipOptimizer(WrappedOptimizer):
 
     @property
     def last_record(self) -> StepRecord | None:
-        """What the exchange that arrived in the last step took; None if none did."""
+        """The times of the exchange that arrived in the last step; None if none did."""
         return self._gossiper.record
 
     @property
     def last_transfers(self) -> list[TransferTime]:
-        """The way of the exchange that arrived in the last step."""
+        """The transfer of the exchange that arrived in the last step."""
         return list(self._gossiper.transfers)
 
     @property
     def communication(self) -> Gossiper | ElasticGossiper:
-        """The next exchange and what is under way, as `state_dict()`: with it a checkpoint continues bit for bit."""
+        """The next exchange and the one in flight, as `state_dict()`. With it a checkpoint continues bit for bit."""
         return self._gossiper
 
     @property
@@ -273,14 +273,14 @@ class GossipOptimizer(WrappedOptimizer):
         return self.optimizer.param_groups
 
     def state_dict(self) -> dict[str, Any]:
-        """The inner optimizer's, readable without Phalanx, and where gossip stands."""
+        """The inner optimizer's, readable without Phalanx, plus the steps and the next round of gossip."""
         return self.optimizer.state_dict() | {"gossip": {"steps": self._steps, "round": self._gossiper.round}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         stands = state_dict.get("gossip", {"steps": 0, "round": 0})
         self.optimizer.load_state_dict({key: value for key, value in state_dict.items() if key != "gossip"})
         self._steps, self._gossiper.round = stands["steps"], stands["round"]
-        if self._steps:  # replicas that have trained differ, and rightly so
+        if self._steps:  # replicas that have trained may differ
             self._checked = self.parameters()[0]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

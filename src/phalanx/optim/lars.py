@@ -113,7 +113,7 @@ class Lars(torch.optim.Optimizer):
             if not float(group[name]) >= 0:
                 raise ValueError(f"Lars: {name}={group[name]!r}: a number, 0 or more")
         if group["nesterov"] and not group["momentum"]:
-            raise ValueError("Lars: nesterov looks ahead along the momentum, and momentum is 0")
+            raise ValueError("Lars: nesterov looks ahead along the momentum, but momentum is 0")
         # numbers instead of a function: what to skip is decided here, and state_dict() holds it as plain data
         skip = group.pop("skip", self._skip)
         group["skipped"] = [i for i, p in enumerate(group["params"]) if skip(p)]

@@ -37,7 +37,7 @@ from phalanx.optim.wrapped import WrappedOptimizer
 class LocalOptimizer(WrappedOptimizer):
     """Made by `create_multi_node_optimizer(..., sync=phalanx.LocalSGD(...))` or `DiLoCo`. A torch optimizer for schedulers."""
 
-    # GradScaler would not call `step` where gradients overflowed, on that rank alone, and ranks would count differently
+    # GradScaler would not call `step` on a rank whose gradients overflowed, and ranks would count differently
     _step_supports_amp_scaling = True
     replicas_differ: ClassVar[bool] = True
 
@@ -59,7 +59,7 @@ class LocalOptimizer(WrappedOptimizer):
             raise ValueError(f"wire={self._wire}: local steps send torch.float16, torch.bfloat16 or phalanx.Int8(...)")
         check_any_wire(self._wire)
         if self._wire is not None and plan.partners == "random":
-            raise ValueError(f"wire={self._wire} goes with partners='all': one partner gets parameters as they are")
+            raise ValueError(f"wire={self._wire} needs partners='all': one partner gets uncompressed parameters")
         self._plan, self._bucket_bytes = plan, bucket_bytes
         self._rounds = Rounds(comm, plan, self._wire)
         self._home: Averager | None = None
@@ -77,9 +77,9 @@ class LocalOptimizer(WrappedOptimizer):
     # ---- the step ----------------------------------------------------------------------------------------------------------
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update this replica; once in `every` steps, or a part of it more often, make an outer step with the others.
+        """Update this replica. Once in `every` steps, or more often for a part of it, make an outer step with the others.
 
-        A `closure` is this rank's own affair.
+        Each rank calls its own `closure`.
         """
         if not self.comm.elastic:
             return self._step(closure)
@@ -109,14 +109,14 @@ class LocalOptimizer(WrappedOptimizer):
         return result
 
     def synchronize(self) -> None:
-        """Where the ranks of a host act as one, make every gradient their mean, which it is after any `backward()`."""
+        """If the ranks of a host act as one, make every gradient their mean. After any `backward()` it already is."""
         if self._home is not None:
             if not self._home.watches(self.parameters()[0]):
                 self._home.watch(*self.parameters())
             self._home.synchronize()
 
     def _at_home(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """The closure; where the ranks of a host act as one, with means over them."""
+        """The closure. If the ranks of a host act as one, with means over them."""
         if self._home is None:
             return closure
         home = self._home
@@ -152,9 +152,9 @@ class LocalOptimizer(WrappedOptimizer):
 
     @torch.no_grad()
     def average_(self) -> None:
-        """Make all replicas equal, bit by bit: parameters, optimizer state and followed statistics become the exact mean.
+        """Make all replicas equal, bit for bit: parameters, optimizer state and followed statistics become the exact mean.
 
-        What is under way arrives first. All ranks call it; it costs an all-reduce of all that.
+        Parts in flight arrive first. All ranks call it. It costs an all-reduce of everything.
         """
         self._rounds.land_all()
         parameters, state = replica(self.optimizer, self._trained())
@@ -172,7 +172,7 @@ class LocalOptimizer(WrappedOptimizer):
     # ---- ranks that die and join ---------------------------------------------------------------------------------------------
 
     def _land(self, *, at_end: bool) -> None:
-        """At the end of an epoch all ranks make an outer step: what a rank has trained in it reaches the others now."""
+        """At the end of an epoch all ranks make an outer step, so that what a rank has trained reaches the others."""
         if at_end and self._averaged_at != self._steps:
             self._rounds.after_all(self._steps)
 
@@ -182,7 +182,7 @@ class LocalOptimizer(WrappedOptimizer):
         return {"steps": self._steps, "equal": equal, "rounds": self._rounds.state_dict()}
 
     def load_own_state(self, state: dict[str, Any]) -> None:
-        """On a rank that joins: it begins with the outer parameters, because the others' own steps since then are theirs."""
+        """On a rank that joins: it begins with the outer parameters, without the others' own steps since then."""
         self._steps = state["steps"]
         if state["rounds"]:
             self._rounds.begin(self._trained())
@@ -208,7 +208,7 @@ class LocalOptimizer(WrappedOptimizer):
 
     @property
     def steps(self) -> int:
-        """Inner steps, on every rank."""
+        """The number of inner steps, the same on every rank."""
         return self._steps
 
     # ---- as every multi-node optimizer's --------------------------------------------------------------------------------------
@@ -230,17 +230,17 @@ class LocalOptimizer(WrappedOptimizer):
 
     @property
     def last_record(self) -> StepRecord | None:
-        """What the part that arrived in the last step took; None if none did."""
+        """The times of the part that arrived in the last step; None if none did."""
         return self._rounds.record
 
     @property
     def last_transfers(self) -> list[TransferTime]:
-        """The ways of the parts that arrived in the last step."""
+        """The transfers of the parts that arrived in the last step."""
         return list(self._rounds.transfers)
 
     @property
     def communication(self) -> NothingElse:
-        """Empty: what is under way is in `opt.state_dict()`."""
+        """Empty: parts in flight are in `opt.state_dict()`."""
         return NothingElse()
 
     @property
@@ -249,9 +249,9 @@ class LocalOptimizer(WrappedOptimizer):
         return self.optimizer.param_groups
 
     def state_dict(self) -> dict[str, Any]:
-        """The inner optimizer's, readable without Phalanx; and the outer steps: where they stand, and what is under way.
+        """The inner optimizer's, readable without Phalanx, plus the state of the outer steps and the parts in flight.
 
-        It waits for what is under way.
+        It waits for these parts.
         """
         return self.optimizer.state_dict() | {"local": {"steps": self._steps, "rounds": self._rounds.state_dict()}}
 
@@ -260,13 +260,13 @@ class LocalOptimizer(WrappedOptimizer):
         stands = state_dict.get("local", {"steps": 0, "rounds": {}})
         self.optimizer.load_state_dict({key: value for key, value in state_dict.items() if key != "local"})
         self._steps = stands["steps"]
-        if stands["rounds"]:  # replicas that have trained differ, and rightly so
+        if stands["rounds"]:  # replicas that have trained may differ
             self._rounds.begin(self._trained())
             self._rounds.load_state_dict(stands["rounds"])
             self._checked = self.parameters()[0]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """All ranks call it. What is under way arrives at the next step, and the parts are cut anew."""
+        """All ranks call it. Parts in flight arrive at the next step, and the parameters are cut into parts anew."""
         self.optimizer.add_param_group(param_group)
         if self._home is not None:
             self._home.watch(*self.parameters())

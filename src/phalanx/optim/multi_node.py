@@ -4,8 +4,8 @@
 
 The step itself is in `averaged_step.py`; here is what a script sees of it.
 
-ChainerMN's idea and name. Differences: the first step already updates, gradients leave while backward still runs, and every
-attribute is forwarded by name: what is not written here does not exist.
+ChainerMN's idea and name. Differences: the first step already updates, gradients are sent while backward still runs, and every
+attribute is forwarded by name. What is not written here does not exist.
 """
 
 from __future__ import annotations
@@ -77,13 +77,13 @@ class MultiNodeOptimizer(WrappedOptimizer):
     # ---- the step ----------------------------------------------------------------------------------------------------------
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Average the gradients, then update. A `closure` is called as often as the optimizer likes, its gradients averaged.
+        """Average the gradients, then update. A `closure` may be called several times. Its gradients are averaged.
 
-        Its loss is averaged, too: if the optimizer makes a decision by it, all ranks decide alike.
+        Its loss is averaged, too. So if the optimizer decides by the loss, all ranks decide the same.
         """
         if self._averager.delayed and getattr(self, "found_inf", None) is not None:
             raise RuntimeError(
-                "a GradScaler unscales by the scale of now, double_buffering gives gradients of the step before: use one of them"
+                "a GradScaler uses the current scale, but double_buffering gives gradients of the previous step: use one of them"
             )
         if not self.comm.elastic:
             return self._step.take(closure)
@@ -113,7 +113,7 @@ class MultiNodeOptimizer(WrappedOptimizer):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward inside only accumulates; the next one outside communicates the sum."""
+        """Backward inside only accumulates. The next one outside communicates the sum."""
         with self._averager.pause():
             yield
 
@@ -166,7 +166,7 @@ class MultiNodeOptimizer(WrappedOptimizer):
         return self._averager.steps
 
     def spread(self) -> float:
-        """How far the replicas are apart: not at all."""
+        """How far the replicas are apart: always 0."""
         return 0.0
 
     @property
@@ -192,7 +192,7 @@ class MultiNodeOptimizer(WrappedOptimizer):
 
     @property
     def last_transfers(self) -> list[TransferTime]:
-        """The groups of gradients that arrived in the last step: when each left, when it was over, and its bytes."""
+        """The groups of gradients that arrived in the last step: when each was sent, when it arrived, and its bytes."""
         return list(self._averager.transfers)
 
     # ---- the inner optimizer's ---------------------------------------------------------------------------------------------
@@ -213,9 +213,9 @@ class MultiNodeOptimizer(WrappedOptimizer):
 
     @property
     def communication(self) -> Unfinished:
-        """What a step takes over from the one before it, the pending means of double buffering say, as `state_dict()`.
+        """What a step needs from the previous one, such as the pending means of double buffering, as `state_dict()`.
 
-        A checkpoint that has it beside the optimizer's own state continues bit for bit.
+        A checkpoint with it and the optimizer's own state continues bit for bit.
         """
         return self._averager.unfinished
 

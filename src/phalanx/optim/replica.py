@@ -1,4 +1,4 @@
-"""What makes a replica, beside statistics: parameters, and the tensors of their optimizer's state."""
+"""The tensors of a replica, without statistics: parameters, and the tensors of their optimizer's state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from phalanx.grad.gossip.packet import real
 def replica(
     optimizer: torch.optim.Optimizer, trained: Sequence[torch.nn.Parameter]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Parameters, and of the optimizer's state every floating-point tensor that is shaped like its parameter: all that mixes."""
+    """All that is mixed: parameters, and every floating-point tensor of the optimizer's state that has its parameter's shape."""
     state = [
         value
         for p, value in _state(optimizer, trained)
@@ -22,7 +22,7 @@ def replica(
 
 
 def whole_replica(optimizer: torch.optim.Optimizer, trained: Sequence[torch.nn.Parameter]) -> list[torch.Tensor]:
-    """Parameters, and every tensor of the optimizer's state: all that a rank which was left behind takes over."""
+    """All that a rank takes over after it was left behind: parameters, and every tensor of the optimizer's state."""
     return [*(real(p.detach()) for p in trained), *(real(value) for _, value in _state(optimizer, trained))]
 
 

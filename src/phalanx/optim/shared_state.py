@@ -13,7 +13,7 @@ from phalanx.optim.wrapped import WrappedOptimizer
 
 @contextmanager
 def elastic_step(opt: WrappedOptimizer) -> Iterator[None]:
-    """One step of an elastic job: hooks hear of a change before it, and newcomers may come in after it."""
+    """One step of an elastic job. Hooks run before it if the membership changed, and newcomers may come in after it."""
     following = opt.following
     membership = opt.comm.membership
     if following.seen != membership.epoch:
@@ -27,7 +27,7 @@ def elastic_step(opt: WrappedOptimizer) -> Iterator[None]:
 
 @contextmanager
 def _rate_of_now(optimizer: torch.optim.Optimizer, factor: float) -> Iterator[None]:
-    """The learning rate follows the batch, where that shrinks and grows with the ranks (linear scaling, Goyal et al. 2017)."""
+    """The learning rate follows a batch that shrinks and grows with the ranks (linear scaling, Goyal et al. 2017)."""
     if factor == 1.0:
         yield
         return
@@ -42,7 +42,7 @@ def _rate_of_now(optimizer: torch.optim.Optimizer, factor: float) -> Iterator[No
 
 
 def share(opt: WrappedOptimizer, objects: Mapping[str, Any]) -> None:
-    """Let newcomers get this; on a newcomer, get it."""
+    """Let newcomers get this state. On a newcomer, load it."""
     for name, each in objects.items():
         if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
             raise TypeError(f"share({name}=...): a {type(each).__name__} has no state_dict() and load_state_dict()")
@@ -61,7 +61,7 @@ def share(opt: WrappedOptimizer, objects: Mapping[str, Any]) -> None:
     @torch.no_grad()
     def load(found: dict[str, Any]) -> None:
         if found["objects"].keys() != objects.keys():
-            raise ValueError(f"the others share {', '.join(found['objects'])}, this rank shares {', '.join(objects)}")
+            raise ValueError(f"the others share {', '.join(found['objects'])}, but this rank shares {', '.join(objects)}")
         comm.exchanges, comm.contributors = found["exchanges"]  # all ranks count the same ones
         for p, x in zip(opt.parameters()[0], found["parameters"], strict=True):
             p.copy_(x)

@@ -1,7 +1,7 @@
 """What a GradScaler leaves to an optimizer that wraps another one: its scale, and whether a gradient overflowed.
 
 Both are tensors on the device. A host that asks for the answer waits until the device has computed it, once per step. So on a GPU
-it does not ask where it need not. A fused Adam divides and skips by itself, and gradients can become zeros without a question.
+it asks only if it must. A fused Adam divides and skips itself, and gradients can become zeros without asking.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Unscaling:
 
     @property
     def is_inner(self) -> bool:
-        """Whether the inner optimizer divides and skips by itself, on a GPU."""
+        """Whether the inner optimizer divides and skips itself, on a GPU."""
         return self.on_device and unscales_itself(self._inner)
 
     def divide(self, gradients: Sequence[torch.Tensor]) -> None:
-        """By the scale, if that was not done before."""
+        """Divide by the scale, if that was not done before."""
         if self._scale is not None and gradients:
             foreach_div_(list(gradients), self._scale.to(gradients[0].device))
 
@@ -43,7 +43,7 @@ class Unscaling:
             gradient.masked_fill_((self.found != 0).to(gradient.device), 0.0)  # 0 * inf would be NaN
 
     def step_inner(self) -> Any:
-        """A step of the inner optimizer, which gets scale and answer."""
+        """Make a step of the inner optimizer, which gets the scale and the answer."""
         self._inner.grad_scale, self._inner.found_inf = self._scale, self.found
         try:
             return self._inner.step()
@@ -51,10 +51,10 @@ class Unscaling:
             del self._inner.grad_scale, self._inner.found_inf
 
     def unscale(self, gradients: list[torch.Tensor], *, mixes: bool) -> bool:
-        """Divide by the scale of a GradScaler, and say whether a gradient overflowed. `mixes`: gradients are exchanged next.
+        """Divide by the scale of a GradScaler. Return whether a gradient overflowed. `mixes`: gradients are exchanged next.
 
-        On a GPU the host does not ask where gradients are exchanged: they become zeros if so. Nor where a fused optimizer skips
-        the update by itself. With any other optimizer it waits once per step, as torch's own GradScaler does.
+        On a GPU the host does not ask if gradients are exchanged: after an overflow they become zeros. Nor does it ask if a fused
+        optimizer skips the update itself. With any other optimizer it waits once per step, as torch's own GradScaler does.
         """
         if self.found is None or (not mixes and self.is_inner):
             return False

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class WrappedOptimizer(torch.optim.Optimizer):
     """A torch optimizer whose groups, state and hooks are those of `optimizer`."""
 
-    replicas_differ: ClassVar[bool] = False  # between steps: an evaluation then wants their mean
+    replicas_differ: ClassVar[bool] = False  # between steps: an evaluation then needs their mean
 
     def __init__(self, optimizer: torch.optim.Optimizer, comm: Communicator) -> None:
         # not super().__init__(): it would make a second set of groups and state beside the inner optimizer's
@@ -54,7 +54,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
         """Call `hook(opt, opt.membership)` after ranks have died or joined: for a learning-rate policy of your own, for example.
 
         All ranks register the same hooks. They are called in `step()`, before the first update after the change, on all ranks,
-        also on those that joined with it. What a hook changes in `param_groups` travels to ranks that join later.
+        including those that joined with it. Ranks that join later get what a hook changes in `param_groups`.
 
         Args:
             hook: A function of the optimizer and its membership. It runs in the training thread, and may use the communicator.

@@ -230,7 +230,7 @@ def test_newcomers_come_between_two_steps_of_all_others():
 
 
 def test_nobody_has_the_state():
-    with pytest.raises(StateLostError, match="gone"):
+    with pytest.raises(StateLostError, match="have left"):
         conclude([Report(None), Report(None)])
 
 

@@ -83,7 +83,7 @@ def test_a_flipped_bit_is_noticed(piece):
         if len(seen) == 2:  # the first piece: before it comes the structure
             x[3] ^= 1
 
-    with pytest.raises(state.StateDamagedError, match="piece 0 of the state that rank 0 sent arrived with other bits"):
+    with pytest.raises(state.StateDamagedError, match="piece 0 of the state that rank 0 sent arrived with different bits"):
         travelled({"a": torch.randn(5), "b": torch.randn(6)}, damage)
 
 

@@ -1,15 +1,15 @@
 """What the agents of a job write on its board. An agent is the `phalanx run` of one host; one of them holds the board.
 
-    agent/A       agent A has come: its host, and how many ranks it starts     written by A, once
+    agent/A       agent A has joined: its host, and how many ranks it starts   written by A, once
     member/M      A starts member M                                            written by A, once
     members/A     all members that A has started                               written by A
-    ended/M       the process of member M is over, and how                     written by A
-    pulse/A       A lives, and how many ranks it may still replace             written by A, again and again
+    ended/M       the process of member M has ended, and how                   written by A
+    pulse/A       A is alive, and how many ranks it may still replace          written by A, repeatedly
     probed/P/A    the agents that A could not reach in probe P                 written by A
     left/A        A has ended, and why                                         written by A
     order/K       the K-th order to all agents                                 written by the holder of the board
 
-Numbers are claimed in the store, which lets one claim win: two agents never have the same number, nor do two ranks.
+Agents claim numbers in the store, which lets one claim win. So two agents never have the same number, nor do two ranks.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ KINDS = ("begin", "signal", "out", "probe", "over")
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """How an agent introduces itself. Other agents ask at `address` and `port` whether the link works; no port on one host."""
+    """How an agent introduces itself. Other agents ask at `address` and `port` whether the link works. No port on one host."""
 
     host: str
     address: str = ""
     port: int = 0
     ranks: int = 1
     tag: str = ""  # random: two agents of one host have different cards
-    process: str = ""  # random: an agent that comes back, after it has ended its ranks, is recognised
+    process: str = ""  # random: identifies an agent that comes back after it has ended its ranks
 
     def to_json(self) -> str:
         return json.dumps([self.host, self.address, self.port, self.ranks, self.tag, self.process])
@@ -53,12 +53,12 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What all agents shall do.
+    """What all agents must do.
 
-    `begin`: the first world is formed, of these members; from now on dead ranks are replaced. `signal` N: pass it on to your
-    ranks. `out`: these members are in the job no more; where `number` is 1, the network was at fault, and a new rank in their
+    `begin`: these members have formed the first world, and from now on dead ranks are replaced. `signal` N: pass it on to your
+    ranks. `out`: these members are no longer in the job. If `number` is 1, the network was at fault, and a new rank in their
     place does not count.
-    `probe` P: say whom of `places` you cannot reach. `over`: end with exit code N.
+    `probe` P: report which of `places` you cannot reach. `over`: end with exit code N.
     """
 
     kind: Kind

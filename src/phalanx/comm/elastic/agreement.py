@@ -8,10 +8,10 @@ First each rank gets the result. Then all commit it: a tiny all-reduce, which a 
     rank 2     the exchange breaks:   no rank can have applied it
 
 So after a failure the survivors differ by at most one round, and if any of them has committed it, the others hold its result.
-They tell each other where they stand (`Report`), and all draw the same conclusion (`conclude`): the round counts for all
-survivors or for none, and then they do it again.
+They tell each other how far they are (`Report`), and all draw the same conclusion (`conclude`). The round counts for all
+survivors, or for none. If for none, they do it again.
 
-Who is alive is decided in one place, by the coordinator. It numbers the worlds. A process that reads a `Proposal` without its own
+Only the coordinator decides which members are alive. It numbers the worlds. A process that reads a `Proposal` without its own
 number is fenced: the others have left it behind. `Roster` is the coordinator's whole memory.
 """
 
@@ -25,9 +25,9 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """The world that the coordinator wants: epoch number, and member numbers in rank order. `left` says who went, and why.
+    """The world that the coordinator wants: epoch number, and member numbers in rank order. `left` lists who left, and why.
 
-    With fewer than `needs` members it waits between two steps: more may live behind a cut of the network (quorum.py).
+    With fewer than `needs` members it waits between two steps, because more may be alive behind a network cut (quorum.py).
     """
 
     epoch: int
@@ -37,7 +37,7 @@ class Proposal:
     needs: int = 0
 
     def ends(self, world: Sequence[int]) -> bool:
-        """Whether a world of these members cannot continue: one of them is gone. A newcomer alone can wait."""
+        """Whether a world of these members cannot continue because one of them has left. A newcomer alone can wait."""
         return not set(world) <= set(self.members)
 
     def to_json(self) -> str:
@@ -52,9 +52,9 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Where a member stands when it comes to a new world: the rounds it has committed, and whether it holds the next result.
+    """How far a member is when it enters a new world: the rounds it has committed, and whether it holds the next result.
 
-    A newcomer has committed None. `between` two steps a newcomer can be let in. `host` is where the member runs.
+    A newcomer has committed None. If all are `between` two steps, a newcomer can be let in. `host` is where the member runs.
     """
 
     committed: int | None
@@ -81,7 +81,7 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Conclusion:
-    """What all members of a new world draw from their reports: the same on each of them."""
+    """What all members of a new world conclude from their reports. It is the same on each of them."""
 
     committed: int  # rounds that count for all, from now on
     verdicts: tuple[Verdict, ...]  # in rank order
@@ -90,17 +90,17 @@ class Conclusion:
 
 
 class StateLostError(RuntimeError):
-    """The members of a new world cannot have come from one history."""
+    """The members of a new world do not share one history."""
 
 
 def conclude(reports: Sequence[Report]) -> Conclusion:
     """What the reports of all members, in rank order, mean."""
     known = [report for report in reports if report.committed is not None]
     if not known:
-        raise StateLostError("all members that had the state of the training are gone")
+        raise StateLostError("all members that had the training state have left")
     top = max(report.committed for report in known if report.committed is not None)
     if all(report.holds and report.committed == top for report in known):
-        top += 1  # nobody has committed, and everybody could
+        top += 1  # no member has committed, but all can
     verdicts = []
     for rank, report in enumerate(reports):
         if report.committed is None:
@@ -111,7 +111,7 @@ def conclude(reports: Sequence[Report]) -> Conclusion:
             verdicts.append(Verdict.COMMIT)
         else:
             raise StateLostError(
-                f"rank {rank} has committed {report.committed} rounds, another one {top}, and it lacks the result"
+                f"rank {rank} has committed {report.committed} rounds, another one has {top}, and it lacks the result"
             )
     source = next(rank for rank, report in enumerate(reports) if report.committed is not None)
     too_early = len(known) < len(reports) and not all(report.between for report in known)
@@ -123,17 +123,17 @@ def conclude(reports: Sequence[Report]) -> Conclusion:
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """What the coordinator knows: the newest proposal, how far its world stands, and who waits at the door.
+    """What the coordinator knows: the newest proposal, which of its members have connected, and which members wait to join.
 
-    A newcomer enters only a world that stands, between two steps. A death cannot wait. So a death that comes while a newcomer
-    enters sends the newcomer back to the door, until the survivors stand again.
+    A newcomer enters only a world whose members have all connected, between two steps. A death cannot wait. So if a member dies
+    while a newcomer enters, the newcomer has to wait until the survivors have connected again.
     """
 
     first: int  # members that the first world waits for
     most: int | None = None
     proposal: Proposal | None = None
-    standing: frozenset[int] = frozenset()  # its members that have connected, and have the state of the training
-    waiting: tuple[int, ...] = ()  # in the order in which they came
+    standing: frozenset[int] = frozenset()  # its members that have connected, and have the training state
+    waiting: tuple[int, ...] = ()  # in order of arrival
     gone: tuple[tuple[int, str], ...] = ()  # all that ever left
 
     def came(self, member: int) -> Roster:
@@ -157,7 +157,7 @@ class Roster:
         before = self.proposal
         if before is None or not set(before.members) & news.keys():
             return roster._open_the_door()
-        # in a world that never stood, newcomers without state go back to the door, and its dead are still news
+        # if the world was never complete, newcomers without state have to wait again, and its deaths were not reported yet
         entering = tuple(member for member in before.joined if member not in self.standing)
         left = () if self.stands else before.left
         survivors = tuple(member for member in before.members if member not in news and member not in entering)
@@ -172,7 +172,7 @@ class Roster:
         return self.proposal is not None and self.standing >= set(self.proposal.members)
 
     def broke(self, epoch: int) -> Roster:
-        """The world of this epoch does not work, although nobody is gone: the same members try again, newcomers later."""
+        """The world of this epoch does not work, although no member left. The same members try again, and newcomers wait."""
         before = self.proposal
         if before is None or before.epoch != epoch:
             return self

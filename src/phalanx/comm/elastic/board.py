@@ -1,20 +1,20 @@
 """The notice board of an elastic job: signed keys of a store that the coordinator's process holds.
 
-    process/M     member M lives, and this is its process           written by M
+    process/M     member M is alive, and this is its process        written by M
     ready/M       M is ready to take part                           written by M
     epoch/E       the proposal of epoch E                           written by the coordinator
-    report/E/M    where M stands, as it comes to epoch E            written by M, once
+    report/E/M    how far M is as it enters epoch E                 written by M, once
     stood/E/M     M is connected to the others of epoch E           written by M
     broken/E      the connections of epoch E do not work            written by any member
-    beat/M        M lives, and how far it is                        written by M, again and again
+    beat/M        M is alive, and how far it is                     written by M, repeatedly
     done/M        M has finished                                    written by M
-    out/M         M is in the job no more, and why                  written by the coordinator
+    out/M         M is no longer in the job, and why                written by the coordinator
     stop          the job ends, and why                             written by the coordinator
-    bell          unsigned, another text after each of the above, so that the coordinator looks
+    bell          unsigned; its text changes after each of the above, so that the coordinator looks
 
-The agents of a job on several hosts have keys of their own here (agents.py). The store is torch's TCPStore on a loopback address,
-or on the address that the job meets at. A client serves one thread at a time. Whatever reads waits for an answer, which never
-comes if the network is cut; what only writes returns at once.
+The agents of a job on several hosts have their own keys here (agents.py). The store is torch's TCPStore on a loopback address,
+or on the address where the job meets. A client serves one thread at a time. A read waits for an answer, which never comes if
+the network is cut. A write returns at once.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Board:
         self.base.set(BELL, secrets.token_hex(4))  # not `add`, which waits for an answer
 
     def rung(self) -> bytes | None:
-        """Another text than before if the bell was rung meanwhile."""
+        """The text of the bell. It differs from the last one if the bell was rung in between."""
         return peek(self.base, BELL)
 
     def _read(self, key: str) -> bytes | None:
@@ -169,7 +169,7 @@ class Board:
     # ---- the coordinator writes ------------------------------------------------------------------------------------------------
 
     def propose(self, proposal: Proposal) -> None:
-        """Proposals stay: a process that stood still for an hour must find the first one without it."""
+        """Proposals stay: a process that was stopped for an hour must find the first one without it."""
         self.keys.set(f"epoch/{proposal.epoch}", proposal.to_json())
 
     def forget(self, epoch: int, members: tuple[int, ...]) -> None:
@@ -201,7 +201,7 @@ class Board:
         return found
 
     def reports(self, proposal: Proposal) -> list[Report] | None:
-        """What all members of the proposal have said; None until they have."""
+        """The reports of all members of the proposal; None until all have reported."""
         keys = [f"report/{proposal.epoch}/{member}" for member in proposal.members]
         if not self.keys.check(keys):
             return None
@@ -229,7 +229,7 @@ class Board:
         return self.keys.check([f"done/{member}"])
 
     def out(self, member: int) -> str | None:
-        """Why a member is in the job no more; None if it may be."""
+        """Why a member is no longer in the job; None if it may still be in it."""
         found = self._read(f"out/{member}")
         return None if found is None else found.decode()
 
@@ -239,7 +239,7 @@ class Board:
 
 
 def wait_until(look: Any, seconds: float, pause: float = LOOK) -> Any:
-    """What `look()` returns once it is something; None after `seconds`."""
+    """The first result of `look()` that is not None; None after `seconds`."""
     until = time.monotonic() + seconds
     while (found := look()) is None:
         if time.monotonic() > until:
@@ -250,6 +250,6 @@ def wait_until(look: Any, seconds: float, pause: float = LOOK) -> Any:
 
 @contextlib.contextmanager
 def quietly() -> Any:
-    """The store may be gone."""
+    """Ignore errors of the store, which may have ended."""
     with contextlib.suppress(RuntimeError, OSError):
         yield

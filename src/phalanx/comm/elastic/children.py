@@ -39,7 +39,7 @@ class Children:
         return set(self.processes) - self.codes.keys()
 
     def ended(self) -> dict[int, End]:
-        """Members whose processes are over since the last look, and how."""
+        """Members whose processes have ended since the last call, and how."""
         found = {}
         for member in self.running:
             if (code := self.processes[member].poll()) is not None:
@@ -53,13 +53,13 @@ class Children:
                 self.processes[member].send_signal(number)
 
     def suspend_all(self) -> None:
-        """Stop the ranks, then this process; returns when the shell says `fg`, and lets the ranks continue."""
+        """Stop the ranks, then this process. After `fg` in the shell, let the ranks continue and return."""
         self.signal(signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGSTOP)
         self.signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """Return when no rank and no spare is left, not even one that stands still."""
+        """Kill all ranks and spares, even stopped ones, and return when none is left."""
         self.spares.kill()
         self.signal(signal.SIGKILL)
         for process in self.processes.values():
@@ -67,9 +67,9 @@ class Children:
 
 
 def environment(secret: str, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """What all ranks of an agent find in their environment."""
+    """The environment of all ranks of an agent."""
     found = {name: value for name, value in environ.items() if name not in LAUNCHER}
     found |= {SECRET: secret, AGENT: str(os.getpid())}
-    found.setdefault("OMP_NUM_THREADS", "1")  # ranks that share a machine fight for its cores
+    found.setdefault("OMP_NUM_THREADS", "1")  # ranks that share a machine compete for its cores
     found.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     return found

@@ -1,4 +1,4 @@
-"""The communicator of an elastic job: the verbs of every communicator, each of which is a round (rounds.py)."""
+"""The communicator of an elastic job: the verbs of every communicator. Each verb is a round (rounds.py)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class ElasticCommunicator(Rounds):
 
     def __init__(self, passage: Passage) -> None:
         super().__init__(passage)
-        self.in_flight = 0  # exchanges that have left in one step, and are committed in a later one
+        self.in_flight = 0  # exchanges that were sent in one step, and are committed in a later one
         self._landings: list[weakref.WeakMethod[Callable[..., None]]] = []
 
     def on_landing(self, land: Callable[..., None]) -> None:
         """Call the method `land(at_end=...)` when exchanges in flight have to be committed. All ranks register the same ones.
 
-        Its owner can be collected. `at_end`: the samples of an epoch are over.
+        This does not keep its owner alive. `at_end`: the epoch has no samples left.
         """
         self._landings.append(weakref.WeakMethod(land))
 
@@ -71,7 +71,7 @@ class ElasticCommunicator(Rounds):
         cast = super().bcast
         mine = None if x is None else x.detach().clone()
         again = (lambda: _restore(x, mine)) if x is not None and mine is not None else (lambda: None)
-        # every rank has something to send: whichever rank is the root now will do
+        # every rank has something to send, so any rank can be the root after a change
         return self.round(lambda: cast(x, root), again, repeats=x is not None)
 
     def bcast_obj(self, obj: Any, root: int = 0) -> Any:

@@ -1,6 +1,6 @@
 """The one place that decides who is in an elastic job. It runs in the supervisor, which is not a rank, so every rank may die.
 
-`look` is called many times per second. It reads what members wrote on the board, and the signs of life; all decisions are in
+`look` is called many times per second. It reads what members wrote on the board, and their signs of life. All decisions are in
 `Roster`, which is a value.
 """
 
@@ -16,18 +16,18 @@ from phalanx.comm.elastic.membership import Change
 from phalanx.comm.processes import ProcessId
 
 BEAT = 0.25  # seconds between two signs of life of a member
-STILL = 3.0  # seconds without one after which a member is given up, at least; the beats come from a thread of their own
+STILL = 3.0  # seconds without one before a member is given up, at least; the beats come from their own thread
 STEPS_STILL = 2.0  # the same in usual rounds: code that holds Python's lock stops the beats, at most for about a step
 BROKEN = 1.0  # seconds in which a death explains a broken connection; then the same members connect again
-LONGEST_BROKEN = 8.0  # the same, if they break again and again
-SUSPECT = 1.0  # seconds without one after which a host, whose connections broke too, is given up
-LOST = 5.0  # seconds without an answer of the board after which ranks and agents give it up; longer than STILL, so they learn why
-ASLEEP = 1.0  # seconds between two looks after which the supervisor itself was stopped: no sign of life could be heard
+LONGEST_BROKEN = 8.0  # the same, if connections keep breaking
+SUSPECT = 1.0  # seconds without a sign of life before a host whose connections broke too is given up
+LOST = 5.0  # seconds without an answer before ranks and agents give up the board; longer than STILL, so they learn why
+ASLEEP = 1.0  # if two looks are this many seconds apart, the supervisor itself was stopped and heard no sign of life
 
 
 @dataclass
 class Pulse:
-    """The last sign of life of a member, and how fast its rounds go."""
+    """The last sign of life of a member, and how fast its rounds are."""
 
     process: ProcessId | None = None
     beat: Beat = field(default_factory=lambda: Beat(-1, 0, waits=False))
@@ -51,7 +51,7 @@ class Pulse:
         self.beat, self.heard = beat, now
 
     def still(self, now: float) -> float | None:
-        """How long it has stood still, if that is too long."""
+        """Seconds since its last sign of life, if that is too long."""
         seconds = now - self.heard
         return seconds if self.heard and seconds > max(STILL, STEPS_STILL * self.usual) else None
 
@@ -67,20 +67,20 @@ class Coordinator:
     wants: Ready = field(default_factory=Ready)
     admits: Callable[[int], bool] = lambda member: True  # whether a member may be let in now
     changes: list[Change] = field(default_factory=list)
-    needs: int = 0  # how many ranks a world needs to train (quorum.py), and how many the newest one was told
+    needs: int = 0  # how many ranks a world needs to train (quorum.py); below, what the newest proposal said
     _needed: int = 0
     _pulses: dict[int, Pulse] = field(default_factory=dict)
     _published: int = 0
     _proposed: float = 0.0
-    _stood: int = 0  # the newest epoch that was announced to people, and its members
+    _stood: int = 0  # the newest epoch that was announced to the user, and its members
     _announced: tuple[int, ...] = ()
     _rung: bytes | None = b"never"
     _looked: float = 0.0
     _listened: float = 0.0
     _broken: float | None = None
     _broke: bool = False  # the world before the newest did not work
-    _refused: bool = False  # somebody is ready, but must wait outside
-    _patience: float = BROKEN  # the same, twice as long each time if worlds break one after the other
+    _refused: bool = False  # a member is ready, but must wait outside
+    _patience: float = BROKEN  # seconds, as BROKEN; doubled each time if worlds break one after the other
 
     def __post_init__(self) -> None:
         self.roster = Roster(first=self.first)
@@ -96,9 +96,9 @@ class Coordinator:
     def look(
         self, ended: Mapping[int, str] | None = None, expected: int | None = None, spared: Collection[int] = ()
     ) -> dict[int, str]:
-        """See what has changed. `ended`: members whose processes are over, and how. Returns those that are given up now.
+        """See what has changed. `ended`: members whose processes have ended, and how. Returns the members given up now.
 
-        `spared` members are silent, but with their whole host: somebody else decides about them.
+        `spared` members are silent together with their whole host, so the head decides about them.
         """
         now = time.monotonic()
         if now - self._looked > ASLEEP:
@@ -133,7 +133,7 @@ class Coordinator:
         return self._pulses[member].heard if member in self._pulses else 0.0
 
     def is_stuck(self, now: float) -> bool:
-        """Whether the newest world does not get formed, or all its members wait and nothing moves, although all of them live."""
+        """Whether the newest world cannot form, or all its members wait without progress, although all are alive."""
         proposal = self.proposal
         if proposal is None or not proposal.members:
             return False
@@ -144,11 +144,11 @@ class Coordinator:
 
     @property
     def is_broken(self) -> bool:
-        """Whether a member says that the connections of the newest world do not work."""
+        """Whether a member reports that the connections of the newest world do not work."""
         return self._broken is not None or (self._broke and not self.roster.stands)
 
     def resume(self) -> None:
-        """The world that stands has ranks enough now, although the same are in it: let them know."""
+        """The current world has enough ranks now, with the same members. Let them know."""
         if self.proposal is not None and self._needed > len(self.proposal.members):
             self.roster = self.roster.broke(self.proposal.epoch)
 
@@ -163,12 +163,12 @@ class Coordinator:
             if pulse.process is None:
                 pulse.process = self.board.process(member)
             if member in members and member not in spared and (seconds := pulse.still(now)) is not None:
-                found[member] = f"stood still for {seconds:.1f} s and was given up"
+                found[member] = f"gave no sign of life for {seconds:.1f} s and was given up"
         waiting = [m for m in members if m in self._pulses and self._pulses[m].waits_since is not None]
         patient = self.wants.patience
         if any(now - (self._pulses[m].waits_since or now) > patient for m in waiting):
             for member in set(members) - set(waiting) - found.keys() - set(spared):
-                found[member] = f"did not come within {patient:g} s and was given up"
+                found[member] = f"did not reach the others' step within {patient:g} s and was given up"
         return found
 
     def _let_in(self) -> None:
@@ -199,7 +199,7 @@ class Coordinator:
         if self.roster.standing >= set(proposal.members) and self._stood < proposal.epoch and proposal.members:
             self._stood = proposal.epoch
             seconds = now - self._proposed
-            # since the last world that was announced: some follow each other too fast for that
+            # compared with the last announced world: some worlds end too fast to be announced
             why = dict(self.roster.gone)
             left = tuple((member, why.get(member, "left")) for member in self._announced if member not in proposal.members)
             joined = tuple(member for member in proposal.members if member not in self._announced) if self._announced else ()

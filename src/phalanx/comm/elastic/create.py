@@ -1,4 +1,4 @@
-"""How a process joins an elastic job, and how it becomes a job of its own if nobody supervises it."""
+"""How a process joins an elastic job, and how it becomes a job of its own without `phalanx run`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from phalanx.schedule import Schedule
 def create_elastic_communicator(
     algorithm: Schedule | None, *, timeout: float, min_ranks: int, max_ranks: int | None
 ) -> ElasticCommunicator:
-    """Join the job that `phalanx run` started this process for; without one, be a world of one."""
+    """Join the job that `phalanx run` started this process for. Without one, form a world of one."""
     ready = Ready(min_ranks, max_ranks, timeout)
     found = meeting_point()
     if found is None:

@@ -1,8 +1,8 @@
 """Where the agents of a job meet, and which of them holds the meeting point: the one whose host has its address.
 
-All agents start with the same command. Each tries to listen at the meeting point. An agent that cannot, because the address is
-that of another host or because another agent has the port, looks for the job there. A launcher that numbers its processes
-decides instead: its first one holds the meeting point.
+All agents start with the same command. Each tries to listen at the meeting point. An agent that cannot, because the address
+belongs to another host or another agent has the port, looks for the job there. If a launcher numbers its processes, its first
+process holds the meeting point instead.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Door:
 
     @property
     def one_host(self) -> bool:
-        """Whether nobody else is expected: the agent takes a free port of the loopback device."""
+        """Whether no other agent is expected. Then this one takes a free port of the loopback device."""
         return self.port == 0
 
     def __str__(self) -> str:
@@ -56,7 +56,7 @@ class Door:
 
 
 def find_door(meet: str | None, hosts: int | None, environ: Mapping[str, str] = os.environ) -> Door:
-    """From the command line or, where it leaves something out, from what torchrun, srun or mpirun tells this process."""
+    """From the command line or, for what it leaves out, from the variables that torchrun, srun or mpirun set."""
     launch = discover(environ)
     several = launch.world > 1
     if meet is None and not several:
@@ -120,7 +120,7 @@ def _listen(door: Door) -> socket.socket | None:
             if error.errno != errno.EADDRINUSE:
                 raise
             raise WrongJobError(
-                f"port {door.port} on {door.host} is in use, by another job or another program: choose another"
+                f"port {door.port} on {door.host} is in use, by another job or another program: choose another port"
             ) from None
     try:
         return addresses.listen_here(door.host, door.port, 128)
@@ -149,7 +149,7 @@ def _find(door: Door, secret: str) -> MeetingPoint:
     token = _token(found[:LONGEST])
     if token is None or not Signer(secret, token).recognises(JOB, found):
         raise WrongJobError(
-            f"what meets at {door} is no job with this PHALANX_SECRET: export the same on all hosts, or choose another port"
+            f"what answers at {door} is no job with this PHALANX_SECRET: export the same on all hosts, or choose another port"
         )
     return MeetingPoint(door.host, door.port, token)
 

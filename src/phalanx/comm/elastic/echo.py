@@ -30,7 +30,7 @@ class Echo:
         self._key = hmac.digest(secret.encode(), b"phalanx echo " + token.encode(), "sha256")
         self._socket = socket.socket(family, socket.SOCK_DGRAM)
         self._socket.bind((address, 0))
-        self._socket.settimeout(1.0)  # the thread looks now and then whether it is still needed
+        self._socket.settimeout(1.0)  # the thread checks from time to time whether it is still needed
         self.port: int = self._socket.getsockname()[1]
         self._family = family
         threading.Thread(target=self._serve, name="phalanx-echo", daemon=True).start()
@@ -39,7 +39,7 @@ class Echo:
         self._socket.close()
 
     def unreachable(self, places: Mapping[int, Place]) -> tuple[int, ...]:
-        """Those of `places` that do not answer; takes TRIES * PATIENCE seconds if there are some."""
+        """The agents of `places` that do not answer. Takes TRIES * PATIENCE seconds if there are any."""
         nonces = {secrets.token_bytes(NONCE): agent for agent in places}
         missing = set(places)
         with socket.socket(self._family, socket.SOCK_DGRAM) as asking:
@@ -68,7 +68,7 @@ class Echo:
             except OSError:
                 if self._socket.fileno() < 0:
                     return
-                continue  # nobody asks, or an answer could not be delivered
+                continue  # no question came, or an answer could not be delivered
             nonce, signature = words[:NONCE], words[NONCE:]
             if len(nonce) == NONCE and hmac.compare_digest(signature, self._sign(b"?", nonce)):
                 with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""A thread of every member: it shows that the process lives, and hears of new worlds while the training thread computes.
+"""A thread of every member. It shows that the process is alive, and learns of new worlds while the training thread computes.
 
 It also ends a process that the others have left behind. Such a process must not write a checkpoint or send a message any more.
 """
@@ -21,12 +21,12 @@ FENCED = 75  # the exit code of a process that the others have left behind: EX_T
 
 
 class Guard:
-    """Watches the board for `member`. `progress` says how far the member is, `over` is called when its world cannot continue."""
+    """Watches the board for `member`. `progress` returns how far the member is, and `over` is called with new proposals."""
 
     def __init__(self, board: Board, member: int, progress: Callable[[], tuple[int, bool, float]]) -> None:
         self._board, self._member, self._progress = board, member, progress
         self.newest: Proposal | None = None
-        self.lost = ""  # why nothing can be heard any more
+        self.lost = ""  # why the job cannot be heard any more
         self._heard = threading.Condition()
         self._over = threading.Event()
         self._answered = time.monotonic()
@@ -69,14 +69,14 @@ class Guard:
                 self._answered = time.monotonic()
             except RuntimeError:
                 if not self._is_there():
-                    self._lose("the agent that holds its meeting point is gone")
+                    self._lose("the agent that holds its meeting point was lost")
                     return
                 continue
             if found is not None:
                 self._hear(found)
 
     def _watch_the_watch(self) -> None:
-        """If the network is cut, the other thread waits for ever. This process must stop then: the others leave it behind."""
+        """If the network is cut, the other thread waits forever. Then this process must stop: the others leave it behind."""
         looked = time.monotonic()
         while not self._over.wait(BEAT):
             now = time.monotonic()
@@ -84,7 +84,7 @@ class Guard:
                 self._answered = now
             looked = now
             if not self.lost and now - self._answered > LOST:
-                self._lose(f"its meeting point at {self._board.point.host} does not answer for {LOST:g} s")
+                self._lose(f"its meeting point at {self._board.point.host} has not answered for {LOST:g} s")
 
     def _is_there(self) -> bool:
         try:

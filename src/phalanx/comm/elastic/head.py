@@ -3,7 +3,7 @@
     agents ---- who they are, which ranks they started, how these ended, signs of life ----> Head.look
     agents <--- orders: pass a signal on, these ranks are out, end with this code ---------- Head
 
-Who is a member is the coordinator's decision. The head tells it which processes have ended, and which hosts are silent.
+The coordinator decides who is a member. The head tells it which processes have ended, and which hosts are silent.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Head:
         self._code: int | None = None  # of the job, if it is decided before its ranks have ended
         self._short_since: float | None = None
         self._quorum = Quorum(quorum)
-        self._paused: float | None = None  # since when the ranks that are left are a minority
+        self._paused: float | None = None  # when the ranks that are left became a minority
 
     def signal(self, number: int) -> None:
         """The user wants the job to end."""
@@ -79,7 +79,7 @@ class Head:
         self._keys.order(next(self._orders), order)
 
     def look(self) -> int | None:
-        """See what has changed; the exit code of the job once it is over."""
+        """See what has changed. Returns the exit code of the job once it is over."""
         now = time.monotonic()
         if now - self._looked > ASLEEP:  # this process was stopped: no sign of life could be heard
             for host in self.agents.values():
@@ -119,7 +119,7 @@ class Head:
         while time.monotonic() < until and any(self._keys.has_left(agent) is None for agent in others):
             time.sleep(0.02)
 
-    # ---- what agents say -------------------------------------------------------------------------------------------------------
+    # ---- what agents report ----------------------------------------------------------------------------------------------------
 
     def _read(self) -> dict[int, End]:
         """New agents, new members, and members that have ended."""
@@ -144,7 +144,7 @@ class Head:
                 host.count, host.budget = pulse
                 host.heard, host.lost = now, False
 
-    # ---- hosts that are gone ---------------------------------------------------------------------------------------------------
+    # ---- hosts that are lost ---------------------------------------------------------------------------------------------------
 
     def _silent_hosts(self, now: float) -> dict[int, float]:
         """Agents that are silent with all their ranks, and for how long."""
@@ -157,7 +157,7 @@ class Head:
         return found
 
     def _give_up(self, silent: Mapping[int, float], now: float) -> dict[int, str]:
-        """The members of hosts that are silent for too long. Where connections broke, silence is explained sooner."""
+        """The members of hosts that are silent for too long. If connections broke too, that is sooner."""
         limit = SUSPECT if self.coordinator.is_broken else STILL
         lost: dict[int, str] = {}
         for agent, seconds in silent.items():
@@ -165,7 +165,7 @@ class Head:
             if seconds <= limit:
                 continue
             host.lost = True
-            if limit == STILL:  # no connection broke, as they do when processes die: it is the network
+            if limit == STILL:  # no connection broke, as they do when processes die: the network is at fault
                 self._ban(host, now)
             lost |= dict.fromkeys(
                 self._running_on(host), f"was on {host.card.name}, which gave no sign of life for {seconds:.1f} s"
@@ -173,7 +173,7 @@ class Head:
         return lost
 
     def _cut_off(self, silent: Collection[int], now: float) -> dict[int, str]:
-        """The members of hosts at dead links, if the job is stuck: all of them live, but they do not reach each other."""
+        """The members of hosts at dead links, if the job is stuck: all are alive, but they cannot reach each other."""
         with_ranks = {agent: host for agent, host in self.agents.items() if host.here and host.card.port and agent not in silent}
         wanted = self._curious or self.coordinator.is_stuck(now)
         dead = self._probing.look(now, {agent: host.card for agent, host in with_ranks.items()}, wanted=wanted)
@@ -192,7 +192,7 @@ class Head:
         return lost
 
     def _pause(self, now: float) -> None:
-        """The ranks that are left wait while they are a minority: say when that begins, and when it ends."""
+        """The ranks that are left wait while they are a minority. Print when that begins and when it ends."""
         size, needs = len(self._members), self._quorum.needs
         if 0 < size < needs and self._paused is None:
             self._paused = now
@@ -255,7 +255,7 @@ class Head:
             return self._outcome()
         if not running and (begun or (self._have_come() and not self._coming()) or self._code is not None):
             return self._outcome()
-        # who was never a member came too late; the others may still save what they have learned
+        # a rank that was never a member came too late; the others may still save what they have learned
         if proposal is not None and not proposal.members and not running & self._were_in:
             return self._outcome()
         if self._code is None and (why := self._too_few(now) or self._no_majority(now)):
@@ -265,7 +265,7 @@ class Head:
         return None
 
     def _too_few(self, now: float) -> str:
-        """Why the job has to end, because fewer ranks are left than it wants and none will come."""
+        """Why the job has to end: fewer ranks are left than it wants, and no more will come. Empty if it can continue."""
         proposal = self.coordinator.proposal
         if proposal is None:
             came = sum(1 for host in self.agents.values() if host.here and host.card.ranks)
@@ -285,12 +285,12 @@ class Head:
         return f"{len(proposal.members)} of at least {self.coordinator.wants.least} ranks are left, and no more will come"
 
     def _no_majority(self, now: float) -> str:
-        """Why the job has to end, because its majority does not come back."""
+        """Why the job has to end: its majority did not come back. Empty if it can continue."""
         over = self._paused is not None and now - self._paused > self._wait and 0 not in self.codes.values()
         return stopping(self._wait) if over else ""
 
     def _outcome(self) -> int:
-        """0 if the job outlived its losses: a rank came to the end of its script, and none raised after that."""
+        """0 if the job survived its losses: a rank reached the end of its script, and none raised after that."""
         if self._code is not None:
             return self._code
         codes = [code for member, code in self.codes.items() if member not in self.given_up and code != FENCED]  # in order

@@ -1,4 +1,4 @@
-"""An agent's line to the board, in a thread of its own: a network that is cut blocks this thread, and not the agent."""
+"""An agent's line to the board, in its own thread, so that a cut network blocks this thread and not the agent."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from collections.abc import Callable
 from phalanx.comm.elastic.agents import AgentKeys, Order
 from phalanx.comm.elastic.coordinator import ASLEEP, BEAT, LOST
 
-LOOK = 0.02  # seconds between two looks at orders, beside the board
-FAR = 0.1  # the same from another host: orders are seldom
+LOOK = 0.02  # seconds between two looks for orders, on the host of the board
+FAR = 0.1  # the same from another host: orders are rare
 
 Write = Callable[[AgentKeys], None]
 
@@ -48,7 +48,7 @@ class Line:
             self._answered = now
         self._looked = now
         silent = now - self._answered
-        return self._broken or (f"does not answer for {silent:.1f} s" if silent > LOST else "")
+        return self._broken or (f"has not answered for {silent:.1f} s" if silent > LOST else "")
 
     def close(self) -> None:
         """Send what was posted, if the board still answers."""
@@ -73,4 +73,4 @@ class Line:
                     self._orders.put(order)
                 self._answered = time.monotonic()
         except RuntimeError as error:
-            self._broken = f"is gone ({str(error).splitlines()[0]})"
+            self._broken = f"was lost ({str(error).splitlines()[0]})"

@@ -1,11 +1,11 @@
 """Which hosts to give up when links between them are dead: pure functions of what the agents of all hosts have found.
 
-A rank may reach the meeting point, and not another rank. Then all ranks wait in one round, each for another, and no sign of life
-is missing. So when a round does not progress, every agent asks all others for an answer (echo.py). Of the hosts at a dead link,
-one is given up: the survivors must all reach each other.
+A rank may reach the meeting point but not another rank. Then all ranks wait for each other in one round, and no sign of life is
+missing. So when a round does not progress, every agent asks all others for an answer (echo.py). One of the two hosts at a dead
+link is given up, because all survivors must reach each other.
 
-A link that comes and goes would form worlds for ever. So a host that was given up must wait before it is let in again, twice as
-long each time it fails soon again.
+With a link that comes and goes, the job would form new worlds forever. So a host that was given up must wait before it is let in
+again, twice as long each time if it soon fails again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def dead_links(unreachable: Mapping[int, tuple[int, ...]]) -> frozenset[Link]:
 def to_give_up(links: frozenset[Link], ranks: Mapping[int, int], keeper: int) -> list[int]:
     """The agents whose hosts have to go so that all others reach each other. The `keeper` of the meeting point stays.
 
-    Again and again the host with the most dead links goes. Of two, the one with fewer ranks, then the one that came later.
+    The host with the most dead links goes, then the next. On a tie, it is the one with fewer ranks, then the one that came later.
     """
     left, gone = set(links), list[int]()
     while left:

@@ -1,4 +1,4 @@
-"""How a member gets from one world to the next: who comes, where everybody stands, what that means, and new connections."""
+"""How a member gets from one world to the next: all members report how far they are, conclude what counts, and connect anew."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Crossing:
 
 
 class Passage:
-    """The way of one member through the epochs."""
+    """The path of one member through the epochs."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Passage:
         *,
         is_new: bool | None = None,
     ) -> None:
-        """`is_new`: the job was under way before this process came; None finds out."""
+        """`is_new`: the job was running before this process came; None finds out."""
         self.member, self.timeout, self.ready = member, timeout, ready
         self.board, self._algorithm = board, algorithm
         self.committed = 0
@@ -50,7 +50,7 @@ class Passage:
         self.tried = 0  # the newest epoch that this member has tried to enter
         board.announce(member)
         self.is_new = board.newest(0) is not None if is_new is None else is_new
-        self.idle: Callable[[], float] = lambda: 0.0  # seconds since this member has sent or received something
+        self.idle: Callable[[], float] = lambda: 0.0  # seconds since this member last sent or received something
         self.guard = Guard(board.another(), member, lambda: (self.committed, self.waits, self.idle()))
         self._host = host_key()
 
@@ -62,14 +62,14 @@ class Passage:
         """Enter the newest world, whatever happens on the way; `before` is the one that this member leaves."""
         epoch = max(self.tried, before.epoch if before is not None else 0)
         if before is not None:
-            before.close()  # the others, who may wait for this rank there, notice it
+            before.close()  # the others, which may wait for this rank there, notice it
             if self.guard.newer_than(epoch) is None and not self.guard.lost:
-                self._complain(before.epoch)  # if nobody has died, the connections were at fault
+                self._complain(before.epoch)  # no member has died, so the connections were at fault
         while True:
             proposal = self._next(epoch)
             epoch = self.tried = proposal.epoch
             if self.member not in proposal.members:
-                continue  # still at the door, or fenced: the guard ends this process
+                continue  # not let in yet, or fenced: then the guard ends this process
             try:
                 return self._enter(proposal, holds=holds, between=between)
             except Superseded:
@@ -85,7 +85,7 @@ class Passage:
             self.board.stand(world.epoch, self.member)
 
     def _complain(self, epoch: int) -> None:
-        with quietly():  # if the board is gone, the guard hears of it, and ends the wait for the next proposal
+        with quietly():  # if the board is lost, the guard notices, and ends the wait for the next proposal
             self.board.complain(epoch)
 
     def leave(self, *, finished: bool) -> None:
@@ -101,12 +101,12 @@ class Passage:
 
     def _enter(self, proposal: Proposal, *, holds: bool, between: bool) -> Crossing:
         if self.member in proposal.joined and not self.is_new:
-            end_behind(self.member, proposal.epoch, "became a member at the moment of a death, and the others did not see it")
+            end_behind(self.member, proposal.epoch, "became a member at the moment of a death, and the others did not notice")
         report = Report(None if self.is_new else self.committed, holds, between, self._host)
         superseded: Callable[[], bool] = lambda: self.guard.newer_than(proposal.epoch) is not None or bool(self.guard.lost)  # noqa: E731
 
         def meet() -> Crossing:
-            board = self.board.another()  # a thread that is left alone keeps its client busy
+            board = self.board.another()  # an abandoned thread keeps its client busy
             board.report(proposal.epoch, self.member, report)
             while (reports := board.reports(proposal)) is None:
                 if superseded():

@@ -1,4 +1,4 @@
-"""When to ask all agents about their links, and what their answers mean over time. The head looks here again and again."""
+"""When to ask all agents about their links, and what their answers mean over time. The head calls `look` repeatedly."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from phalanx.comm.elastic.links import Link, dead_links
 ANSWERS = 2.5  # seconds for the answers to a probe; an agent that gives none is judged by its silence
 PAUSE = 0.2  # seconds between two probes that find dead links: two in a row confirm them
 CALM = 1.0  # the same while all links work
-FRESH = 3.0  # seconds for which an answer holds
+FRESH = 3.0  # seconds for which an answer stays valid
 
 
 class Probing:
-    """One probe after the other, as long as somebody wants to know."""
+    """One probe after the other, as long as they are wanted."""
 
     def __init__(self, keys: AgentKeys, order: Callable[[Order], None]) -> None:
         self._keys, self._order = keys, order

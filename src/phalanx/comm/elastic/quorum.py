@@ -20,7 +20,7 @@ from typing import Literal
 
 Rule = Literal["majority", "none"]
 RULES: tuple[Rule, ...] = ("majority", "none")
-ONE_CUT = 10.0  # seconds in which hosts fall silent that are behind the same cut; the spread of a detection is about 3
+ONE_CUT = 10.0  # hosts behind one cut fall silent within this many seconds; the spread of a detection is about 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Quorum:
         return replace(self, missing=self.missing.difference(members)) if self.missing else self
 
     def trains(self, size: int, now: float) -> Quorum:
-        """A world of `size` ranks stands. After a while it is the one that a new cut is compared with."""
+        """A world of `size` ranks has formed. After a while, new cuts are compared with it."""
         over = self.missing and size >= self.needs and now - self.since > ONE_CUT
         return replace(self, missing=frozenset()) if over else self
 
@@ -62,7 +62,7 @@ def pausing(size: int, needs: int, hosts: Sequence[str], wait: float) -> str:
 
 
 def stopping(wait: float) -> str:
-    """The line when it was too long."""
+    """The line when the pause was too long."""
     return (
         f"too few ranks have come back within {wait:g} s, so the job stops. Start it again on the hosts that you have: your "
         "script continues from its last checkpoint. With --quorum none a job does not wait for hosts that fall silent"

@@ -1,8 +1,8 @@
 """Rounds of an elastic job, in a world that may change between two of them. The verbs (communicator.py) are rounds.
 
-The survivors of a death all have the result of a round, or all do it again among themselves (agreement.py). A round
-leaves the world in which it was done in place until the next one begins. So `rank` and `size` are the same, seen from the
-program, on all ranks that are alike: they change at the same line of your script on every rank.
+The survivors of a death all have the result of a round, or all do it again among themselves (agreement.py). The world of a
+round stays in place until the next round begins. So `rank` and `size` change at the same line of your script on every rank, even
+if a rank is ahead of the others.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class Rounds(Communicator):
     def __init__(self, passage: Passage) -> None:
         self._passage = passage
         self._history: tuple[Change, ...] = ()
-        self._next: World | None = None  # where the next round takes place, if that is not where the last one did
+        self._next: World | None = None  # the world of the next round, if it is not that of the last one
         self._entering: World | None = None  # the world that newcomers are about to join
         self._wanted = 0  # the newest epoch that a rank knew of at the last commit: the same on all ranks
         self._inside = False  # a round is under way
         self._holds = False  # this rank has its result
-        self.loader: object = None  # which asks for the next step, and so knows when one is over
+        self.loader: object = None  # asks for the next step, so it knows when one is over
         self._state: tuple[State, Callable[[dict[str, Any]], None]] | None = None
         self._closed = False
-        self.store: Any = None  # the one of the job, if this process is alone and holds it
+        self.store: Any = None  # the job's store, if this process is alone and holds it
         self.exchanges = 0  # of gradients, so far
         self.contributors: tuple[int, ...] = ()  # the members whose gradients are in the last one
         if passage.is_new:
@@ -61,13 +61,13 @@ class Rounds(Communicator):
         self._hear_now()
         atexit.register(self._leave)
 
-    # ---- who is here -----------------------------------------------------------------------------------------------------------
+    # ---- the members -----------------------------------------------------------------------------------------------------------
 
     elastic = True
 
     @property
     def membership(self) -> Membership:
-        """Who is here now: epoch, members in rank order, and the changes so far."""
+        """The current epoch, its members in rank order, and the changes so far."""
         return Membership(self._world.epoch, self._world.members, self._history)
 
     @property
@@ -77,12 +77,12 @@ class Rounds(Communicator):
 
     @property
     def is_new(self) -> bool:
-        """Whether this process came to a job that was under way, and has not got its state yet."""
+        """Whether this process joined a running job, and does not have its state yet."""
         return self._passage.is_new
 
     @property
     def unsettled(self) -> bool:
-        """Whether the connections of now are no longer those of the next round."""
+        """Whether the next round cannot use the current connections."""
         return self._next is not None or self._world.broken
 
     def _hear(self, proposal: Proposal) -> None:
@@ -108,8 +108,8 @@ class Rounds(Communicator):
     ) -> T:
         """The result of `work`, which all ranks do together: all survivors have it, or all do it again.
 
-        `again` is called before every repetition. Work that does not make sense among fewer ranks does not repeat: then all ranks
-        get a CommunicationError. `counts`: it is the exchange of a step, whose samples count as used.
+        `again` is called before every repetition. Work that makes no sense among fewer ranks is not repeated: all ranks get a
+        CommunicationError instead. `counts`: it is the exchange of a step, whose samples count as used.
         """
         if self._inside or self.is_new:
             return work()
@@ -128,7 +128,7 @@ class Rounds(Communicator):
                 done_in = self._world.members
             except CommunicationError as error:
                 if not self._world.broken:
-                    raise  # ranks disagree, say: nothing is broken
+                    raise  # ranks disagree, for example: nothing is broken
                 done_in = self._world.members
                 if self._cross(holds=self._holds) is not Verdict.COMMIT:
                     if not repeats:
@@ -146,7 +146,7 @@ class Rounds(Communicator):
             return result
 
     def _commit(self, inner: Communicator | None = None) -> None:
-        """Leave only when all ranks have the result. The ranks tell each other which world they know to be wanted."""
+        """Leave only when all ranks have the result. The ranks tell each other the newest world they know of."""
         newest = self._passage.guard.newest
         seen = torch.tensor([newest.epoch if newest is not None else 0], dtype=torch.int64)
         reduce = super().all_reduce if inner is None else inner.all_reduce
@@ -157,7 +157,7 @@ class Rounds(Communicator):
         self._holds = False
 
     def _cross(self, *, holds: bool) -> Verdict:
-        """In a round, or at its begin: go on in the newest world."""
+        """In a round, or at its start: continue in the newest world."""
         begun = time.monotonic()
         crossing = self._passage.cross(self._next or self._world, holds=holds)
         self._passage.committed = crossing.conclusion.committed
@@ -200,11 +200,11 @@ class Rounds(Communicator):
         while self.is_new:
             begun = time.monotonic()
             crossing = self._passage.cross(None)
-            with contextlib.suppress(CommunicationError):  # somebody died: the coordinator will send for this process again
+            with contextlib.suppress(CommunicationError):  # a rank died: the coordinator will call this process again
                 self._heal(crossing)
                 self._passage.is_new = False
                 self._admit(crossing, begun)
-                self._wanted = 0  # who else waits comes in after the next step, as the others see it
+                self._wanted = 0  # others that wait are let in after the next step, as on all ranks
 
     def _heal(self, crossing: Crossing) -> None:
         """Newcomers get the state. Then all commit to the new world: all are in it, or none is."""
@@ -229,7 +229,7 @@ class Rounds(Communicator):
         self._note(crossing, begun, redone=False)
 
     def between_steps(self, caller: object = None) -> None:
-        """Let in who waits. All ranks call it between two steps; a Loader that is part of the shared state does it for you."""
+        """Let waiting ranks in. All ranks call it between two steps. A Loader in the shared state does it for you."""
         if self.is_new or (caller is not None and caller is not self.loader):
             return
         if self._wanted > max(self._world.epoch, self._next.epoch if self._next else 0):
@@ -240,12 +240,12 @@ class Rounds(Communicator):
             time.sleep(WAIT)
 
     def after_step(self) -> None:
-        """Without a loader that knows when the next step begins, the end of a step is where newcomers come in."""
+        """Without a loader that knows when the next step begins, newcomers come in at the end of a step."""
         if self.loader is None:
             self.between_steps()
 
     def _grow(self) -> None:
-        """Enter a world with newcomers, or one with fewer members if somebody died meanwhile."""
+        """Enter a world with newcomers, or one with fewer members if a rank died meanwhile."""
         begun = time.monotonic()
         self._passage.waits = True
         try:
@@ -255,7 +255,7 @@ class Rounds(Communicator):
                 try:
                     self._heal(entered)
                 except CommunicationError:
-                    # the commit is what broke, or what came before it: as in every round, all are in the new world or none is
+                    # the commit broke, or something before it: as in every round, all are in the new world or none is
                     holds = self._holds
                     crossing = self._passage.cross(entered.world, holds=holds, between=True)
                     self._passage.committed = crossing.conclusion.committed
@@ -285,7 +285,7 @@ class Rounds(Communicator):
         self._passage.guard.over = lambda proposal: None
         if finished is None:  # at the end of the program, which may be an uncaught exception
             finished = getattr(sys, "last_value", None) is None
-        with contextlib.suppress(RuntimeError):  # the supervisor may be gone
+        with contextlib.suppress(RuntimeError):  # the supervisor may have ended
             self._passage.leave(finished=finished)
         for world in (self._world, self._next):
             if world is not None:

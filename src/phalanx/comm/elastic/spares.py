@@ -6,8 +6,8 @@
     replacement                                ---->  runs the script, as a rank like the others
     starts the next one, CALM later
 
-A spare knows neither its number nor the meeting point before that line, so it cannot join by itself. A spare that died is not
-used: the rank starts in the ordinary way.
+A spare knows neither its number nor the meeting point before that line, so it cannot join on its own. If the spare has died, the
+rank starts as a new process, as without spares.
 """
 
 from __future__ import annotations
@@ -80,5 +80,5 @@ class Spares:
 
 
 def start_python(arguments: Sequence[str], env: Mapping[str, str], stdin: int) -> subprocess.Popen[bytes]:
-    """In a session of its own: Ctrl-C comes from this process, once, and not from the terminal as well."""
+    """In its own session, so that it gets Ctrl-C once, from this process, and not from the terminal as well."""
     return subprocess.Popen([sys.executable, *arguments], env=dict(env), stdin=stdin, start_new_session=True)

@@ -1,9 +1,9 @@
-"""The state of a training run on its way to a newcomer: plain data and tensors over our own verbs, verified. No pickle, no disk.
+"""Sends the state of a training run to a newcomer: plain data and tensors over our own verbs, verified. No pickle, no disk.
 
-A state is what `state_dict()` returns: nested dicts, lists and tuples of plain values and tensors. The structure travels first,
-as plain data. Then the bytes of all tensors follow in pieces of 16 MiB: most tensors are small, and a message for each would take
-longer than the bytes. Both sides compute the checksum of a piece after it has travelled, at the same time, and the receiver
-compares them in the end.
+A state is what `state_dict()` returns: nested dicts, lists and tuples of plain values and tensors. The structure is sent first,
+as plain data. Then the bytes of all tensors follow in pieces of 16 MiB, because most tensors are small, and a message for each
+would take longer than the bytes. Both sides compute the checksum of a piece after it was sent, at the same time, and the receiver
+compares them at the end.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class StateDamagedError(CommunicationError):
 
 
 def send_state(comm: Communicator, dest: int, state: Mapping[str, Any]) -> None:
-    """Send a state, and from which random numbers the newcomer shall derive its own."""
+    """Send a state, and the digest from which the newcomer derives its own random numbers."""
     tensors = _Tensors()
     tree = _plain(dict(state), tensors, "the state")
     forms = [(str(x.dtype).removeprefix("torch."), tuple(x.shape)) for x in tensors.found]
@@ -57,7 +57,7 @@ def receive_state(comm: Communicator, source: int, member: int) -> dict[str, Any
     _fill([_bytes_of(x) for x in tensors], next_piece)
     for number, (mine, check) in enumerate(zip(checks, comm.recv_obj(source, TAG), strict=True)):
         if mine != check:
-            raise StateDamagedError(f"piece {number} of the state that rank {source} sent arrived with other bits")
+            raise StateDamagedError(f"piece {number} of the state that rank {source} sent arrived with different bits")
     _seed(found["random"], member)
     restored: dict[str, Any] = _restored(found["tree"], tensors)
     return restored
@@ -70,7 +70,7 @@ def _bytes_of(x: torch.Tensor) -> torch.Tensor:
 
 
 def _pieces(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """The bytes of all tensors, one after the other, in pieces; each is over when you ask for the next."""
+    """The bytes of all tensors, one after the other, in pieces. Each is valid until you ask for the next."""
     room, filled = torch.empty(min(PIECE, sum(x.nbytes for x in tensors)), dtype=torch.uint8), 0
     for x in tensors:
         part, done = _bytes_of(x).cpu(), 0
@@ -86,7 +86,7 @@ def _pieces(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
 
 
 def _fill(parts: Sequence[torch.Tensor], next_piece: Callable[[], torch.Tensor]) -> None:
-    """The other way round: the bytes of pieces become those of all parts."""
+    """The inverse: copy the bytes of the pieces into all parts."""
     piece = torch.empty(0, dtype=torch.uint8)
     for part in parts:
         done = 0
@@ -103,7 +103,7 @@ def _checksum(piece: torch.Tensor) -> int:
 
 
 class _Tensors:
-    """The tensors of a state. A parameter is in the model's state and in the optimizer's list: it travels once."""
+    """The tensors of a state. A parameter is in the model's state and in the optimizer's list, but is sent once."""
 
     def __init__(self) -> None:
         self.found: list[torch.Tensor] = []
@@ -135,7 +135,7 @@ def _plain(value: Any, tensors: _Tensors, where: str) -> Any:
     if kind is torch.dtype:
         return ("dtype", str(value).removeprefix("torch."))
     raise TypeError(
-        f"{where} is a {kind.__module__}.{kind.__qualname__}, which cannot travel to a newcomer: a state is made of None, bool, "
+        f"{where} is a {kind.__module__}.{kind.__qualname__}, which cannot be sent to a newcomer: a state is made of None, bool, "
         "int, float, str, bytes, list, tuple, dict, dtypes and dense tensors"
     )
 
@@ -161,7 +161,7 @@ def _restored(tree: Any, tensors: list[torch.Tensor]) -> Any:
 
 
 def _seen_random() -> bytes:
-    """What the generators of this process will do next, as a digest."""
+    """A digest of the state of this process's random generators."""
     seen = hashlib.sha256(torch.get_rng_state().numpy().tobytes())
     seen.update(repr(random.getstate()).encode())
     return seen.digest()

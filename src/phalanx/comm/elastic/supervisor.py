@@ -4,12 +4,12 @@
     opens a port, serves the store                                                  finds the job there
     starts ranks, with the secret in their environment --> connect, sign      <---- starts ranks
     decides who is a member                           <--- signs of life, reports
-    a rank dies: its agent says so; a new epoch without it; its agent starts another one, as long as --replace allows
+    a rank dies: its agent reports it, a new epoch begins without it, and its agent starts another one if --replace allows
 
 On one host there is one agent. No agent is a rank, so every rank may die, and every host but the one with the meeting point. If
-that one is lost, all ranks stop: they raise a CommunicationError at their next communication, with which a script can save a
-checkpoint. The other agents wait for the meeting point to come back, and then begin again with new ranks. The same happens
-to an agent whose host was cut off from the meeting point, while the others continue without it.
+that one is lost, all ranks stop: they raise a CommunicationError at their next communication, and a script can then save a
+checkpoint. The other agents wait for the meeting point to come back, and start again with new ranks. An agent whose host was
+cut off from the meeting point does the same, while the others continue without it.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ class Supervisor:
     quorum: Rule = "majority"
     spares: int = 0  # processes that wait to replace a rank; each runs `python SPARE_COMMAND` until then
     spare_command: Sequence[str] = ()
-    name: str = field(default_factory=lambda: secrets.token_hex(4))  # of this process, in the cards of all jobs it comes to
+    name: str = field(default_factory=lambda: secrets.token_hex(4))  # of this process, in the cards of all jobs it joins
 
     def run(self) -> int:
-        """Until the job is over; returns its exit code."""
+        """Run until the job is over. Returns its exit code."""
         secret = secrets.token_hex(32) if self.door.one_host else os.environ[SECRET]
         os.environ[SECRET] = secret
         heard: list[int] = []
@@ -88,7 +88,7 @@ class Supervisor:
                     return code
                 if heard:
                     return 128 + heard[0]
-                say_last(f"comes back to {self.door}, with new ranks, if it answers within {self.wait:g} s")
+                say_last(f"returns to {self.door} with new ranks, if it answers within {self.wait:g} s")
                 time.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
 
@@ -142,7 +142,7 @@ class _Host:
         return Card(name, address, self._echo.port, self._order.count, tag, process)
 
     def _probe(self, order: Order) -> None:
-        """Ask the other agents, which takes a while, and tell the head who does not answer."""
+        """Ask the other agents, which takes a while, and tell the head which of them do not answer."""
         places = {agent: (address, port) for agent, address, port in order.places if agent != self._agent}
         missing = self._echo.unreachable(places) if self._echo is not None else tuple(places)
         self._line.post(lambda keys: keys.answer(order.number, self._agent, missing))
@@ -242,7 +242,7 @@ class _Host:
         return code
 
     def _stop(self, why: str) -> None:
-        """The meeting point is lost: let the ranks end by themselves, which may save what they have learned."""
+        """The meeting point is lost: let the ranks end on their own, so that they can save what they have learned."""
         say_last(why)
         until = time.monotonic() + GRACE
         while self.children.running and time.monotonic() < until:
@@ -254,4 +254,4 @@ class _Host:
 
 
 def _say_nothing(words: str) -> None:
-    """Where rank 0 prints the changes of membership."""
+    """Used if rank 0 prints the changes of membership itself."""

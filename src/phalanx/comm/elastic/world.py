@@ -1,4 +1,4 @@
-"""One epoch of an elastic job: its members, connected. It never changes; the next epoch has a world of its own."""
+"""One epoch of an elastic job: its members, connected. It never changes. The next epoch has its own world."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from phalanx.schedule import Schedule
 
 T = TypeVar("T")
 
-LONGEST_WAIT = 3600.0  # seconds of a wait for a message; a thread in a wait of gloo that missed the cut ends then, too
-LOOK = 0.01  # seconds between two looks at whether the world is needed no more, while it is made
+LONGEST_WAIT = 3600.0  # seconds to wait for a message; a thread that waits in gloo and missed the cut ends then, too
+LOOK = 0.01  # seconds between two checks whether the world is still needed, while it is made
 
 
 class Superseded(Exception):  # noqa: N818  not an error: there is a newer epoch
@@ -48,7 +48,7 @@ class World:
         return self._aborted or self.connection.issuer.breakdown.error is not None
 
     def abort(self) -> None:
-        """From any thread: what waits in this world fails soon, and whatever is called later fails at once."""
+        """From any thread: calls that wait in this world fail soon, and later calls fail at once."""
         if not self._aborted:
             self._aborted = True
             for team in self._teams:
@@ -58,7 +58,7 @@ class World:
             self.connection.issuer.breakdown.cut_since = time.monotonic()
 
     def close(self) -> None:
-        """Give everything back. What this rank had under way is lost."""
+        """Free everything. What this rank has in flight is lost."""
         self.abort()
         with contextlib.suppress(RuntimeError):
             self.connection.close()
@@ -75,7 +75,7 @@ def form(
     timeout: float,
     algorithm: Schedule | None,
 ) -> World:
-    """Connect the members of a proposal, who have all reported. `board` is a client for this world alone."""
+    """Connect the members of a proposal, which have all reported. `board` is a client for this world alone."""
     rank, size = proposal.members.index(member), len(proposal.members)
     keys = tuple(report.host for report in reports)
     members = Members(f"epoch {proposal.epoch}", tuple(range(size)), rank, keys)
@@ -109,8 +109,8 @@ def _interface(host: str) -> str | None:
 def unless(superseded: Callable[[], bool], work: Callable[[], T], too_late: Callable[[T], None]) -> T:
     """The result of `work`, which may wait for members that have died, or for a store that does not answer.
 
-    Raises Superseded if the coordinator wants another world. Then the wait is left alone, and a result that comes after all
-    is given to `too_late`.
+    Raises Superseded if the coordinator wants another world. Then `work` is left alone, and if it still returns a result,
+    `too_late` gets it.
     """
     result: list[T] = []
     error: list[BaseException] = []

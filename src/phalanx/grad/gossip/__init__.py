@@ -19,11 +19,11 @@ class Gossip:
         topology: `"dissemination"` sends to rank r - 2**k and receives from r + 2**k in step k of a period, for any number of
             ranks. `"hypercube"` exchanges with r XOR 2**k, for powers of two. `"exact"` pairs ranks with weights that make a
             period's steps the exact mean, for any number of ranks.
-        rotate: Shuffle the ranks after every period: of ceil(log2 p) steps, or with `"exact"` at most 2 log2 p + 1.
+        rotate: Shuffle the ranks after every period. A period has ceil(log2 p) steps, or with `"exact"` at most 2 log2 p + 1.
         exchange: `"weights"` mixes parameters and optimizer state after the update. `"gradients"` mixes gradients before it.
         level: `"rank"`, or `"host"`: the ranks of a host average their gradients as with `AllReduce`, and each carries a share
             of what the hosts exchange. None is `"host"` where several hosts hold several ranks.
-        overlap: Let the exchange travel during the next forward and backward. False waits for it in `step`.
+        overlap: Exchange during the next forward and backward. False waits for the exchange in `step`.
         average_every: Replace all replicas by their exact mean after this many steps.
         seed: Seeds the shuffles. All ranks pass the same.
         patience: Seconds to wait for a partner before the rank continues without that exchange. None takes 4 usual steps, at

@@ -1,4 +1,4 @@
-"""Decides whether this rank still takes part, and with which others: what to do if partners, or it, are late or gone.
+"""Decides whether this rank still takes part, and with which others: what to do if it or its partners are late or dead.
 
 `standing.decide` has the rules, and this file carries them out. While every exchange arrives, none of this communicates.
 """
@@ -175,7 +175,7 @@ class Attendance:
                 if not held:
                     held = True
                     self._notices.warn(
-                        f"{name_ranks(action.silent)} do not answer, and the remaining ranks are no majority of "
+                        f"{name_ranks(action.silent)} do not answer, and the remaining ranks are not a majority of "
                         f"{self.membership.alive} ranks. "
                         f"This rank waits in round {self.round}, asks again for {self._comm.patience:g} s, and then stops"
                     )

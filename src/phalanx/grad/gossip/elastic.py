@@ -1,11 +1,11 @@
-"""GossipGraD in an elastic job: `phalanx run` decides who is there, and every exchange counts for all ranks or for none.
+"""GossipGraD in an elastic job: `phalanx run` decides who takes part, and every exchange counts for all ranks or for none.
 
-    step t           update        exchange t leaves
-    step t + 1       update        exchange t lands: all ranks commit it, or none mixes what came         exchange t + 1 leaves
+    step t           update        exchange t is sent
+    step t + 1       update        exchange t arrives: all ranks commit it, or none mixes it       exchange t + 1 is sent
 
-An exchange in which a rank dies, or after which one joins, is dropped on all ranks: the mean of the replicas stays what it was.
-The next one has partners for the new number of ranks. What the dead rank trained in that step reached nobody, so its samples come
-again. Gossiper, of jobs that are not elastic, drops single messages instead, and finds out by itself who is gone.
+An exchange in which a rank dies, or after which one joins, is dropped on all ranks, so the mean of the replicas does not change.
+The next one has partners for the new number of ranks. What the dead rank trained in that step reached no other rank, so its
+samples are trained again. In other jobs, Gossiper drops single messages instead, and finds out itself which ranks are missing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CPU = torch.device("cpu")
 
 
 class Exchange:
-    """One exchange with one partner, which left in the world `epoch`."""
+    """One exchange with one partner, sent in the world `epoch`."""
 
     def __init__(self, epoch: int, sent: Packet, received: Packet, kinds: Kinds, weight: float) -> None:
         self.epoch, self.sent, self.received, self.kinds, self.weight = epoch, sent, received, kinds, weight
@@ -48,15 +48,15 @@ class Exchange:
 class ElasticGossiper:
     """Mixes the tensors of this rank with those of others, as Gossiper does, on ranks that may die and join."""
 
-    missing: tuple[int, ...] = ()  # who is not there is no member
+    missing: tuple[int, ...] = ()  # a missing rank is no longer a member
 
     def __init__(self, comm: ElasticCommunicator, sync: Gossip, wire: torch.dtype | None) -> None:
         self._comm, self._sync, self._wire = comm, sync, wire
         self._serial = serial_of(comm)
         self.round = self.steps = 0  # of the next exchange, and of the optimizer
         self._kinds: Kinds | None = None
-        self._agreed_in = -1  # the epoch whose ranks have agreed on what travels
-        self._with_state = False  # optimizer state travels, too
+        self._agreed_in = -1  # the epoch whose ranks have agreed on what to send
+        self._with_state = False  # optimizer state is sent, too
         self._layout: PacketLayout | None = None
         self._spare: list[Packet] = []
         self._exchange: Exchange | None = None
@@ -71,9 +71,9 @@ class ElasticGossiper:
     # ---- one exchange --------------------------------------------------------------------------------------------------------
 
     def mix(self, drifting: Sequence[torch.Tensor], optional: int, averaged: Sequence[torch.Tensor]) -> None:
-        """After an update: `drifting` are parameters and, the last `optional` of them, optimizer state; `averaged` statistics."""
+        """Exchange after an update. `drifting`: parameters, then `optional` optimizer tensors. `averaged`: statistics."""
         self.record, self.transfers = None, []
-        self._travelling(drifting, optional, averaged)  # what came from a checkpoint is of these tensors
+        self._travelling(drifting, optional, averaged)  # an exchange from a checkpoint was made from these tensors
         if self._sync.overlap:
             self.settle(drifting, optional, averaged)
         self._depart(drifting, optional, averaged)
@@ -81,7 +81,7 @@ class ElasticGossiper:
             self.settle(drifting, optional, averaged)
 
     def mix_gradients(self, gradients: Sequence[torch.Tensor], averaged: Sequence[torch.Tensor]) -> None:
-        """Before an update: each becomes the mean of itself and the partner's, which with overlap is that of the step before."""
+        """Before an update, average each with the partner's, which with overlap is from the previous step."""
         self.record, self.transfers = None, []
         self._travelling(gradients, 0, averaged)
         came = self._taken() if self._sync.overlap else None
@@ -94,7 +94,7 @@ class ElasticGossiper:
             self._release(came)
 
     def settle(self, drifting: Sequence[torch.Tensor], optional: int, averaged: Sequence[torch.Tensor]) -> None:
-        """Land what is under way, and mix it with what it was made of. All ranks call it."""
+        """Receive the pending exchange, and mix it with the tensors it was made from. All ranks call it."""
         came = self._taken()
         if came is None:
             return
@@ -140,7 +140,7 @@ class ElasticGossiper:
                 raise
 
     def land(self, *, at_end: bool = False) -> None:
-        """Commit the exchange that is under way; the next step mixes what came. All ranks call it."""
+        """Commit the exchange in flight. The next step mixes what was received. All ranks call it."""
         exchange = self._exchange
         if exchange is None or exchange.committed:
             return
@@ -151,7 +151,7 @@ class ElasticGossiper:
                 return False
             if exchange.pending is not None:
                 exchange.pending.wait()
-            self._comm.barrier()  # a message says that one rank has made its step: a result must say that all have
+            self._comm.barrier()  # a message shows that one rank has made its step, but a result must show that all have
             return True
 
         arrived = self._comm.round(arrive, counts=True)
@@ -163,7 +163,7 @@ class ElasticGossiper:
             self.record = StepRecord(waited, ended - exchange.left, nbytes if self._sync.overlap else 0, nbytes, begun)
 
     def _taken(self) -> Exchange | None:
-        """What has come, if it counts."""
+        """The received exchange, if it counts."""
         self.land()
         exchange, self._exchange = self._exchange, None
         if exchange is None:
@@ -186,18 +186,18 @@ class ElasticGossiper:
             self._exchange = Exchange(-1, nothing, nothing, ((), None, ()), 0.0)
             self._comm.in_flight += 1
 
-    # ---- what travels ----------------------------------------------------------------------------------------------------------
+    # ---- what is sent ----------------------------------------------------------------------------------------------------------
 
     def _travelling(
         self, drifting: Sequence[torch.Tensor], optional: int, averaged: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
-        """Agree on it in every new world, and when the tensors have changed: optimizer state only once all ranks have it."""
+        """Agree on it in every new world, and when the tensors change. Optimizer state is sent once all ranks have it."""
         always = drifting[: len(drifting) - optional]
         kinds = kinds_of(drifting, optional, averaged)
         if kinds != self._kinds or not self._with_state or self._agreed_in != self._comm.membership.epoch:
             if any(x.device != CPU for x in (*drifting, *averaged)):
                 raise ValueError(
-                    "sync=Gossip with elastic=True is for CPUs: on GPUs use AllReduce, or gossip without elastic=True"
+                    "sync=Gossip with elastic=True runs only on CPUs: on GPUs use AllReduce, or gossip without elastic=True"
                 )
             layouts = [lay_out([*x, *averaged], self._wire) for x in (drifting, always)]
             told = self._comm.round(lambda: self._comm.allgather_obj([layout.digest for layout in layouts]))
@@ -213,14 +213,14 @@ class ElasticGossiper:
         return self._spare.pop() if self._spare else Packet(layout, CPU)
 
     def _release(self, exchange: Exchange) -> None:
-        """Its memory is free again. That of one which was dropped may still be written to."""
+        """Reuse its memory, unless it was dropped: then its memory may still be written to."""
         if exchange.counts and self._layout is not None and exchange.sent.layout == self._layout:
             self._spare = [exchange.sent, exchange.received]
 
     # ---- all together ----------------------------------------------------------------------------------------------------------
 
     def survivors(self) -> Communicator:
-        """All ranks that are there."""
+        """All current ranks."""
         return self._comm
 
     def average(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -243,13 +243,13 @@ class ElasticGossiper:
         return {"round": self.round, "seats": self._comm.size, "under_way": under_way or self._restored or {}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from there. With another number of ranks only the tensors of the replica count, and rounds begin anew."""
+        """Continue from a saved state. With another number of ranks only the replica's tensors are used, and rounds restart."""
         same = state["seats"] == self._comm.size
         self.round = int(state["round"]) if same else 0
         self._restored = {name: x.clone() for name, x in state["under_way"].items()} or None if same else None
 
     def _take_restored(self) -> Exchange | None:
-        """What was under way when the state was saved."""
+        """Return the exchange that was pending when the state was saved."""
         words, layout, kinds = self._restored, self._layout, self._kinds
         if words is None or layout is None or kinds is None:
             return None

@@ -55,7 +55,7 @@ class Gossiper:
         self.transfers: list[TransferTime] = []
 
     @property
-    def round(self) -> int:  # the paper's word
+    def round(self) -> int:  # the paper's term
         """The number of the next exchange."""
         return self._attendance.round
 
@@ -188,7 +188,7 @@ class Gossiper:
         whole = self._whole.zero_()
         if mine < self._carriers:
             part = slice(mine * length, (mine + 1) * length)
-            whole[part] = (transfer.received if transfer.arrived else transfer.sent).words[part]  # what was sent changes nothing
+            whole[part] = (transfer.received if transfer.arrived else transfer.sent).words[part]  # mixing `sent` changes nothing
         self._home.all_reduce(whole)
         if transfer.late:  # the message may still arrive
             transfer.received = Packet(transfer.received.layout, whole.device)

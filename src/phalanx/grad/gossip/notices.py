@@ -59,8 +59,8 @@ class Notices:
         """Stop this rank because it reaches too few others."""
         here = membership.alive - len(silent)
         self.stop(
-            f"it cannot reach {name_ranks(silent)}: {here} of {membership.alive} ranks are no majority (half of them is one, "
-            f"with the lowest rank), and must not train on alone; {REMEDY}",
+            f"it cannot reach {name_ranks(silent)}: {here} of {membership.alive} ranks are not a majority (half of them is, "
+            f"with the lowest rank), and must not train alone; {REMEDY}",
             silent,
         )
 

@@ -1,7 +1,7 @@
-"""What travels in one gossip exchange: tensors of all kinds, packed into one message. mixing.py has what becomes of them.
+"""The message of one gossip exchange: tensors of all kinds, packed into one buffer. mixing.py mixes them with a replica.
 
-Packed rather than kept there: were parameters views of one flat buffer, a copy of ResNet-50 with its momentum would take 34 and
-not 40 ms (docs/gossip.md), and everything that holds or replaces a parameter's memory would have to know.
+Tensors are copied into the message. If parameters were views of one flat buffer, a copy of ResNet-50 with its momentum would take
+34 instead of 40 ms (docs/gossip.md), but everything that holds or replaces a parameter's memory would have to know about it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Packet:
         self.layout = layout
         count = layout.nbytes // WORD.itemsize
         self.words = allocate(count, WORD, device) if allocate else torch.empty(count, dtype=WORD, device=device)
-        self.words.zero_()  # what fills it up is sent, too
+        self.words.zero_()  # the padding is sent, too
         whole = {slot.wire: self.words.view(slot.wire) for slot in layout.slots}
         self.views = [
             whole[slot.wire].as_strided(slot.shape, slot.stride, whole[slot.wire].storage_offset() + slot.start)
@@ -91,7 +91,7 @@ class Packet:
 
 
 def average_together(tensors: Sequence[torch.Tensor], comm: Communicator) -> None:
-    """Make each tensor its exact mean over the ranks of `comm`, bit by bit the same on all. All ranks call it."""
+    """Make each tensor its exact mean over the ranks of `comm`, bit for bit the same on all. All ranks call it."""
     if tensors and comm.size > 1:
         comm.as_one(lambda: mean_packet(tensors, comm)).unpack(tensors)
 

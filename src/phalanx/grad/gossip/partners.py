@@ -42,6 +42,6 @@ def check_topology(sync: Gossip, nodes: int, what: str) -> None:
     """Raise if the topology does not fit: a hypercube needs a power of two."""
     if sync.topology == "hypercube" and nodes & (nodes - 1):
         raise ValueError(
-            f"Gossip(topology='hypercube') wants a power of two, but there are {nodes} {what}: use topology='dissemination' "
+            f"Gossip(topology='hypercube') needs a power of two, but there are {nodes} {what}: use topology='dissemination' "
             "or 'exact', which take any number"
         )

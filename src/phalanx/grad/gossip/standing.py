@@ -3,7 +3,7 @@
     in step     exchanges arrive
     late        a partner did not send in time, or this rank was away itself: it asks the others, and `decide` chooses
     left behind the furthest rank is more than two periods ahead: take over its replica and its round
-    alone       too few ranks answer: wait and ask again, so that no replica trains by itself
+    alone       too few ranks answer: wait and ask again, so that no replica trains alone
     minority    still alone after the communicator's timeout: stop with an error
     left out    the others have finished a collective without this rank: stop with an error
 

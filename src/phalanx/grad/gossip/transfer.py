@@ -1,7 +1,7 @@
-"""One gossip message each way: sent, awaited for a while, and given up where the partner is dead or too late.
+"""One gossip message each way: sent, awaited for a while, and given up if the partner is dead or too late.
 
-Receive and send are two operations, because two partners answer for them. What is given up may still arrive, so its memory stays
-with it until then; its tag has the step, so it is never taken for a later one.
+Receive and send are two operations, because they have two partners. A message that was given up may still arrive, so its memory
+is kept until then. Its tag has the step, so it is never taken for a later one.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from phalanx.grad.gossip.kinds import Kinds
 from phalanx.grad.gossip.packet import Packet, PacketLayout
 from phalanx.grad.gossip.partners import Partners
 
-STUCK = 2  # messages given up with one peer, and still under way, after which it gets no new ones: their memory must not pile up
+STUCK = 2  # with this many messages given up but in flight, a peer gets no new ones, so that their memory does not pile up
 OWN_TAGS = 1 << 40  # below are the tags of other exchanges on this communicator
 CALLS = 1 << 39  # above the steps of all transfers
 GIFTS = 1 << 38  # replicas for ranks that were left behind: above them as well
-SLICE = 0.05  # seconds between two looks at whether a gift may still come
-REMEMBERED = 8  # transfers per peer: as many as can be unmatched, and more
+SLICE = 0.05  # seconds between two checks whether a gift may still come
+REMEMBERED = 8  # transfers per peer: more than can be unmatched
 
 _serials: weakref.WeakKeyDictionary[Communicator, itertools.count[int]] = weakref.WeakKeyDictionary()
 
 
 def serial_of(comm: Communicator) -> int:
-    """A number for the tags of one more optimizer: optimizers are made in one order on all ranks."""
+    """A number for the tags of one more optimizer: all ranks create optimizers in the same order."""
     return next(_serials.setdefault(comm, itertools.count(1)))
 
 
 @dataclass(slots=True)
 class Transfer:
-    """A message to `dest` and one from `source`, peers by rank, under way since `left` (time.perf_counter())."""
+    """A message to `dest` and one from `source`, peers by rank, in flight since `left` (time.perf_counter())."""
 
     step: int
     partners: Partners  # nodes
@@ -52,16 +52,16 @@ class Transfer:
     dest: int | None = None
     left: float = field(default_factory=time.perf_counter)
     ended: float = 0.0
-    waited: float = 0.0  # seconds that this rank stood still for it
+    waited: float = 0.0  # seconds that this rank waited for it
     arrived: bool = False
     dead: set[int] = field(default_factory=set)  # peers whose connection is broken
     late: set[int] = field(default_factory=set)  # peers that were given up
-    jammed: set[int] = field(default_factory=set)  # peers that were not tried: too much is under way to or from them
+    jammed: set[int] = field(default_factory=set)  # peers that were not tried: too much is in flight to or from them
 
 
 @dataclass(frozen=True, slots=True)
 class Unmatched:
-    """Messages of one rank to another, (step, bytes), that the other never asked for, and that it never sent."""
+    """Messages of one rank, (step, bytes): `sends` that the other never asked for, and `receives` that it never sent."""
 
     sends: tuple[tuple[int, int], ...] = ()
     receives: tuple[tuple[int, int], ...] = ()
@@ -88,7 +88,7 @@ class Transfers:
         self._errands: list[tuple[Pending, torch.Tensor]] = []  # what matches the unmatched, and gifts; with their memory
 
     def call_tag(self) -> int:
-        """The first of two tags for a roll call; calls are numbered alike on all ranks."""
+        """The first of two tags for a roll call. Calls have the same numbers on all ranks."""
         self._calls += 1
         return self._serial * OWN_TAGS + CALLS + 2 * self._calls
 
@@ -104,7 +104,7 @@ class Transfers:
         out, into = transfer.sent.words[part], transfer.received.words[part]
         nothing = out[:0]
         if out.is_cuda and dest is not None and source is not None:
-            # NCCL wants both in one call, and cannot do without a rank
+            # NCCL needs both in one call, and cannot skip a rank
             transfer.inbound = self._comm.exchange_async(out, dest, into, source, tag)
             return
         transfer.jammed = {peer for peer in (source, dest) if peer is not None and self._jammed(peer)}
@@ -119,7 +119,7 @@ class Transfers:
         self._open = [own for own in self._open if not _over(own)] + [transfer]
 
     def land(self, transfer: Transfer, patience: float) -> None:
-        """Wait for both, `patience` seconds in all, and write down what became of them."""
+        """Wait for both, `patience` seconds in all, and note the outcome."""
         begun = time.monotonic()
         if transfer.inbound is not None and transfer.source is None:
             transfer.inbound.wait()
@@ -134,7 +134,7 @@ class Transfers:
             self._stuck.append(transfer)
 
     def peek(self, transfer: Transfer, patience: float) -> bool:
-        """Whether its message arrives within `patience`; it stays under way, for a step that is going to land it."""
+        """Whether its message arrives within `patience`. It stays in flight until a step lands it."""
         if transfer.inbound is None:
             return False
         if transfer.source is None:
@@ -150,7 +150,7 @@ class Transfers:
     # ---- what was left over with a rank that was away --------------------------------------------------------------------------
 
     def unmatched(self, peer: int, before: int) -> Unmatched:
-        """What is under way to and from `peer`, of steps before this one, and will never arrive. Any thread may ask."""
+        """The messages to and from `peer`, of earlier steps, that will never arrive. Any thread may ask."""
         transfers = [transfer for transfer in list(self._open) if transfer.step < before]
         size = {transfer.step: transfer.sent.words.nbytes for transfer in transfers}
         waiting = lambda pending: pending is not None and not pending.done()  # noqa: E731
@@ -160,9 +160,9 @@ class Transfers:
         )
 
     def match(self, peer: int, unmatched: Unmatched) -> None:
-        """Take what `peer` sent in vain, and send it zeros for what it waits for in vain: its memory is free again then.
+        """Receive what `peer` sent in vain, and send it zeros for what it waits for in vain, so that its memory becomes free.
 
-        Zeros have no step, so they are not taken for a message. What was sent or asked for on this side is matched already.
+        Zeros have no step, so they are not taken for a message. What this side sent or asked for is already matched.
         """
         self._errands = [(pending, x) for pending, x in self._errands if not pending.done()]
         for kind, wanted in (("receive", unmatched.sends), ("send", unmatched.receives)):
@@ -176,7 +176,7 @@ class Transfers:
                 self._errands.append((self._comm.exchange_async(out, peer, into, peer, tag, may_fail=True), x))
 
     def give(self, packet: Packet, peer: int, ticket: int) -> None:
-        """Send a replica to a rank that was left behind, without waiting for its end."""
+        """Send a replica to a rank that was left behind, without waiting until it arrives."""
         out = packet.words
         tag = self._serial * OWN_TAGS + GIFTS + ticket
         self._errands.append((self._comm.exchange_async(out, peer, out[:0], peer, tag, may_fail=True), out))

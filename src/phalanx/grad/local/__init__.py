@@ -1,4 +1,4 @@
-"""Local steps, as values: what `create_multi_node_optimizer(sync=...)` takes so that ranks talk only once in many steps."""
+"""Local steps, as values: what `create_multi_node_optimizer(sync=...)` takes to let ranks communicate only once in many steps."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from phalanx.grad.wires import Int8
 if TYPE_CHECKING:
     from phalanx.comm.communicator import Communicator
 
-TRAVELS = 5  # inner steps of `overlap=True` at most: as many cost Streaming DiLoCo next to nothing (arXiv 2501.18512)
+TRAVELS = 5  # inner steps of `overlap=True` at most: this many cost Streaming DiLoCo next to nothing (arXiv 2501.18512)
 
 Outer = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer] | Mapping[str, Any] | torch.optim.Optimizer
 
 
 @dataclass(frozen=True, slots=True)
 class LocalSGD:
-    """Average parameters after so many steps of each rank by itself, for `create_multi_node_optimizer(sync=...)`.
+    """Let each rank train alone for some steps, then average parameters, for `create_multi_node_optimizer(sync=...)`.
 
     Between two averages replicas differ. `opt.average_()` makes them equal. Optimizer state stays with its rank.
 
     Args:
         every: Steps of each rank between two averages of the same parameter.
-        fragments: Cut the parameters into so many parts, which take turns: each travels once in `every` steps.
-        overlap: Let a part travel during the next inner steps. A number sets how many, True takes the steps until the next part
-            leaves, 5 at most. What a rank did meanwhile is kept. False waits in `step`.
+        fragments: Cut the parameters into this many parts, which take turns. Each is sent once in `every` steps.
+        overlap: Send a part during the next inner steps. A number sets how many. True takes the steps until the next part
+            is sent, at most 5. What a rank did meanwhile is kept. False waits in `step`.
         level: `"rank"`, or `"host"`: the ranks of a host average their gradients in every step, as with `AllReduce`. None is
             `"host"` where several hosts hold several ranks.
 
@@ -58,7 +58,7 @@ class LocalSGD:
 
 @dataclass(frozen=True, slots=True)
 class DiLoCo:
-    """Many steps of each rank by itself, then one step of an outer optimizer, for `create_multi_node_optimizer(sync=...)`.
+    """Let each rank train alone for many steps, then do one outer step, for `create_multi_node_optimizer(sync=...)`.
 
     The outer optimizer's gradient is the mean, over the ranks, of how far each has come since the last outer step. Between two
     outer steps replicas differ. `opt.average_()` makes them equal. The state of the inner optimizer stays with its rank.
@@ -68,9 +68,9 @@ class DiLoCo:
         outer: The outer optimizer, before its parameters exist: a function of a list of parameters, such as
             `functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)`; or the keyword arguments of
             torch.optim.SGD as a dict; or any torch optimizer, whose class and defaults are taken. None is the function above.
-        fragments: Cut the parameters into so many parts, which take turns: each travels once in `every` inner steps.
-        overlap: Let a part travel during the next inner steps. A number sets how many, True takes the steps until the next part
-            leaves, 5 at most. What a rank did meanwhile is kept. False waits in `step`.
+        fragments: Cut the parameters into this many parts, which take turns. Each is sent once in `every` inner steps.
+        overlap: Send a part during the next inner steps. A number sets how many. True takes the steps until the next part
+            is sent, at most 5. What a rank did meanwhile is kept. False waits in `step`.
         wire: Send torch.float16, torch.bfloat16 or `phalanx.Int8(...)` instead of the parameters' own dtype. What Int8 rounds
             away is added to the next pseudo-gradient. Only with partners="all".
         partners: `"all"`, or `"random"`: each outer step is made with one other rank, drawn anew every time (NoLoCo). Ranks then
@@ -116,7 +116,7 @@ class DiLoCo:
 
     @property
     def travels(self) -> int:
-        """The inner steps that a part is under way."""
+        """The number of inner steps that a part is in flight."""
         if self.overlap is True:
             return max(1, min(TRAVELS, self.every // self.fragments))
         return int(self.overlap)

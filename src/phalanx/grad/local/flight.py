@@ -1,7 +1,7 @@
-"""One part of the parameters on its way: how far this rank has come leaves, and the mean over the ranks arrives.
+"""One part of the parameters in flight: this rank sends how far it has come, and gets the mean over the ranks.
 
 slow       the outer parameters, as the last outer step left them            fast    the parameters that the rank trains
-what leaves is slow - fast, the pseudo-gradient. With one random partner, slow goes along.
+It sends slow - fast, the pseudo-gradient. With one random partner, it also sends slow.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TAGS = 3 << 50  # of messages to one partner; those of gossip are below
 
 
 class Flight:
-    """One part under way since inner step `left`. `fast` and `slow` are the tensors of the part."""
+    """One part in flight since inner step `left`. `fast` and `slow` are the tensors of the part."""
 
     def __init__(self, left: int, fast: Sequence[torch.Tensor], slow: Sequence[torch.Tensor], *, both: bool) -> None:
         self.left, self.set_out = left, time.perf_counter()
@@ -45,11 +45,11 @@ class Flight:
 
     @property
     def segments(self) -> list[torch.Tensor]:
-        """What travels, by type: flat tensors."""
+        """What is sent: a flat tensor per type."""
         return [self.packet.words.view(dtype)[begin:end] for dtype, begin, end in self.packet.layout.segments]
 
     def to_all(self, comm: Communicator, carriers: Sequence[Carrier | None], wire: Wire | None, label: str) -> None:
-        """Leave; the mean over all ranks comes back. Each of `segments` has its carrier, or None to travel as it is."""
+        """Send to all; the mean over all ranks comes back. Each of `segments` has its carrier, or None to be sent as it is."""
         self._nbytes = 0
         for flat, carrier in zip(self.segments, carriers, strict=True):
             if carrier is None:
@@ -61,13 +61,13 @@ class Flight:
                 self._nbytes += wire.code.nbytes(flat.numel()) if isinstance(wire, Int8) else 2 * flat.numel()
 
     def to_one(self, comm: Communicator, partner: int, number: int) -> None:
-        """Leave for `partner`, whose own comes."""
+        """Send to `partner`, and receive what it sends."""
         self._theirs = Packet(self.packet.layout, self.packet.words.device)
         tag = TAGS + number
         self._pending.append(comm.exchange_async(self.packet.words, partner, self._theirs.words, partner, tag))
 
     def land(self) -> None:
-        """Wait until it has arrived; it stays, for a step that applies it."""
+        """Wait until it has arrived. It stays until a step applies it."""
         if not self._pending:
             return
         for pending in self._pending:
@@ -90,11 +90,11 @@ class Flight:
 
     @property
     def slow_means(self) -> list[torch.Tensor]:
-        """The means of the outer parameters, where they went along."""
+        """The means of the outer parameters, if they were sent."""
         return self.packet.views[self.count :]
 
     def state_dict(self) -> dict[str, Any]:
-        """As it is after landing."""
+        """The part as it is after landing."""
         self.land()
         return {"left": self.left, "words": self.packet.words.clone(), "sent": [x.clone() for x in self.sent]}
 
@@ -106,7 +106,7 @@ class Flight:
 
 
 def partner_of(rank: int, size: int, seed: int, number: int) -> int | None:
-    """The rank that `rank` meets in round `number`: all pairs are drawn alike; None for the one that is left over."""
+    """The rank that `rank` meets in round `number`, None if it is left over. All ranks draw the same pairs."""
     draw = random.Random(f"phalanx local {seed} {number} {size}").random
     order = sorted(range(size), key=lambda _: draw())
     place = order.index(rank)

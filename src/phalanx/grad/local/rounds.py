@@ -1,4 +1,4 @@
-"""Outer steps: when a part of the parameters leaves, when it is back, and what becomes of the parameters then.
+"""Outer steps: when a part of the parameters is sent, when it is back, and how it then changes the parameters.
 
     fast = slow + what this rank did since the part left
 
@@ -33,7 +33,7 @@ from phalanx.grad.wires.carrier import Carrier, carrier_of, give, keep
 
 
 class Rounds:
-    """The outer parameters of one rank, their optimizer, and the parts that are under way."""
+    """The outer parameters of one rank, their optimizer, and the parts in flight."""
 
     def __init__(self, comm: Communicator, sync: DiLoCo, wire: Wire | None) -> None:
         self._comm, self._sync, self._wire = comm, sync, wire
@@ -50,7 +50,7 @@ class Rounds:
     # ---- the parameters ------------------------------------------------------------------------------------------------------
 
     def begin(self, params: Sequence[torch.nn.Parameter]) -> None:
-        """Take these parameters as they are for the outer ones; on later calls, those that are new."""
+        """Make the outer parameters copies of these. On later calls, add those that are new."""
         if len(params) == len(self._params) and all(a is b for a, b in zip(params, self._params)):
             return
         known = {id(p): slow for p, slow in zip(self._params, self._slow)}
@@ -121,7 +121,7 @@ class Rounds:
                 self._land(part)
 
     def _leave(self, part: int, step: int) -> None:
-        """Start its way. Without overlap it has landed then: if a rank of an elastic job dies meanwhile, it goes again."""
+        """Send a part. Without overlap, also wait for it. If a rank of an elastic job dies meanwhile, send it again."""
         if self._sync.travels:
             self._flights[part] = self._started(part, step)
         else:
@@ -131,7 +131,7 @@ class Rounds:
         flight = self._started(part, step)
         flight.land()
         if self._comm.elastic and self._sync.partners == "random":
-            self._comm.barrier()  # a partner has made its steps, but a result must say that all ranks have
+            self._comm.barrier()  # a partner has made its steps, but a result must show that all ranks have
         return flight
 
     def _started(self, part: int, step: int) -> Flight:
@@ -163,7 +163,7 @@ class Rounds:
         for p, gradient in zip(slow, flight.means):
             p.grad = gradient
         for p, mean in zip(slow, flight.slow_means):
-            p.copy_(mean)  # a pair goes on from the mean of both
+            p.copy_(mean)  # a pair continues from the mean of both
         with torch.enable_grad():
             self.optimizer.step()
         for x, p, sent in zip(self._fast(part), slow, flight.sent):
@@ -175,7 +175,7 @@ class Rounds:
 
     @torch.no_grad()
     def land_all(self) -> None:
-        """Do not wait for the step in which they are due. All ranks call it."""
+        """Land all parts now, and not in the step in which they are due. All ranks call it."""
         for part in list(self._flights):
             self._land(part)
 
@@ -200,7 +200,7 @@ class Rounds:
     # ---- checkpoints ---------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Outer parameters, the state of their optimizer, and what is under way, which it waits for."""
+        """Outer parameters, the state of their optimizer, and the parts in flight, which it waits for."""
         if self.optimizer is None:
             return {}
         return {
@@ -212,7 +212,7 @@ class Rounds:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from there. `begin` came before."""
+        """Continue from a saved state. Call `begin` first."""
         if not state:
             return
         assert self.optimizer is not None
@@ -229,6 +229,6 @@ class Rounds:
 
 
 def _wide(p: torch.nn.Parameter) -> torch.Tensor:
-    """A copy, in 32 bits where the parameter has 16: outer steps may be smaller than those can tell."""
+    """A copy, in 32 bits where the parameter has 16: outer steps may be too small for 16 bits."""
     x = real(p.detach())
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x.clone()

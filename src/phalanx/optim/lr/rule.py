@@ -25,7 +25,7 @@ class Rule:
 
     def __post_init__(self) -> None:
         if not self.epochs > 0:
-            raise ValueError(f"{self!r}: epochs are more than 0; leave the rule out instead")
+            raise ValueError(f"{self!r}: epochs must be more than 0; leave the rule out instead")
 
     def at(self, progress: float) -> float:
         """The value at a progress from 0 to `epochs`."""
@@ -65,7 +65,7 @@ class Chain(Rule):
     def __post_init__(self) -> None:
         for rule in self.rules[:-1]:
             if math.isinf(rule.epochs):
-                raise ValueError(f"{rule!r} has no end, so nothing comes after it; multiply the rules, or give it epochs")
+                raise ValueError(f"{rule!r} has no end, so nothing can follow it; multiply the rules, or give it epochs")
 
     @property
     def epochs(self) -> float:  # type: ignore[override]

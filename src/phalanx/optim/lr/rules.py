@@ -71,7 +71,7 @@ class exponential_warmup(Rule):  # noqa: N801
     def __post_init__(self) -> None:
         Rule.__post_init__(self)
         if not self.start > 0:
-            raise ValueError(f"exponential_warmup(start={self.start}): no factor leads from 0 to 1; begin above 0, at 0.01 say")
+            raise ValueError(f"exponential_warmup(start={self.start}): no factor leads from 0 to 1; use start=0.01, for example")
 
     def at(self, progress: float) -> float:
         return float(self.start ** (1.0 - progress / self.epochs))
@@ -212,7 +212,7 @@ class natan(Rule):  # noqa: N801
     def __post_init__(self) -> None:
         Rule.__post_init__(self)
         if not 0 < self.turn < self.epochs:
-            raise ValueError(f"natan(epochs={self.epochs}, turn={self.turn}): the turn lies between 0 and the end")
+            raise ValueError(f"natan(epochs={self.epochs}, turn={self.turn}): the turn must lie between 0 and the end")
         if not self.decay > 0:
             raise ValueError(f"natan(decay={self.decay}): more than 0")
 
