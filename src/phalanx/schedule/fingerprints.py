@@ -1,7 +1,7 @@
 """What slots hold, as fingerprints: every input is a random number, and everything is computed modulo a prime.
 
-They know the weight of every input, but not the order of the additions. That is all that a claim about weights needs, and
-it takes a third of the time of `expressions.py`. They follow moves and scales; what a library call leaves is for expressions.
+They show the weight of every input, but not the order of the additions. A claim about weights needs no more, and this takes
+a third of the time of `expressions.py`. They follow moves and scales only; library calls need expressions.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Callable
 from fractions import Fraction
 from functools import lru_cache
 
-# The largest safe prime below 2^60. Safe, (PRIME - 1) / 2 being prime too, so that no short product of small factors is 1 again:
-# modulo 2^61 - 1, sixty-one doublings would pass for none.
+# The largest safe prime below 2^60. Safe means that (PRIME - 1) / 2 is prime, too, so no short product of small factors is 1
+# again: modulo 2^61 - 1, sixty-one doublings would look like none.
 PRIME = 2**60 - 3677
-# The safe prime before it. Modulo the product of both, one number has a fingerprint modulo PRIME, and modulo this one what the
-# weights of a slot add up to, if every input is 1 modulo it.
+# The safe prime before it. A number modulo the product of both holds two values: a fingerprint modulo PRIME and, if every input
+# is 1 modulo SECOND, the sum of a slot's weights modulo SECOND.
 SECOND = 2**60 - 5849
 BOTH = PRIME * SECOND
 _ONE_AND_ZERO = SECOND * pow(SECOND, -1, PRIME)  # 1 modulo PRIME, 0 modulo SECOND
@@ -31,17 +31,19 @@ def random_inputs(count: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=1)
 def with_sums(count: int) -> tuple[int, ...]:
-    """Those numbers modulo PRIME, and 1 modulo SECOND."""
+    """Numbers equal to `random_inputs(count)` modulo PRIME, and to 1 modulo SECOND."""
     return tuple((value * _ONE_AND_ZERO + _ZERO_AND_ONE) % BOTH for value in random_inputs(count))
 
 
 class Fingerprints:
-    """Arithmetic modulo `modulus`. `whole` makes a number of it from a factor."""
+    """Arithmetic modulo `modulus`. `whole` converts a factor."""
 
     def __init__(self, modulus: int, whole: Callable[[Fraction], int]) -> None:
         self.modulus = modulus
         self._whole = whole
-        self._factors: dict[int, tuple[int, Fraction]] = {}  # by identity; the fraction is kept, so its identity stays its own
+        self._factors: dict[
+            int, tuple[int, Fraction]
+        ] = {}  # by identity; the fraction is kept, so that no other gets its identity
 
     def add(self, a: int, b: int) -> int:
         """The sum of two numbers."""

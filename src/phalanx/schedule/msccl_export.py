@@ -16,6 +16,8 @@ from .ops import Move, Schedule, ScheduleError
 from .printable import printable
 
 Place = tuple[int, int]  # a thread block of a rank, and a step in it
+MOST_CHUNKS = 64  # in a step; MSCCL refuses 72 (MSCCL_MAX_COUNT)
+MOST_BYTES = 32 << 30  # RCCL demands a limit and takes 0 for none, microsoft/msccl takes 0 as it is
 
 
 @dataclass(slots=True)
@@ -64,18 +66,18 @@ def to_msccl(s: Schedule, *, protocol: str = "Simple") -> str:
         ScheduleError: If `s` is not a sum, or scales or encodes, which MSCCL cannot do.
 
     Example:
-        >>> print(phalanx.schedule.to_msccl(phalanx.schedule.recursive_doubling(2)).splitlines()[0])
-        <algo name="recursive_doubling(2)" proto="Simple" nchannels="1" nchunksperloop="1" ngpus="2" coll="allreduce" inplace="1">
+        >>> print(phalanx.schedule.to_msccl(phalanx.schedule.recursive_doubling(2)).splitlines()[1])
+        <gpu id="0" i_chunks="1" o_chunks="0" s_chunks="0">
     """
     if s.goal != "sum":
         raise ScheduleError(f"{s.name} computes a {s.goal}; MSCCL's allreduce is a sum")
     gpus = [_Gpu() for _ in range(s.world)]
     moves = [[op for op in step.ops if isinstance(op, Move)] for step in lower(s).steps]
     if sum(map(len, moves)) != sum(len(step.ops) for step in lower(s).steps):
-        raise ScheduleError(f"{s.name} scales or encodes, which MSCCL cannot")
+        raise ScheduleError(f"{s.name} scales or encodes, which MSCCL cannot do")
     _number_blocks(gpus, moves)
     for step in moves:
-        reads = [(move, run, _send(gpus[move.src], move, run)) for move in step for run in move.runs]
+        reads = [(move, run, _send(gpus[move.src], move, run)) for move in step for run in _pieces(move)]
         for move, run, place in reads:  # all ops of a step read the state before it
             for chunk in run:
                 gpus[move.src].readers[chunk].add(place)
@@ -91,6 +93,10 @@ def _number_blocks(gpus: list[_Gpu], moves: list[list[Move]]) -> None:
         keys += [("recv", src) for src, dst in sorted(used) if dst == rank]
         gpu.blocks = {key: [] for key in keys}
         gpu.numbers = {key: number for number, key in enumerate(keys)}
+
+
+def _pieces(move: Move) -> list[range]:
+    return [run[at : at + MOST_CHUNKS] for run in move.runs for at in range(0, len(run), MOST_CHUNKS)]
 
 
 def _send(gpu: _Gpu, move: Move, run: range) -> Place:
@@ -118,7 +124,7 @@ def _xml(s: Schedule, gpus: list[_Gpu], protocol: str) -> str:
     name = escape(printable(s.name), quote=True)
     lines = [
         f'<algo name="{name}" proto="{escape(protocol)}" nchannels="1" nchunksperloop="{s.chunks}" ngpus="{s.world}"'
-        ' coll="allreduce" inplace="1">'
+        f' coll="allreduce" inplace="1" outofplace="0" minBytes="0" maxBytes="{MOST_BYTES}">'
     ]
     for rank, gpu in enumerate(gpus):
         lines.append(f'<gpu id="{rank}" i_chunks="{s.chunks}" o_chunks="0" s_chunks="0">')

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 
 from .msccl_memory import Memory, Value, steps_of
 from .msccl_xml import RECEIVES, SENDS, Algorithm, Instruction, parse
@@ -22,7 +22,7 @@ def from_msccl(xml: str | bytes) -> Schedule:
         The schedule, with as few steps as its messages allow.
 
     Raises:
-        ScheduleError: If the text is not an all-reduce, deadlocks, or keeps data in scratch that a schedule cannot.
+        ScheduleError: If the text is not an all-reduce, deadlocks, or does what a schedule cannot do without scratch.
 
     Example:
         >>> s = phalanx.schedule.swing(4)
@@ -34,9 +34,23 @@ def from_msccl(xml: str | bytes) -> Schedule:
     algorithm = parse(xml)
     if algorithm.collective not in ("allreduce", "all_reduce"):
         raise ScheduleError(f"{algorithm.name}: coll={algorithm.collective[:40]!r}; only allreduce is read")
+    _check_connections(algorithm)
     machine = _Machine(algorithm)
     machine.run()
+    machine.memory.check_end(algorithm.name, len(algorithm.gpus))
     return Schedule(algorithm.name, len(algorithm.gpus), algorithm.chunks, steps_of(algorithm.name, machine.memory.messages))
+
+
+def _check_connections(algorithm: Algorithm) -> None:
+    """Raise if thread blocks of a GPU share a connection: its messages would have no order."""
+    for rank, blocks in enumerate(algorithm.gpus):
+        kinds = [(block, {step.kind for step in block.steps}) for block in blocks]
+        used = Counter(("sends to", block.send, block.channel) for block, has in kinds if has & SENDS)
+        used += Counter(("receives from", block.receive, block.channel) for block, has in kinds if has & RECEIVES)
+        for (way, peer, channel), count in used.items():
+            if count > 1:
+                fact = f"gpu {rank} {way} gpu {peer} on channel {channel} in {count} thread blocks; MSCCL allows one"
+                raise ScheduleError(f"{algorithm.name}: {fact}")
 
 
 class _Machine:
@@ -100,19 +114,28 @@ class _Machine:
                 raise ValueError(f"receives {step.count} chunks, but {len(came)} were sent")
             if kind in ("cpy", "re"):
                 came = self.memory.read(rank, step.source, step.count)
-            elif kind == "rrs":  # MSCCL does not store this sum, a schedule does, so the old value must not be read again
-                places = [(rank, step.source[1] + i) for i in range(step.count)] if step.source[0] != "s" else []
-                self.memory.write(rank, step.source, came or [], reduce=True)
-                self.queues[rank, send, channel].append(self.memory.read(rank, step.source, step.count))
-                self.memory.stale.update(places)
+            if kind == "rrs":
+                self.queues[rank, send, channel].append(self.sum_on_the_way(rank, step, came or []))
                 return
-            if came is not None:
-                self.memory.write(rank, step.target, came, reduce=kind in ("re", "rrc", "rrcs"))
+            if kind in ("rrc", "rrcs", "re"):
+                self.memory.add(rank, step.target if kind == "re" else step.source, step.target, came or [])
+            elif came is not None:
+                self.memory.write(rank, step.target, came, reduce=False)
             if kind in SENDS:
                 place = step.source if kind == "s" else step.target
                 self.queues[rank, send, channel].append(self.memory.read(rank, place, step.count))
         except ValueError as error:
             raise self.fail(rank, block, at, str(error)) from None
+
+    def sum_on_the_way(self, rank: int, step: Instruction, came: list[Value]) -> list[Value]:
+        """What rrs sends. MSCCL does not store it, a schedule stores it in the chunk, whose old value must not be read again."""
+        if step.source[0] == "s":
+            held = self.memory.read(rank, step.source, step.count)
+            return [[*a, *b] for a, b in zip(held, came, strict=True)]
+        self.memory.add(rank, step.source, step.source, came)
+        sums = self.memory.read(rank, step.source, step.count)
+        self.memory.stale.update((rank, step.source[1] + i) for i in range(step.count))
+        return sums
 
     def fail(self, rank: int, block: int, step: int, fact: str) -> ScheduleError:
         return ScheduleError(f"{self.algorithm.name}: gpu {rank}, thread block {block}, step {step}: {fact}")

@@ -1,7 +1,7 @@
 """The memory of GPUs in MSCCL and MSCCL++ programs, on symbols: record which chunk went where, and pack that into few steps.
 
-Both have a scratch buffer and local additions; a schedule has neither. So the contents of scratch are recorded as what they are,
-a chunk of some rank at some time, and become a message when they are added to, or copied into, the buffer itself. That message
+Both have a scratch buffer and local additions; a schedule has neither. So the contents of scratch are recorded by their origin, a
+chunk of some rank at some time. They become a message when they are added to, or copied into, the buffer itself. That message
 replaces both: the schedule adds when it arrives.
 
 Which messages may share a step follows from the chunks alone. A chunk's life has *epochs*: a copy starts one, and so does an
@@ -19,7 +19,7 @@ from .ops import Move, ScheduleError, Step, joined
 
 @dataclass(eq=False, slots=True)
 class Epoch:
-    """A chunk of a rank between two changes that somebody could notice."""
+    """A chunk of a rank between two changes that an op could notice."""
 
     rank: int
     chunk: int
@@ -27,7 +27,7 @@ class Epoch:
     writers: list[int] = field(default_factory=list)  # messages, the first a copy if `copied`
     copied: bool = False
     readers: list[int] = field(default_factory=list)
-    read: bool = False  # by a message that is under way, or kept in scratch
+    read: bool = False  # by a message in flight, or kept in scratch
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +39,20 @@ class _Message:
 
 Value = list[Epoch]  # a sum
 DEEPEST = 10_000  # steps
+MOST_TERMS = 1 << 24  # of sums in scratch, over the whole program: a sum that is added to itself 40 times has 2**40
 
 
 class Memory:
-    """What the buffers of all GPUs hold. What a schedule cannot do is a ValueError."""
+    """What the buffers of all GPUs hold. Raises ValueError for what a schedule cannot do."""
 
     def __init__(self, chunks: int, *, in_place: bool) -> None:
         self.chunks = chunks
         self.in_place = in_place
         self.now: dict[tuple[int, int], Epoch] = {}
-        self.through: dict[tuple[int, int], str] = {}  # the buffer, i or o, through which a chunk was last written
+        self.holds: dict[tuple[int, int], str] = {}  # the buffers, of i and o, that hold a chunk as it is now; at first i
         self.stale: set[tuple[int, int]] = set()  # chunks that hold a sum where the program keeps the old value
         self.scratch: dict[tuple[int, int], Value] = {}
+        self.terms = 0
         self.messages: list[_Message] = []
 
     def read(self, rank: int, place: tuple[str, int], count: int) -> list[Value]:
@@ -60,16 +62,16 @@ class Memory:
         if buffer == "s":
             if (rank, chunk) not in self.scratch:
                 raise ValueError(f"reads chunk {chunk} of scratch, which has not been written")
-            return list(self.scratch[rank, chunk])
+            return self.counted(self.scratch[rank, chunk])
         self.check_current(rank, buffer, chunk)
         epoch = self.epoch(rank, chunk)
         epoch.read = True
         return [epoch]
 
     def check_current(self, rank: int, buffer: str, chunk: int) -> None:
-        """Raise where a chunk of the input or output is not there, or is one that a schedule has overwritten by now."""
+        """Raise if a chunk of the input or output does not exist, or a schedule has overwritten it by now."""
         self.check(rank, buffer, chunk)
-        if (rank, chunk) in self.stale or (not self.in_place and self.through.get((rank, chunk), "i") != buffer):
+        if (rank, chunk) in self.stale or (not self.in_place and buffer not in self.holds.get((rank, chunk), "i")):
             raise ValueError(f"reads the old value of chunk {chunk}, which a schedule does not keep")
 
     def write(self, rank: int, place: tuple[str, int], values: list[Value], *, reduce: bool) -> None:
@@ -77,22 +79,41 @@ class Memory:
             if place[0] == "s":
                 if reduce and (rank, chunk) not in self.scratch:
                     raise ValueError(f"adds to chunk {chunk} of scratch, which has not been written")
-                self.scratch[rank, chunk] = [*(self.scratch[rank, chunk] if reduce else []), *value]
+                self.scratch[rank, chunk] = self.counted([*(self.scratch[rank, chunk] if reduce else []), *value])
             else:
                 self.write_one(rank, place[0], chunk, value, reduce=reduce)
 
+    def counted(self, value: Value) -> Value:
+        self.terms += len(value)
+        if self.terms > MOST_TERMS:
+            raise ValueError(f"the sums in scratch have more than {MOST_TERMS:,} terms")
+        return list(value)
+
+    def add(self, rank: int, old: tuple[str, int], target: tuple[str, int], values: list[Value]) -> None:
+        """Write what is in `old`, plus `values`, to `target`: the same place, or another one."""
+        if old == target or (old[1] == target[1] and "s" not in (old[0], target[0])):
+            for chunk in range(old[1], old[1] + len(values)) if old[0] != "s" else ():
+                self.check_current(rank, old[0], chunk)
+            self.write(rank, target, values, reduce=True)
+        else:
+            held = self.read(rank, old, len(values))
+            self.write(rank, target, [[*a, *b] for a, b in zip(held, values, strict=True)], reduce=False)
+
     def write_one(self, rank: int, buffer: str, chunk: int, value: Value, *, reduce: bool) -> None:
         self.check(rank, buffer, chunk)
-        self.through[rank, chunk] = buffer
-        if not reduce and [(e.rank, e.chunk) for e in value] == [(rank, chunk)] and value[0] is self.epoch(rank, chunk):
-            return  # a copy onto itself, between the two buffers of an algorithm that is not in place
+        if not reduce and self.epoch(rank, chunk) in value:  # the chunk and others: the others are added to it
+            value, reduce = list(value), True
+            value.remove(self.epoch(rank, chunk))
+        holding = self.holds.get((rank, chunk), "i")
+        copied = not value and (rank, chunk) not in self.stale  # from one buffer to the other: then both hold it
+        self.holds[rank, chunk] = buffer if not copied else holding if buffer in holding else "io"
         for source in value:
             if source.chunk != chunk:
                 raise ValueError(
                     f"puts chunk {source.chunk} in the place of chunk {chunk}; chunks of a schedule keep their places"
                 )
             if source.rank == rank:
-                raise ValueError(f"adds or copies its own chunk {chunk}, which a schedule cannot")
+                raise ValueError(f"adds or copies its own chunk {chunk}, which a schedule cannot do")
             target = self.epoch(rank, chunk)
             if target.read or not reduce:
                 target = self.now[rank, chunk] = Epoch(rank, chunk, before=target, copied=not reduce)
@@ -101,6 +122,15 @@ class Memory:
             self.messages.append(_Message(source, target, reduce))
             reduce = True
         self.stale.discard((rank, chunk))
+
+    def check_end(self, name: str, world: int) -> None:
+        """Raise if the output of a GPU is not what the schedule leaves there."""
+        if self.stale:
+            rank, chunk = min(self.stale)
+            raise ScheduleError(f"{name}: gpu {rank} sends a sum of chunk {chunk} on and never stores it; a schedule would")
+        arrived = sum("o" in buffers for buffers in self.holds.values())
+        if not self.in_place and arrived < world * self.chunks:
+            raise ScheduleError(f"{name}: {arrived} of {world * self.chunks} chunks are in the output at the end")
 
     def epoch(self, rank: int, chunk: int) -> Epoch:
         return self.now.setdefault((rank, chunk), Epoch(rank, chunk))
@@ -111,7 +141,7 @@ class Memory:
 
 
 def steps_of(name: str, messages: list[_Message]) -> tuple[Step, ...]:
-    """The messages, each in the first step that it can be in; those of one pair travel together."""
+    """The messages, each in the earliest possible step; those of one pair are sent together."""
     level = _levels(name, messages)
     steps: list[dict[tuple[int, int, bool], list[int]]] = [defaultdict(list) for _ in range(max(level, default=-1) + 1)]
     for number, m in enumerate(messages):
@@ -124,7 +154,7 @@ def steps_of(name: str, messages: list[_Message]) -> tuple[Step, ...]:
 
 def _levels(name: str, messages: list[_Message]) -> list[int]:
     """The earliest steps for which every message reads what it should: longest paths, by relaxation."""
-    follow: list[list[tuple[int, int]]] = [[] for _ in messages]  # message -> (a later one, steps between them at least)
+    follow: list[list[tuple[int, int]]] = [[] for _ in messages]  # message -> (a later one, the least steps between them)
     for number, m in enumerate(messages):
         for writer in m.source.writers:
             follow[writer].append((number, 1))

@@ -94,7 +94,7 @@ class _Reader:
         return ScheduleError(f"line {self.line() if callable(self.line) else 0}: {fact}")
 
     def refuse_doctype(self, *_: object) -> None:
-        raise self.fail("a document type: MSCCL has none, and none is read")
+        raise self.fail("a document type, which MSCCL never writes")
 
     def start(self, name: str, attributes: dict[str, str]) -> None:
         wanted = ("algo", "gpu", "tb", "step")

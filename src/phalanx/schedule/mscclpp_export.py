@@ -1,9 +1,9 @@
-"""From a schedule to a plan of MSCCL++: every message is put into scratch of its receiver, which adds or copies it from there.
+"""Export a schedule to MSCCL++: every message is put into scratch of its receiver, which adds or copies it from there.
 
 Chunks do not depend on each other, so each of up to 8 thread blocks of a rank has its own run of them, and its own channel to
-every rank that it exchanges with. Step by step it puts all that it sends, signals, waits, and then adds or copies: all of a step
-read what was there before it. Every message has a place of its own in scratch, so nobody waits until a place is free. The next
-all-reduce uses the other half of a double scratch; the one after it cannot begin before every rank has left the first."""
+every rank that it exchanges with. In each step it puts all that it sends, signals, waits, and then adds or copies. So all ops of
+a step read the state before it. Every message has its own place in scratch, so no rank waits for a free place. The next
+all-reduce uses the other half of a double scratch. The one after it cannot begin before every rank has left the first."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .lower import lower
 from .ops import Move, Schedule, ScheduleError
 from .printable import printable
 
-BLOCKS = 8  # of threads, per rank
+BLOCKS = 8  # thread blocks per rank
 THREADS = 1024
 Pair = tuple[int, int]
 
@@ -32,7 +32,7 @@ def to_mscclpp(s: Schedule) -> str:
         JSON that MSCCL++'s executor and `from_mscclpp` read. Reading it gives the messages of `s` in as few steps as possible.
 
     Raises:
-        ScheduleError: If `s` is no sum, or scales or encodes: MSCCL++ does not.
+        ScheduleError: If `s` is not a sum, or scales or encodes, which MSCCL++ cannot do.
 
     Example:
         >>> import json
@@ -48,7 +48,7 @@ def to_mscclpp(s: Schedule) -> str:
         len(plain) < len(step.ops) or any(m.factor != 1 or m.coded for m in plain)
         for plain, step in zip(moves, steps, strict=True)
     ):
-        raise ScheduleError(f"{s.name} scales or encodes, which MSCCL++ cannot")
+        raise ScheduleError(f"{s.name} scales or encodes, which MSCCL++ cannot do")
     gpus = [_Gpu(rank) for rank in range(s.world)]
     width = -(-s.chunks // BLOCKS)
     for step in moves:
@@ -71,14 +71,14 @@ def to_mscclpp(s: Schedule) -> str:
 
 
 class _Gpu:
-    """One rank: per thread block its operations, which name peers until channels and buffers have numbers."""
+    """One rank: the operations of each thread block. They name peers until channels and buffers have numbers."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self.scratch = 0
         self.ops: dict[int, list[dict[str, Any]]] = defaultdict(list)
-        self.peers: dict[int, set[int]] = defaultdict(set)  # thread block -> with whom it exchanges
-        self.targets: dict[int, set[int]] = defaultdict(set)  # and into whose scratch it writes
+        self.peers: dict[int, set[int]] = defaultdict(set)  # thread block -> the ranks that it exchanges with
+        self.targets: dict[int, set[int]] = defaultdict(set)  # and those whose scratch it writes
         self.channels: dict[Pair, int] = {}  # thread block and peer -> channel
 
     def record(self, chunks: int) -> dict[str, Any]:
@@ -161,7 +161,7 @@ def _cut(move: Move, width: int) -> list[tuple[int, range]]:
 
 
 def _connect(gpus: list[_Gpu]) -> None:
-    """Number the channels. Those of two ranks come in the order of thread blocks on both, so they find each other."""
+    """Number the channels. Both ranks of a pair number theirs in the order of thread blocks, so that the two ends match."""
     for gpu in gpus:
         for block in sorted(gpu.peers):
             for peer in sorted(gpu.peers[block]):

@@ -1,8 +1,8 @@
-"""From a plan of MSCCL++ to a schedule: run the thread blocks on symbols, and put what they do into as few steps as possible.
+"""Import a schedule from MSCCL++: run the thread blocks on symbols, and pack what they do into as few steps as possible.
 
-MSCCL++ is one-sided: a GPU writes into the memory of another one, and only signals say when. A plan that forgets one is right on
-some days. Every thread block therefore has a vector clock, which signals carry: of two accesses to a chunk, one of which writes,
-one must be known to come first, or the plan is refused."""
+MSCCL++ is one-sided: a GPU writes into the memory of another one, and only signals say when. A plan that forgets a signal works
+only sometimes. So every thread block has a vector clock, which signals carry. If two accesses reach one chunk and one of them
+writes, the clocks must show which comes first. Otherwise the plan is refused."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ MOST_COMPARED = 50_000_000  # entries of clocks that signals carry
 
 
 def from_mscclpp(text: str | bytes) -> Schedule:
-    """Read an all-reduce in the JSON of MSCCL++. `verify` says whether it is right.
+    """Read an all-reduce in the JSON of MSCCL++. Use `verify` to check it.
 
-    Thread blocks and channels only say who does the work, so the schedule has none. A message into scratch that is added later is
-    one message that adds. A plan in which two accesses to a chunk race is refused.
+    Thread blocks and channels only describe who does the work, so the schedule has none. A message into scratch that is added
+    later becomes one message that adds. A plan in which two accesses to a chunk race is refused.
 
     Args:
         text: An execution plan of the protocol `"Simple"`: `put`, `get`, `copy`, the four reductions, signals, semaphores and
-            barriers. Not packets, switch channels, pipelines and groups of thread blocks.
+            barriers. Packets, switch channels, pipelines and groups of thread blocks are refused.
 
     Returns:
         The schedule, with as few steps as its messages allow.
 
     Raises:
-        ScheduleError: If the text is not such a plan, waits for ever, races, or does what a schedule cannot.
+        ScheduleError: If the text is not such a plan, deadlocks, races, or does what a schedule cannot do.
 
     Example:
         >>> s = phalanx.schedule.swing(4)
@@ -43,12 +43,13 @@ def from_mscclpp(text: str | bytes) -> Schedule:
     plan = parse_plan(text)
     machine = _Machine(plan)
     machine.run()
+    machine.memory.check_end(plan.name, len(plan.gpus))
     return Schedule(plan.name, len(plan.gpus), plan.chunks, steps_of(plan.name, machine.memory.messages))
 
 
 @dataclass(slots=True)
 class _Block:
-    """A thread block at work."""
+    """The state of a thread block."""
 
     rank: int
     number: int
@@ -68,7 +69,7 @@ class _Accesses:
 
 
 class _Machine:
-    """All GPUs at work: every thread block runs until it waits, again and again."""
+    """Simulates all GPUs: every thread block runs until it waits, again and again."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -84,7 +85,7 @@ class _Machine:
         begun = {(rank, i): value for rank, values in enumerate(plan.semaphores) for i, value in enumerate(values)}
         self.semaphores: dict[tuple[int, int], deque[Clock]] = {key: deque([{}] * value) for key, value in begun.items()}
         self.meetings: dict[tuple[int, int, int], list[_Block]] = defaultdict(list)
-        self.rounds: Counter[tuple[int, int, int]] = Counter()  # gpu, barrier, thread block -> how often it was there
+        self.rounds: Counter[tuple[int, int, int]] = Counter()  # gpu, barrier, thread block -> how often it arrived
         self.accesses: dict[tuple[int, str, int], _Accesses] = defaultdict(_Accesses)
         self.compared = 0
 
@@ -98,7 +99,7 @@ class _Machine:
             stuck = before == sum(block.at for block in waiting)
             waiting = [block for block in waiting if block.at < len(block.operations)]
             if stuck and waiting:
-                raise self.fail(waiting[0], "waits for ever, as all others do")
+                raise self.fail(waiting[0], "deadlocks with all others")
         for (source, target, _, number), queue in self.signals.items():
             if queue:
                 raise ScheduleError(
@@ -179,7 +180,7 @@ class _Machine:
     def reduce(self, block: _Block, op: Operation) -> None:
         """The sum of all sources goes to the first target, and from there to the others."""
         if len(op.sources) < 2 or not op.targets:
-            raise ValueError(f"{op.kind} has {len(op.sources)} sources and {len(op.targets)} targets; at least 2 and 1")
+            raise ValueError(f"{op.kind} has {len(op.sources)} sources and {len(op.targets)} targets; wanted at least 2 and 1")
         first, *others = op.targets
         own = next((source for source in op.sources if _same(source, first)), None)
         if own is not None:
@@ -209,7 +210,7 @@ class _Machine:
         self.memory.write(place.rank, (place.buffer, place.start), values, reduce=reduce)
 
     def touch(self, block: _Block, place: Place, *, write: bool) -> None:
-        """Raise where another thread block may be at the same chunks, and one of the two writes."""
+        """Raise if another thread block may access the same chunks at the same time, and one of the two writes."""
         buffer = "i" if place.buffer == "o" and self.plan.in_place else place.buffer
         for chunk in range(place.start, place.start + place.size):
             seen = self.accesses[place.rank, buffer, chunk]

@@ -1,4 +1,4 @@
-"""The execution plans of MSCCL++ as a value: per GPU thread blocks, per thread block operations. Reading trusts nothing.
+"""MSCCL++'s execution plans as a value: thread blocks per GPU, operations per thread block. The parser does not trust its input.
 
     {"name": "ring", "collective": "allreduce", "protocol": "Simple", "inplace": true,
      "gpus": [{"id": 0, "input_chunks": 4, "output_chunks": 4, "scratch_chunks": 4,
@@ -9,9 +9,9 @@
                "channels": [{"channel_type": "memory", "connected_to": [1]}],
                "remote_buffers": [{"rank": 1, "type": "s", "access_channel_types": ["memory"]}], "semaphores": []}, ...]}
 
-An operation numbers the channels and remote buffers of its thread block, which number those of its GPU. The n-th channel of a GPU
-to another one and the n-th from there back are the two ends of one. Format: what the DSL of microsoft/mscclpp writes since
-`input_chunks` took the place of `inputChunks` (read at commit c7fec5c), of the protocol "Simple"."""
+An operation gives the numbers of channels and remote buffers in its thread block, which gives their numbers in its GPU. The n-th
+channel from one GPU to another and the n-th channel back are the two ends of one. Format: what the DSL of microsoft/mscclpp
+writes since `input_chunks` replaced `inputChunks` (read at commit c7fec5c), with the protocol "Simple"."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WAITS = {"wait": "wait", "rlxwait": "wait"}
 PUTS = frozenset({"put", "pws", "pwsf"})
 REDUCES = frozenset({"re", "res", "rre", "rres"})
 DATA = PUTS | REDUCES | {"get", "copy"}
-SILENT = frozenset({"nop", "flush"})  # they order the threads of a block, or a transfer of its own
+SILENT = frozenset({"nop", "flush"})  # they order the threads of a block, or its own transfers
 PACKETS = frozenset({"cpkt", "upkt", "repkt", "recpkt", "ppkt", "rppkt", "respkt", "recspkt"})
 SWITCH = frozenset({"gstore", "glre", "glres"})
 CHANNELS = ("memory", "port")
@@ -47,7 +47,7 @@ class Place:
     size: int
 
 
-Channel = tuple[int, int, str, int]  # from a rank to another one, the type, and which of those
+Channel = tuple[int, int, str, int]  # from a rank, to a rank, the type, and the number among those
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A plan: `gpus[r]` are the thread blocks of rank r, each its operations; `semaphores[r]` what they begin with."""
+    """A plan. `gpus[r]` has the operations of each thread block of rank r, `semaphores[r]` the initial values of semaphores."""
 
     name: str
     chunks: int
@@ -73,7 +73,7 @@ class Plan:
 
 
 def parse_plan(text: str | bytes) -> Plan:
-    """The plan of a JSON text; ScheduleError with the place if it is none, or none that a schedule can express."""
+    """Parse a plan from JSON. ScheduleError names the place if it is not a plan, or not one that a schedule can express."""
     if len(text) > MAX_BYTES:
         raise ScheduleError(f"{len(text):,} bytes of JSON; at most {MAX_BYTES:,} are read")
     try:
@@ -87,7 +87,9 @@ def parse_plan(text: str | bytes) -> Plan:
 def _plan(value: dict[str, Any]) -> Plan:
     gpus = _list(value, "gpus", MAX_RANKS)
     if gpus and isinstance(gpus[0], dict) and "inputChunks" in gpus[0]:
-        raise ScheduleError("a plan of an older MSCCL++ (inputChunks); write it again with one that writes input_chunks")
+        raise ScheduleError(
+            "a plan of an older MSCCL++ (inputChunks); write it again with a newer one, which writes input_chunks"
+        )
     name = check_name(read_text(value.get("name", "mscclpp"), "name", 10_000))
     collective, protocol = value.get("collective"), value.get("protocol", "Simple")
     if collective != "allreduce":
@@ -109,7 +111,7 @@ def _plan(value: dict[str, Any]) -> Plan:
             raise ScheduleError(f"{name}: more than {MAX_OPS:,} operations, or than {MAX_TOUCHED:,} chunks in them")
     in_place = value.get("inplace", True)
     if not isinstance(in_place, bool):
-        raise ScheduleError(f"{name}: inplace is {brief(in_place)}; true or false")
+        raise ScheduleError(f"{name}: inplace is {brief(in_place)}; give true or false")
     return Plan(name, readers[0].chunks, in_place, tuple(blocks), tuple(reader.semaphores for reader in readers))
 
 
@@ -139,7 +141,7 @@ class _Gpu:
     def peer(self, value: Any) -> int:
         peer = read_whole(value, f"a peer of gpu {self.rank}", 0, self.world - 1)
         if peer == self.rank:
-            raise ValueError(f"gpu {peer} has a channel or a remote buffer of its own")
+            raise ValueError(f"gpu {peer} has a channel or a remote buffer to itself")
         return peer
 
     def blocks(self) -> tuple[tuple[Operation, ...], ...]:
@@ -203,7 +205,7 @@ def _refuse(kind: Any, value: dict[str, Any]) -> None:
     if kind in PACKETS:
         raise ValueError(f"{kind} moves packets, whose flags do the waiting; only the protocol Simple is read")
     if kind in SWITCH:
-        raise ValueError(f"{kind} adds in the switch, which a schedule cannot")
+        raise ValueError(f"{kind} adds in the switch, which a schedule cannot do")
     if kind == "pipeline":
         raise ValueError("a pipeline cuts chunks by bytes; chunks of a schedule are whole")
     if "tbg" in value:
@@ -216,14 +218,14 @@ def _refuse(kind: Any, value: dict[str, Any]) -> None:
 
 def _record(value: Any, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError(f"{name} is {brief(value)}; an object")
+        raise ValueError(f"{name} is {brief(value)}; give an object")
     return value
 
 
 def _list(value: dict[str, Any], name: str, most: int) -> list[Any]:
     found = value.get(name, [])
     if not isinstance(found, list) or len(found) > most:
-        raise ValueError(f"{name} is {brief(found)}; a list of at most {most:,}")
+        raise ValueError(f"{name} is {brief(found)}; give a list of at most {most:,}")
     return found
 
 
@@ -233,15 +235,15 @@ def _records(value: dict[str, Any], name: str, most: int) -> list[dict[str, Any]
 
 def _channel_type(value: Any) -> str:
     if value == "switch":
-        raise ScheduleError("a switch channel adds in the switch, which a schedule cannot")
+        raise ScheduleError("a switch channel adds in the switch, which a schedule cannot do")
     if value not in CHANNELS:
-        raise ValueError(f"channel type {brief(value)}; memory or port")
+        raise ValueError(f"channel type {brief(value)}; give memory or port")
     return str(value)
 
 
 def _buffer(value: Any) -> str:
     if value not in ("i", "o", "s"):
-        raise ValueError(f"buffer type {brief(value)}; i, o or s")
+        raise ValueError(f"buffer type {brief(value)}; give i, o or s")
     return str(value)
 
 

@@ -164,7 +164,7 @@ def read_text(path: str | Path) -> str:
 
 
 def read_bytes(path: str | Path) -> bytes:
-    """What a file or a pipe holds that a user named."""
+    """Read the bytes of a file or pipe that a user named."""
     try:
         with open(path, "rb") as file:
             endless = not stat.S_ISREG(os.fstat(file.fileno()).st_mode)  # a pipe, or /dev/zero

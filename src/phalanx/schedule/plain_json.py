@@ -36,21 +36,21 @@ def brief(value: Any) -> str:
 def read_number(value: Any, name: str, least: float, most: float) -> float:
     """Return a number within bounds. Errors call it `name`."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
-        raise ValueError(f"{name} is {brief(value)}; a number from {least:g} to {most:g}")
+        raise ValueError(f"{name} is {brief(value)}; give a number from {least:g} to {most:g}")
     return value
 
 
 def read_whole(value: Any, name: str, least: int, most: int) -> int:
     """Return an integer within bounds; 1.0 and true are rejected."""
     if type(value) is not int or not least <= value <= most:
-        raise ValueError(f"{name} is {brief(value)}; a whole number from {least} to {most}")
+        raise ValueError(f"{name} is {brief(value)}; give a whole number from {least} to {most}")
     return value
 
 
 def read_text(value: Any, name: str, longest: int = 1000) -> str:
     """Return a text of at most `longest` characters."""
     if not isinstance(value, str) or len(value) > longest:
-        raise ValueError(f"{name} is {brief(value)}; a text of at most {longest} characters")
+        raise ValueError(f"{name} is {brief(value)}; give a text of at most {longest} characters")
     return value
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-# C0 but for tab and newline, DEL, C1; marks that reorder text or end a line; halves of surrogate pairs, which no encoding takes
+# C0 except tab and newline, DEL, C1; marks that reorder text or end a line; lone surrogates, which cannot be encoded
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _LINE = re.compile("[\t\n]")
 

@@ -1,7 +1,7 @@
 """An interactive, self-contained HTML page that shows the chunks of a schedule fill up as contributions arrive.
 
 The page holds the messages as data and a script that replays them, so it stays small. It loads nothing from elsewhere, and its
-policy forbids the browser to. Names and labels are inserted as text, never as markup.
+policy does not let the browser do so. Names and labels are inserted as text, never as markup.
 """
 
 from __future__ import annotations
