@@ -192,6 +192,12 @@ def test_techniques_are_priced_and_one_is_recommended(tmp_path, capsys):
     assert "techniques" not in [line.split()[0] for line in out.splitlines() if line.startswith("note")]
 
 
+@pytest.mark.parametrize("option", [["--every", "7"], ["--low-rank", "2"], ["--may-lose", "0"]])
+def test_an_option_of_techniques_without_them(option, capsys):
+    assert main(["plan", "--cluster", "cloud-10g", "--ranks", "16", "--batch", "1024", *option]) == 2
+    assert f"{option[0]} has no effect without --techniques" in capsys.readouterr().err
+
+
 def test_accuracy_that_may_be_lost_changes_the_advice(tmp_path):
     def keeps(points):
         path = tmp_path / "plan.json"

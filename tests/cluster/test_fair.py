@@ -67,6 +67,14 @@ def test_messages_divide_their_port(first, second, most):
         assert np.isinf(ends[len(messages) :, column]).all()
 
 
+def test_rounding_leaves_no_message_that_never_ends():
+    come = [15.734125287480506, 15.782198641833446, 15.782202641833445, 15.782232641833446, 15.734095020813838]
+    come = np.array([*come, 15.782202375166777, 15.782202641833447])[:, None]
+    ends = fair_ends(come, np.full((7, 1), 0.048107354352941174), 1.0)
+    assert (ends > come).all()
+    assert ends.max() == pytest.approx(come.min() + 7 * 0.048107354352941174, abs=0.05)  # the port is never idle for long
+
+
 def test_two_messages_of_a_second_through_an_infinite_uplink_take_a_second():
     cluster = Cluster("two racks", 2, 2, Link(0, 1e9), Link(0, 1.0), ports=2, uplink=Uplink(1, 1e12))
     assert simulate(EXCHANGE, cluster, 1.0).seconds == pytest.approx(1.0)

@@ -201,6 +201,16 @@ def test_the_worst_comparison_decides():
     assert evidence_of("local-sgd") == ()
 
 
+def test_a_variant_that_was_measured_less_is_not_judged_better():
+    settings = {(one.study.data, one.study.epochs) for one in EVIDENCE if one.kind == "gossip"}
+    known = evidence_of("gossip-exact", "images")
+    assert {(one.study.data, one.study.epochs) for one in known} == settings
+    (own,) = [one for one in known if one.kind == "gossip-exact"]
+    assert all((one.study.data, one.study.epochs) != (own.study.data, own.study.epochs) for one in known if one is not own)
+    assert keeps("gossip-exact", "images", 0.5) is keeps("gossip", "images", 0.5) is False
+    assert own.text().startswith("gossip, exact: -0.43 points")
+
+
 def priced(name, kind, seconds):
     return Priced(Technique(name, name, kind, "all-reduce"), 1.0, seconds, 1.0, "")
 

@@ -13,7 +13,7 @@ import numpy as np
 from phalanx.cli.plan_device import device_of, read_model
 from phalanx.cli.plan_goals import answer
 from phalanx.cli.plan_options import WIRES, add_parser
-from phalanx.cli.plan_techniques import technique_lines
+from phalanx.cli.plan_techniques import EVERY, MAY_LOSE, check_techniques, technique_lines
 from phalanx.cli.usage import UsageError
 from phalanx.cluster import PRESETS, PROFILES, BackendProfile, Cluster, Model, by_size, compile_schedule
 from phalanx.cluster import calibrate as calibration
@@ -52,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(f"--{name} is missing; `phalanx plan --help` has examples")
     if args.within is not None and args.budget is not None:
         raise UsageError("--within and --budget are two questions; ask one of them")
+    check_techniques(args)
     if asks and args.techniques:
         raise UsageError("--techniques compares steps on one number of hosts; --within and --budget look for that number")
     if asks and args.ranks is not None:
@@ -114,11 +115,12 @@ def _run(args: argparse.Namespace) -> int:
 
 def _techniques(args: argparse.Namespace, question: Question, width: int) -> list[dict[str, object]]:
     """Print the techniques that save bytes, and return them as data."""
-    rows = price_techniques(question, every=args.every, ranks=tuple(dict.fromkeys(args.low_rank or (4,))))
+    may_lose = MAY_LOSE if args.may_lose is None else args.may_lose
+    rows = price_techniques(question, every=args.every or EVERY, ranks=tuple(dict.fromkeys(args.low_rank or (4,))))
     domain = domain_of(question.model)
-    advice = recommend(rows, domain, args.may_lose)
-    print(fold(technique_lines(rows, advice, domain, args.may_lose), max(width, 84)), end="")
-    return as_records(rows, advice, domain, args.may_lose)
+    advice = recommend(rows, domain, may_lose)
+    print(fold(technique_lines(rows, advice, domain, may_lose), max(width, 84)), end="")
+    return as_records(rows, advice, domain, may_lose)
 
 
 def _quick(families: tuple[str, ...]) -> tuple[str, ...]:

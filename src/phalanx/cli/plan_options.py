@@ -107,12 +107,11 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> ar
         action="store_true",
         help="price ways to save bytes between hosts (16 bits, Int8, PowerSGD, LocalSGD, DiLoCo, gossip), and recommend one",
     )
-    slow.add_argument("--every", type=at_least_one, default=50, metavar="H", help="steps of LocalSGD and DiLoCo (default 50)")
+    slow.add_argument("--every", type=at_least_one, metavar="H", help="steps of LocalSGD and DiLoCo (default 50)")
     slow.add_argument("--low-rank", type=at_least_one, action="append", metavar="R", help="rank of PowerSGD; may be repeated")
     slow.add_argument(
         "--may-lose",
         type=not_negative,
-        default=0.5,
         metavar="POINTS",
         help="percentage points of accuracy that a recommended technique may have lost where it was measured (default 0.5)",
     )

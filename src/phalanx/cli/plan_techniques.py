@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator, Sequence
 
+from phalanx.cli.usage import UsageError
 from phalanx.cluster.evidence import Domain, evidence_of
 from phalanx.cluster.techniques import Advice, Priced
 
+EVERY, MAY_LOSE = 50, 0.5  # the defaults of --every and --may-lose
 SHOWN = 3  # faster ones whose accuracy is not known
+
+
+def check_techniques(args: argparse.Namespace) -> None:
+    """Refuse options that only `--techniques` reads."""
+    for name in ("every", "low_rank", "may_lose"):
+        if getattr(args, name) is not None and not args.techniques:
+            raise UsageError(f"--{name.replace('_', '-')} has no effect without --techniques; add that, or leave it out")
 
 
 def technique_lines(rows: Sequence[Priced], advice: Advice, domain: Domain | None, may_lose: float) -> Iterator[str]:

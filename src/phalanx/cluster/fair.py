@@ -28,5 +28,6 @@ def fair_ends(come: Floats, work: Floats, most: float) -> Floats:
             return ends
         ends = np.where(active & (left <= least * (1 + 1e-9)) & (finish <= coming), after, ends)
         now, before = np.where(np.isfinite(after), after, now), now
-        left = np.where(active, left - (now - before) * pace, left)
+        # never below zero: a negative rest, from rounding, would never be done
+        left = np.where(active, np.maximum(left - (now - before) * pace, 0.0), left)
         begun |= come <= now
