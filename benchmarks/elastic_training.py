@@ -61,7 +61,8 @@ def main(directory: Path, options: dict[str, str]) -> None:
     faulthandler.register(signal.SIGUSR1)  # prints what all threads do: why does a job stand still?
     epochs, pause = int(options.get("epochs", "3")), float(options.get("pause", "0.01"))
     least, timeout = int(options.get("least", "1")), float(options.get("timeout", "30"))
-    comm = phalanx.create_communicator(elastic=True, timeout=timeout, min_ranks=least)
+    most = int(options["most"]) if "most" in options else None
+    comm = phalanx.create_communicator(elastic=True, timeout=timeout, min_ranks=least, max_ranks=most)
     record = (directory / f"member{comm.member}.jsonl").open("a", buffering=1)
 
     def write(**row: object) -> None:

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import zlib
 
 import pytest
 from tests.cluster.test_trace_file import event
@@ -99,6 +100,21 @@ def test_a_plan_for_a_trace_of_chakra(tmp_path, capsys):
     assert "--trace-batch is missing" in capsys.readouterr().err
 
 
+def test_a_compressed_trace_of_the_profiler_is_read_as_such():
+    events = [event(name, "cpu_op", ts, dur) for _, name, _, _, ts, dur, _, host in STEP if host and name != GRADIENT]
+    events += [event(GRADIENT, "cpu_op", 30, 1, **{"Input Dims": [[5]]})]
+    text = json.dumps({"schemaVersion": 1, "traceEvents": events})
+    data = gzip.compress(text.encode())
+    assert is_chakra(data)  # whoever reads the file passes it to from_chakra, which looks inside
+    assert from_chakra(data, 4) == from_trace(text, 4)
+
+
+def cut_between_messages():
+    """The beginning of a compressed file whose contents end exactly after a message: without its end it looks complete."""
+    packer = zlib.compressobj(wbits=31)
+    return packer.compress(as_protobuf()) + packer.flush(zlib.Z_SYNC_FLUSH)
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -107,12 +123,16 @@ def test_a_plan_for_a_trace_of_chakra(tmp_path, capsys):
         (as_protobuf()[:-3], "it ends inside a message"),
         (b"\x02\x0a\x00\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff", "a number does not end"),
         (b"\x02\x0a\x00\x02\x0b\x00", "a field of kind 3"),
-        (gzip.compress(as_protobuf(), mtime=0)[:20] + b"\0" * 8, "not a trace|gradients"),
+        (gzip.compress(as_protobuf(), mtime=0)[:20] + b"\0" * 8, "not a trace|is cut off"),
+        (cut_between_messages(), "the compressed trace is cut off"),
+        (gzip.compress(as_protobuf()) + b"more", "has more after its end"),
+        (gzip.compress(b'{"name": "mine"}'), "holds neither a trace of torch.profiler nor one of Chakra"),
         (as_json().replace(b'"durationMicros": "100"', b'"durationMicros": "long"'), "'long' where a whole number was expected"),
         (as_json() + b"[]", "where a node was expected"),
         (as_json() + b"{", "not a trace"),
     ],
-    ids=["no gradients", "no backward", "cut", "endless number", "unknown kind", "gzip", "not a number", "no node", "bad json"],
+    ids=["no gradients", "no backward", "cut", "endless number", "unknown kind", "gzip", "cut gzip", "long gzip",
+         "another gzip", "not a number", "no node", "bad json"],
 )  # fmt: skip
 def test_nonsense_is_refused(data, message):
     with pytest.raises(ValueError, match=message):
@@ -123,3 +143,11 @@ def test_other_files_are_not_taken_for_chakra():
     assert not is_chakra(b'{"name": "mine"}')
     assert not is_chakra(b'{"traceEvents": [{"name": "durationMicros"}]}')
     assert not is_chakra(b"")
+    assert not is_chakra(b'[\n {"name": "mine", "layers": [1, 2, 3, 4, 5, 6, 7, 8]}]')
+    assert not is_chakra(b"[\n")
+    assert not is_chakra(b"x\nyz")
+
+
+def test_a_long_description_of_the_trace_is_no_obstacle():
+    head = field(1, "1.1.1-chakra.0.0.4") + b"".join(field(2, field(1, "schema") + field(13, "x" * 40)) for _ in range(4))
+    assert is_chakra(varint(len(head)) + head)

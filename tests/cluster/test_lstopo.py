@@ -6,6 +6,7 @@ The files went through hwloc 2.9 (`lstopo -i FILE --of xml`, `--of console`), wh
 from pathlib import Path
 
 import pytest
+from tests.fuzz.harness import calm
 
 from phalanx.cli.main import main
 from phalanx.cluster.fabric import FabricError, read_fabric
@@ -63,6 +64,8 @@ def test_a_host_without_gpus_has_a_rank_per_numa_node():
         ("Machine\n  Package L#0\n    NUMANode L#0\n", "a network needs 2"),
         ("<topology", "not XML"),
         ('<!DOCTYPE a [<!ENTITY x "y">]><topology>&x;</topology>', "declares an entity"),
+        ('<!DOCTYPE a [<!ATTLIST object gp_index CDATA "1">]><topology/>', "declares an entity or an attribute"),
+        ("Machine\n" + "  NUMANode\n" * 4097, "4097 GPUs or NUMA nodes; at most 4096 are read"),
         (XML.replace('pci_link_speed="15.753846"', 'pci_link_speed="fast"', 1), "'fast' is not a bandwidth"),
         (XML.replace('pci_link_speed="15.753846"', 'pci_link_speed="-1"', 1), "'-1' is not a bandwidth"),
         (XML.replace(">109 113 126 130 <", ">109 113 126 <"), "16 NVLink bandwidths between 3 devices"),
@@ -71,6 +74,28 @@ def test_a_host_without_gpus_has_a_rank_per_numa_node():
 def test_nonsense_is_refused(text, message):
     with pytest.raises(FabricError, match=message):
         read_fabric(text)
+
+
+@pytest.mark.parametrize("outside", [0, 1])
+def test_a_deep_tree_with_many_ranks_takes_one_pass(outside):
+    """With a set of ranks per object, or a walk from each rank, this took minutes and gigabytes."""
+    group, node = '<object type="Group">', '<object type="NUMANode"/>'
+    inner = group * 20_000 + node * 2_000 + "</object>" * 20_000 + node * outside
+    text = f'<topology><object type="Machine">{inner}</object></topology>'
+    with calm():
+        found = links(text)
+    assert len(found) == 2 * (2_000 + 2 * outside)
+    assert found[0, "group0"] == 8.0
+
+
+def test_a_matrix_of_many_lines_takes_one_pass():
+    head, tail = '<topology><distances2hetero name="NVLinkBandwidth"><indexes>', "</indexes></distances2hetero></topology>"
+    with calm(), pytest.raises(FabricError, match="a network needs 2"):
+        read_fabric(head + "\n" * 2_000_000 + tail)
+
+
+def test_a_matrix_in_pieces_is_read_as_one():
+    assert links(XML.replace(">109 113 126 130 <", ">109 113 <!-- --> 12<!-- -->6 13<!-- -->0 <")) == links(XML)
 
 
 def test_the_command_line_finds_a_schedule_for_it(capsys):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
+import phalanx
 from phalanx.comm.elastic.membership import Membership
 from phalanx.data import Loader
 from phalanx.data.owed import after, count, listed, stands_for, until, within
@@ -45,10 +46,12 @@ class Exchanges:
 
     number: int = 0
     contributors: tuple[int, ...] = ()
+    earlier: dict[int, tuple[int, ...]] = field(default_factory=dict)
     waiting: dict[int, list[int]] = field(default_factory=dict)  # samples of each member since the last exchange
     used: Counter = field(default_factory=Counter)
 
     def commit(self, contributors: list[int]) -> None:
+        self.earlier[self.number] = self.contributors
         self.number, self.contributors = self.number + 1, tuple(contributors)
         for member in contributors:
             self.used.update(self.waiting.get(member, []))
@@ -65,6 +68,7 @@ class Seat:
     elastic: bool = True
     exchanges: int = 0
     contributors: tuple[int, ...] = ()
+    earlier: dict[int, tuple[int, ...]] = field(default_factory=dict)
     in_flight: int = 0
     is_new: bool = False
     loader: object = None
@@ -87,15 +91,22 @@ class Seat:
         """All ranks come here, one after the other: the first one makes the exchange."""
         if self.exchanges == self.job.number:
             self.job.commit(self.world)
-        self.exchanges, self.contributors = self.job.number, self.job.contributors
+        self.look()
+
+    def look(self) -> None:
+        """See the exchanges that were made."""
+        self.exchanges, self.contributors, self.earlier = self.job.number, self.job.contributors, dict(self.job.earlier)
 
     def between_steps(self, caller: Loader) -> None:
         self.sent = caller.state_dict() if self.joins else None  # what a newcomer gets, at this very moment
         self.world, self.joins = self.world + self.joins, []
 
 
-def run(n: int, batch: int, ranks: int, epochs: int, seed: int, policy: str, every: int = 1) -> Counter:
-    """Train with random deaths and newcomers; how often each sample was in a step that counted. `every`: steps per exchange."""
+def run(n: int, batch: int, ranks: int, epochs: int, seed: int, policy: str, every: int = 1, more: int = 0) -> Counter:
+    """Train with random deaths and newcomers; how often each sample was in a step that counted.
+
+    `every`: steps per exchange. `more`: exchanges that follow it at once, such as `opt.average_()`.
+    """
     generator = random.Random(seed)
     job = Exchanges()
     data = (torch.arange(n), torch.arange(n))
@@ -130,9 +141,11 @@ def run(n: int, batch: int, ranks: int, epochs: int, seed: int, policy: str, eve
             job.commit(counted)
         for member in lost:
             del seats[member], walks[member]
+        for _ in range(more if steps % every == 0 else 0):
+            job.commit(list(seats))
         new = generator.random() < 0.2
         for seat, _ in seats.values():
-            seat.exchanges, seat.contributors = job.number, job.contributors
+            seat.look()
             seat.world = [m for m in seat.world if m in seats]
             seat.joins = [number] if new else []
         if new:
@@ -169,3 +182,29 @@ def test_samples_of_local_steps_are_used_exactly_once_per_epoch(n, batch, ranks)
     for seed in range(12):
         every = 2 + seed % 4
         assert run(n, batch, ranks, 3, seed, "keep_batch", every) == dict.fromkeys(range(n), 3), (seed, every)
+
+
+@pytest.mark.parametrize("more", [1, 2])
+@pytest.mark.parametrize(("n", "batch", "ranks"), [(40, 8, 4), (41, 12, 4), (10, 2, 2)])
+def test_a_sample_counts_in_the_exchange_that_it_waited_for(n, batch, ranks, more):
+    """A rank dies after the exchange, and before the next one, without another step between them."""
+    for seed in range(12):
+        every = 1 + seed % 3
+        assert run(n, batch, ranks, 3, seed, "keep_batch", every, more) == dict.fromkeys(range(n), 3), (seed, every)
+
+
+def test_exchanges_are_forgotten():
+    with phalanx.create_communicator(elastic=True) as comm:
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        opt = phalanx.create_multi_node_optimizer(optimizer, comm, sync=phalanx.LocalSGD(every=2))
+        loader = Loader((torch.ones(16, 1),), comm, batch=2, workers=0)
+        for shared in ({}, {"loader": loader}):  # without a loader nothing asks for them
+            opt.share(**shared)
+            for (x,) in loader:
+                opt.zero_grad()
+                model(x).sum().backward()
+                opt.step()
+                opt.average_()
+                assert len(comm.earlier) <= 2
+        assert comm.exchanges >= 24

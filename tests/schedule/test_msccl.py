@@ -1,16 +1,32 @@
 """MSCCL's XML: 16 all-reduces come in, are proved, run and go out again as the same value; nonsense and bombs are refused."""
 
 import re
+from fractions import Fraction
 from functools import partial
 
 import pytest
 import torch
+from tests.fuzz.harness import calm
 from tests.schedule import oracle
 from tests.schedule.msccl_programs import all_pairs, programs, ring
 
 import phalanx
 from phalanx.cli.main import main
-from phalanx.schedule import Move, Schedule, ScheduleError, Step, from_msccl, gossip, lower, sent, swing, to_msccl, verify
+from phalanx.schedule import (
+    Move,
+    Schedule,
+    ScheduleError,
+    Step,
+    from_msccl,
+    from_mscclpp,
+    gossip,
+    lower,
+    sent,
+    swing,
+    to_msccl,
+    to_mscclpp,
+    verify,
+)
 
 XML = programs()
 
@@ -89,6 +105,8 @@ def test_a_mutant_is_read_and_refused_by_the_proof():
         ("<algo", "not XML"),
         ("hello", "not XML"),
         ('<!DOCTYPE a [<!ENTITY x "y">]><algo name="&x;"/>', "a document type"),
+        ('<algo nchunksperloop="1" coll="allreduce"/>', "the algorithm has no <gpu>"),
+        ('<algo nchunksperloop="1" coll="allreduce" ngpus="2"/>', "the algorithm has no <gpu>"),
         ("<gpu/>", "<gpu> where <algo> was expected"),
         (XML["ring"].replace("allreduce\"", "alltoall\""), "only allreduce is read"),
         (XML["ring"].replace('type="s"', 'type="put"', 1), "type 'put' is none of"),
@@ -123,6 +141,36 @@ def test_what_msccl_cannot_say_is_refused():
         to_msccl(gossip(4, 0))
     with pytest.raises(ScheduleError, match="computes a copy"):
         to_msccl(phalanx.schedule.binomial(4))
+
+
+@pytest.mark.parametrize("write", [to_msccl, to_mscclpp])
+def test_a_factor_is_not_lost_on_the_way(write):
+    halves = [Step((Move(0, 1, range(1), True, Fraction(1, 2)),))] * 2
+    s = Schedule("halves", 2, 1, (*halves, Step((Move(1, 0, range(1)),))))
+    verify(s)
+    with pytest.raises(ScheduleError, match="halves scales or encodes, which MSCCL"):
+        write(s)
+
+
+def test_a_chunk_that_is_added_twice_is_refused():
+    twice = Schedule("twice", 2, 1, (*[Step((Move(0, 1, range(1), True),))] * 2, Step((Move(1, 0, range(1)),))))
+    for again in (lambda: from_msccl(to_msccl(twice)), lambda: from_mscclpp(to_mscclpp(twice))):
+        with pytest.raises(ScheduleError, match="twice: gpu 1 adds chunk 0 of gpu 0 twice"):
+            again()
+
+
+def test_the_chunks_of_all_steps_are_limited():
+    """800 bytes that mean millions of chunks: 13 s for half a million, and 230 bytes of memory for each."""
+    most = 1 << 20
+    step = f'<step s="%d" type="%s" srcbuf="i" srcoff="0" dstbuf="i" dstoff="0" cnt="{most}"/>'
+    parts = {kind: "".join(step % (k, kind) for k in range(4)) for kind in ("s", "rrc")}
+    xml = (
+        f'<algo name="x" nchunksperloop="{most}" ngpus="2" coll="allreduce">'
+        f'<gpu id="0"><tb id="0" send="1" recv="-1" chan="0">{parts["s"]}</tb></gpu>'
+        f'<gpu id="1"><tb id="0" send="-1" recv="0" chan="0">{parts["rrc"]}</tb></gpu></algo>'
+    )
+    with calm(), pytest.raises(ScheduleError, match="line 1: more than 4,194,304 chunks in all steps together"):
+        from_msccl(xml)
 
 
 def test_a_name_cannot_leave_its_attribute():

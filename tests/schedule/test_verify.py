@@ -25,6 +25,7 @@ from phalanx.schedule import (
     tree,
     verify,
 )
+from phalanx.schedule.fingerprints import PRIME
 from phalanx.schedule.verify import verify_lowered
 
 HALF = Fraction(1, 2)
@@ -225,7 +226,7 @@ def test_many_doublings_do_not_wrap_around():
 
 
 def test_a_factor_that_fingerprints_cannot_follow_is_refused():
-    s = Schedule("odd", 70, 1, (Step((Scale(range(70), range(1), Fraction(1, 2**60 - 3677)),)),), "mixing")
+    s = Schedule("odd", 70, 1, (Step((Scale(range(70), range(1), Fraction(1, PRIME)),)),), "mixing")
     assert "cannot be followed modulo" in error(s)
 
 

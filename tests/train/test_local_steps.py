@@ -32,10 +32,10 @@ def test_eight_bits_go_with_local_steps_and_nothing_else_does():
     comm = resolve("digits", ["comm.sync=diloco", "comm.wire=int8", "comm.int8.block=64"]).comm
     assert comm.make_wire() == Int8(block=64)
     for options, words in (
-        ({"sync": "gossip", "wire": "int8"}, "sync=gossip takes float16"),
-        ({"sync": "diloco", "wire": "powersgd"}, "sync=allreduce alone"),
+        ({"sync": "gossip", "wire": "int8"}, "with sync=gossip use float16"),
+        ({"sync": "diloco", "wire": "powersgd"}, "works only with sync=allreduce"),
         ({"sync": "diloco", "wire": "int8", "local": LocalConfig(partners="random")}, "partners=all"),
-        ({"elastic": True, "wire": "int8"}, "without elastic"),
+        ({"elastic": True, "wire": "int8"}, "does not work with elastic"),
     ):
         with pytest.raises(ValueError, match=words):
             CommConfig(**options)

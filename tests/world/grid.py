@@ -89,6 +89,7 @@ EXEMPT = {
     "phalanx.comm.launch.DEFAULT_PORT": "a port",
     **{f"phalanx.comm.launch.ALONE.{name}": "of a world of one" for name in
        ("rank", "world", "local_rank", "local_world", "port", "attempt", "listener")},
+    "phalanx.comm.elastic.children.NOT_STARTED": "an exit code",
     "phalanx.comm.elastic.guard.FENCED": "an exit code",
     "phalanx.comm.elastic.head.TOO_FEW": "an exit code",
     "phalanx.comm.elastic.supervisor.NO_MEETING": "an exit code",

@@ -191,6 +191,15 @@ def test_replacements_join_and_take_part(start, tmp_path):
     assert joined == {3, 4}, job.words
 
 
+def test_ranks_for_which_there_is_no_room_wait_until_one_dies(start, tmp_path):
+    job = start(3, "epochs=100000", "pause=0.01", "most=2", f"stop_file={tmp_path / 'stop'}")
+    job.wait_for_step(2, 4)
+    assert {row["member"] for row in job.follow.look() if row["kind"] == "step"} == {0, 1}
+    job.signal(0)
+    end_after(job, {1, 2})
+    check_exact(job, epochs_of(job))
+
+
 def test_a_batch_that_the_ranks_cannot_share_evenly_is_still_used_exactly_once(start, tmp_path):
     job = start(4, "epochs=6", "batch=13")
     job.until(lambda: len(job.pids) == 4)

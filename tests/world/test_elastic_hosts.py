@@ -42,8 +42,12 @@ class Hosts(Job):
         by_hand: bool = False,
         script: tuple[str, ...] = (),
         quorum: str = "majority",
+        apart: bool = False,
     ) -> None:
-        """`by_hand`: the command line says where they meet; otherwise the variables of a launcher do. `script`: what they run."""
+        """`by_hand`: the command line says where they meet; otherwise the variables of a launcher do. `script`: what they run.
+
+        `apart`: the first agent is one more, and only holds the meeting point.
+        """
         self.directory, self.dead = directory, set[int]()
         self.follow = _follow(directory)
         self.log = directory / "log"
@@ -55,16 +59,20 @@ class Hosts(Job):
         if by_hand:
             self._command += ["--hosts", str(hosts), "--meet", f"127.0.0.1:{port}"]
         else:
-            self.env |= {"WORLD_SIZE": str(hosts), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            self.env |= {"WORLD_SIZE": str(hosts + apart), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        if apart:
+            self._command += ["--hosts", str(hosts)]
+        self._apart = apart
         self.agents: list[subprocess.Popen[bytes]] = []
-        for number in range(hosts):
+        for number in range(hosts + apart):
             self.start(number)
             if by_hand and number == 0:
                 time.sleep(0.5)  # so that the first one opens the meeting point
         self.process = self.agents[0]
 
     def start(self, number: int, **env: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "phalanx", *self._command, *self.script]
+        without = ["--ranks", "0"] if self._apart and number == 0 else []
+        command = [sys.executable, "-m", "phalanx", *self._command, *without, *self.script]
         launcher = {} if "--meet" in command else {"RANK": str(number)}
         with self.log.open("ab") as log:
             agent = subprocess.Popen(command, stdout=log, stderr=log, env=self.env | launcher | env)
@@ -206,6 +214,29 @@ def test_what_happens_when_the_majority_does_not_come_back(hosts, quorum, code):
         job.steps_by(set(job.pids), time.time())
         assert job.finish() == [code], job.words
         assert "pauses" not in job.words
+
+
+@pytest.mark.parametrize(("wait", "code"), [(30.0, 0), (1.0, 74)], ids=["they come back", "they do not"])
+def test_all_hosts_but_the_meeting_point_are_lost(hosts, wait, code):
+    job = hosts(2, 1, wait=wait, apart=True)
+    job.until(lambda: len(job.pids) == 2)
+    job.wait_for_step(2, 3)
+    lost = {member: job.pids[member] for agent in job.agents[1:] for member in job.members_of(agent)}
+    for agent in job.agents[1:]:
+        job.lose(agent)
+    job.until(lambda: "no rank is left: " in job.words)
+    if code:
+        assert job.process.wait(DEADLINE) == code, job.words
+        assert "0 of 2 hosts have come within 1 s" in job.words
+    else:
+        at = time.time()
+        job.dead.clear()  # the new ranks have the same numbers
+        for number in (1, 2):
+            job.start(number)
+        # at step 0: this script has no checkpoint
+        job.until(lambda: sum(row["kind"] == "step" and row["at"] > at and row["step"] == 2 for row in job.follow.look()) == 2)
+        assert not set(lost.values()) & set(job.pids.values())
+        assert job.finish() == [0, 0, 0], job.words
 
 
 def test_without_the_meeting_point_all_stop(hosts):

@@ -141,6 +141,29 @@ def test_a_spare_runs_the_script_as_python_does(tmp_path, kind, monkeypatch):
     assert (spare.returncode, spare.stdout, spare.stderr) == (7, python.stdout, python.stderr)
 
 
+FAILS = """
+def fail():
+    raise KeyError("gone")
+
+try:
+    fail()
+except KeyError as error:
+    raise ValueError("no") from error
+"""
+
+
+@pytest.mark.parametrize("script", [FAILS, "x = (\n"], ids=["exception", "syntax"])
+def test_the_traceback_of_a_spare_begins_with_the_script(tmp_path, script):
+    program = tmp_path / "script.py"
+    program.write_text(script)
+    real = os.environ | {"PYTHONIOENCODING": "utf-8"}  # which has it executed, not forked
+    python = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=DEADLINE, env=real)
+    command = [sys.executable, *spare_command([str(program)])]
+    spare = subprocess.run(command, input="{}\n", capture_output=True, text=True, timeout=DEADLINE)
+    assert "Error: " in python.stderr
+    assert (spare.returncode, spare.stderr) == (python.returncode, python.stderr) == (1, python.stderr)
+
+
 def test_a_spare_runs_an_archive(tmp_path):
     with zipfile.ZipFile(tmp_path / "app.pyz", "w") as archive:
         archive.writestr("__main__.py", "import sys, inside; print(__name__, sys.argv[1:], inside.WORD)")

@@ -41,7 +41,18 @@ def main() -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
+    sys.excepthook = print_from_the_script
     run(sys.argv[2:])
+
+
+def print_from_the_script(kind: type[BaseException], error: BaseException, where: types.TracebackType | None) -> None:
+    """Print an uncaught exception as Python does: the traceback begins with the script, and not with what runs it here."""
+    frame = where
+    while frame is not None:
+        if frame.tb_frame.f_globals is globals():  # of this file: the script begins after the last one
+            where = frame.tb_next
+        frame = frame.tb_next
+    sys.__excepthook__(kind, error.with_traceback(where), where)
 
 
 def load() -> None:

@@ -2,12 +2,14 @@
 
 It reads PyTorch traces from Chakra's converter, as protobuf (`.et`, also compressed) and as JSON (`chakra_jsonizer`). A node
 becomes the event that torch.profiler would have written: a host operation, or a kernel with the host operation that launched it.
+A compressed file may also hold torch.profiler's own trace, which `export_chrome_trace("trace.json.gz")` writes.
 It leaves out collectives, because the plan has its own. Schema: et_def.proto of mlcommons/chakra at commit 6dc63e1. It reads a
 node's number, name, type, dependencies, times, input shapes and `is_cpu_op`."""
 
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,13 +17,14 @@ from typing import Any
 
 from phalanx.schedule.plain_json import brief, loads
 
-from .trace_file import NOT_A_TRACE, Event, from_events
+from .trace_file import NOT_A_TRACE, Event, from_events, from_trace, is_trace
 from .workload import Compute, Model
 
 MAX_BYTES = 512 << 20
 MAX_NODES = 2_000_000
 COMPUTES = (4, "COMP_NODE")
 GZIP = b"\x1f\x8b"
+VERSION = re.compile(rb"[\w.+\-]*", re.ASCII)
 CAMEL = ("ctrlDeps", "dataDeps", "durationMicros", "ctrl_deps", "data_deps", "duration_micros")
 
 
@@ -40,15 +43,29 @@ class Node:
 
 
 def is_chakra(data: bytes) -> bool:
-    """Whether a file looks like an execution trace: compressed, protobuf, or the JSON of one."""
+    """Whether `from_chakra` is for this file: it is compressed, or looks like the protobuf or the JSON of an execution trace."""
     head = data[:65536]
     if data.lstrip()[:1] == b"{":
         return b'"traceEvents"' not in head and any(f'"{name}"'.encode() in head for name in CAMEL)
-    return data[:2] == GZIP or (len(data) > 2 and data[1:2] == b"\x0a" and data[0] < 128)  # the version, field 1
+    if data[:2] == GZIP:
+        return True
+    # The first message has the version, field 1, first. Text may begin with `[` and a new line, which look like such a message.
+    tag = 2 if head[:1] >= b"\x80" else 1  # after the length of the message
+    if len(head) < tag + 2 or head[tag] != 10:
+        return False
+    version = head[tag + 2 : tag + 2 + head[tag + 1]]
+    return len(version) == head[tag + 1] and VERSION.fullmatch(version) is not None
 
 
 def from_chakra(data: bytes, batch: float) -> tuple[Model, Compute]:
     """The model and the device of a trace of one step with `batch` samples; ValueError for anything else."""
+    if data[:2] == GZIP:
+        data = _unpacked(data)
+        if data.lstrip()[:1] == b"{" and not is_chakra(data):
+            text = _text(data)
+            if not is_trace(text):
+                raise ValueError(f"the compressed file holds neither a trace of torch.profiler nor one of Chakra: {brief(text)}")
+            return from_trace(text, batch)
     nodes = list(_nodes(data))
     hosts = {node.number: node for node in nodes if node.on_host}
     events: list[Event] = []
@@ -79,8 +96,6 @@ def _dims(shapes: str) -> list[Any]:
 
 
 def _nodes(data: bytes) -> Iterator[Node]:
-    if data[:2] == GZIP:
-        data = _unpacked(data)
     if len(data) > MAX_BYTES:
         raise ValueError(f"{len(data):,} bytes of a trace; at most {MAX_BYTES:,} are read")
     values = map(_from_json, _objects(data)) if data.lstrip()[:1] == b"{" else map(_from_protobuf, _messages(data))
@@ -99,17 +114,23 @@ def _unpacked(data: bytes) -> bytes:
         raise ValueError(f"{NOT_A_TRACE}: {error}") from None
     if machine.unconsumed_tail:
         raise ValueError(f"more than {MAX_BYTES:,} bytes of a trace, unpacked")
+    if not machine.eof or machine.unused_data:
+        raise ValueError(f"the compressed trace {'has more after its end' if machine.eof else 'is cut off'}; copy the file again")
     return found
+
+
+def _text(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise ValueError(f"{NOT_A_TRACE}: it is not UTF-8") from None
 
 
 # ---- JSON: one object after another, the first for the whole trace; 64-bit numbers are strings ---------------------------------
 
 
 def _objects(data: bytes) -> Iterator[dict[str, Any]]:
-    try:
-        text = data.decode()
-    except UnicodeDecodeError:
-        raise ValueError(f"{NOT_A_TRACE}: it is not UTF-8") from None
+    text = _text(data)
     read, at = json.JSONDecoder().raw_decode, 0
     while True:
         while at < len(text) and text[at].isspace():

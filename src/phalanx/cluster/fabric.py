@@ -17,10 +17,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .fabric_links import NVLINK, PCIE, FabricError, Links
+from .fabric_links import MAX_LINKS, MAX_NODES, NVLINK, PCIE, FabricError, Links
 from .lstopo import lstopo_links
 
-MAX_NODES, MAX_LINKS = 4096, 200_000
 MOST = 1e6  # GB/s of a link
 LONGEST, WORD = 2000, 64  # characters of a line, and of a switch's name
 ENDS = r"[A-Za-z0-9_.+\- ]+?"

@@ -7,10 +7,11 @@ without GPUs has a rank per NUMA node."""
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from xml.parsers import expat
 
-from .fabric_links import PCIE, FabricError, Links
+from .fabric_links import MAX_NODES, PCIE, FabricError, Links
 
 MAX_BYTES, MAX_OBJECTS = 16 << 20, 100_000
 ACCELERATORS = re.compile(r"(cuda|nvml|rsmi|hip|ze|ve)\d+(\.\d+)?")  # names of OS devices that run kernels
@@ -56,7 +57,9 @@ def lstopo_links(text: str) -> Links:
             f"lstopo: {len(ranks)} GPU or NUMA node found, but a network needs 2. `lstopo --of xml` shows GPUs if hwloc was built"
             " with PCI and CUDA, NVML or RSMI"
         )
-    return [*_tree_links(ranks), *_nvlinks(host, ranks)]
+    if len(ranks) > MAX_NODES:
+        raise FabricError(f"lstopo: {len(ranks)} GPUs or NUMA nodes; at most {MAX_NODES} are read")
+    return [*_tree_links(objects, ranks), *_nvlinks(host, ranks)]
 
 
 def _all(root: _Object) -> list[_Object]:
@@ -76,30 +79,27 @@ def _gpus(objects: list[_Object]) -> list[_Object]:
     return by_driver or by_class or [one for one in devices if one.name.startswith(SCREENS)]
 
 
-def _tree_links(ranks: list[_Object]) -> Links:
+def _tree_links(objects: list[_Object], ranks: list[_Object]) -> Links:
     """Links from every GPU up to where all meet. An object with one way down and one way up is part of the wire."""
-    below: dict[int, set[int]] = {}  # object -> the ranks in it
-    for rank, gpu in enumerate(ranks):
-        one: _Object | None = gpu
-        while one is not None:
-            below.setdefault(id(one), set()).add(rank)
-            one = one.parent
+    below = Counter(map(id, ranks))  # object -> how many ranks are in it
+    for one in reversed(objects):  # parents come before their children
+        if one.parent is not None:
+            below[id(one.parent)] += below[id(one)]
     links: Links = []
     names: dict[int, str] = {}
-    done: set[int] = set()
     for rank, gpu in enumerate(ranks):
         node: int | str = rank
         here, rate = gpu, _rate(gpu)
-        while here.parent is not None and len(below[id(here)]) < len(ranks):
+        while here.parent is not None and below[id(here)] < len(ranks):
             up = here.parent
-            if len(below[id(up)]) == len(below[id(here)]):  # nothing joins here
+            if below[id(up)] == below[id(here)]:  # nothing joins here
                 rate, here = min(rate, _rate(up)), up
                 continue
-            if id(here) in done:
-                break
-            done.add(id(here))
+            known = id(up) in names  # then it has its links upwards, too
             name = names.setdefault(id(up), f"{up.kind.lower()}{len(names)}")
             links += [(node, name, rate), (name, node, rate)]
+            if known:
+                break
             node, here, rate = name, up, _rate(up)
     return links
 
@@ -135,7 +135,9 @@ def _from_xml(text: str) -> _Host:
     parser = expat.ParserCreate()
     parser.StartElementHandler, parser.EndElementHandler = reader.start, reader.end
     parser.CharacterDataHandler = reader.characters
-    parser.EntityDeclHandler = reader.refuse  # hwloc has a document type, but no entities; entity bombs need them
+    parser.buffer_text = True  # otherwise one call per line
+    # hwloc has a document type, but declares nothing in it; bombs need entities, or defaults of attributes
+    parser.EntityDeclHandler = parser.AttlistDeclHandler = reader.refuse
     try:
         parser.Parse(text, True)
     except expat.ExpatError as error:
@@ -152,11 +154,12 @@ class _Reader:
     host: _Host
     at: _Object
     count: int = 0
-    matrix: dict[str, str] = field(default_factory=dict)
+    matrix: str = ""  # its name
+    texts: dict[str, list[str]] = field(default_factory=dict)  # the pieces of its texts
     collecting: str = ""
 
     def refuse(self, *_: object) -> None:
-        raise FabricError("lstopo: the file declares an entity, which hwloc never does")
+        raise FabricError("lstopo: the file declares an entity or an attribute, which hwloc never does")
 
     def start(self, tag: str, attributes: dict[str, str]) -> None:
         if tag == "object":
@@ -165,33 +168,33 @@ class _Reader:
                 raise FabricError(f"lstopo: more than {MAX_OBJECTS:,} objects")
             self.at = self.at.add(_xml_object(attributes))
         elif tag.startswith("distances2"):
-            self.matrix = {"name": attributes.get("name", "")}
-        elif tag in ("indexes", "u64values") and self.matrix:
+            self.matrix, self.texts = attributes.get("name", ""), {"indexes": [], "u64values": []}
+        elif tag in self.texts:
             self.collecting = tag
 
     def characters(self, text: str) -> None:
         if self.collecting:
-            self.matrix[self.collecting] = self.matrix.get(self.collecting, "") + text
+            self.texts[self.collecting].append(text)
 
     def end(self, tag: str) -> None:
         if tag == "object":
             self.at = self.at.parent or self.host.root
-        elif tag in ("indexes", "u64values"):
+        elif tag in self.texts:
             self.collecting = ""
-            if self.matrix and tag in self.matrix:
-                self.matrix[tag] += " "
+            self.texts[tag].append(" ")
         elif tag.startswith("distances2"):
-            if self.matrix.get("name") == "NVLinkBandwidth":
-                numbers = [word.rpartition(":")[2] for word in self.matrix.get("indexes", "").split()]
-                values = [_number(word) for word in self.matrix.get("u64values", "").split()]
+            if self.matrix == "NVLinkBandwidth":
+                words = {name: "".join(pieces).split() for name, pieces in self.texts.items()}
+                numbers = [word.rpartition(":")[2] for word in words["indexes"]]
+                values = [_number(word) for word in words["u64values"]]
                 if len(values) != len(numbers) ** 2 or len(numbers) > 1024:
                     raise FabricError(f"lstopo: {len(values)} NVLink bandwidths between {len(numbers)} devices")
                 self.host.nvlinks.append((numbers, values))
-            self.matrix = {}
+            self.matrix, self.texts, self.collecting = "", {}, ""
 
 
 def _xml_object(attributes: dict[str, str]) -> _Object:
-    kind, number = attributes.get("type", ""), attributes.get("gp_index", "")
+    kind, number = attributes.get("type", ""), attributes.get("gp_index", "")[:20]
     speed = _number(attributes.get("pci_link_speed", "0"))
     if kind == "PCIDev":
         return _Object("PCI", attributes.get("pci_type", "")[:40], speed, number)

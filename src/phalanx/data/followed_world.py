@@ -133,12 +133,13 @@ class FollowedWorld:
         self._exchanges = self._comm.exchanges
         taken = [step for step in self._taken if step.exchange <= self._exchanges]
         self._taken = self._taken[len(taken) :]
-        here = set(self._comm.contributors)
         lost: Ranges = ()
         for step in taken:
+            here = self._comm.earlier.get(step.exchange, self._comm.contributors)  # later exchanges may have others
             for rank, member in enumerate(step.members):
                 if member not in here:
                     lost += step.share_of(rank)
+        self._comm.earlier.clear()  # steps that are taken from now on wait for later exchanges
         if not lost:
             return position
         epoch = taken[-1].epoch

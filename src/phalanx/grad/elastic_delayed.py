@@ -156,10 +156,11 @@ class DelayedElasticAverager(ElasticAverager):
     def load(self, state: dict[str, Any]) -> None:
         super().load(state)
         self._previous.restored = dict(state["means"])
+        before, self._in_flight = self._in_flight, None  # of an earlier try to join, in which a rank died
         if state["in_flight"] is not None:
             label, epoch, members, by_samples, usual = state["in_flight"]
             self._in_flight = InFlight(label, epoch, tuple(members), {}, 0.0, by_samples, usual)
-            self.comm.in_flight += 1
+        self.comm.in_flight += (self._in_flight is not None) - (before is not None)
 
 
 def elastic_averager(

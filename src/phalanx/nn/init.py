@@ -73,14 +73,17 @@ def bcast_parameters(model: torch.nn.Module, comm: Any, root: int = 0) -> None:
     kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for x in dict.fromkeys(tensors):
         kinds.setdefault((x.dtype, x.device), []).append(x)
+
+    def spread() -> list[torch.Tensor]:
+        flats = [torch.cat([x.detach().reshape(-1) for x in members]) for members in kinds.values()]
+        return [comm.bcast(flat, root) for flat in flats]
+
+    # as one: in an elastic job, values of two ranks must not mix if the root dies in between
+    flats = comm.as_one(spread)
     with torch.no_grad():
-        for members in kinds.values():
-            flat = torch.cat([x.detach().reshape(-1) for x in members])
-            comm.bcast(flat, root)
-            at = 0
-            for x in members:
-                x.copy_(flat[at : at + x.numel()].view(x.shape))
-                at += x.numel()
+        for members, flat in zip(kinds.values(), flats):
+            for x, mine in zip(members, flat.split([x.numel() for x in members])):
+                x.copy_(mine.view(x.shape))
 
 
 def init_parameters_(

@@ -43,6 +43,17 @@ def lower_steps(s: Schedule, keep: Callable[[Collective], bool] | None = None) -
     return chain.from_iterable(_lower_step(step, cut, keep) for step in s.steps)
 
 
+def plain_moves(s: Schedule, where: str) -> list[list[Move]]:
+    """The messages of `lower(s)`, step by step, for a system that only sums: ScheduleError if they do more."""
+    if s.goal != "sum":
+        raise ScheduleError(f"{s.name} computes a {s.goal}; {where}'s allreduce is a sum")
+    steps = lower(s).steps
+    moves = [[op for op in step.ops if isinstance(op, Move) and op.factor == 1 and not op.coded] for step in steps]
+    if sum(map(len, moves)) < sum(len(step.ops) for step in steps):
+        raise ScheduleError(f"{s.name} scales or encodes, which {where} cannot do")
+    return moves
+
+
 def _lower_step(step: Step, cut: _Cutter, keep: Callable[[Collective], bool] | None) -> Iterator[Step]:
     collectives = [op for op in step.ops if isinstance(op, Collective) and not (keep and keep(op))]
     if not collectives:

@@ -11,8 +11,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from html import escape
 
-from .lower import lower
-from .ops import Move, Schedule, ScheduleError
+from .lower import plain_moves
+from .ops import Move, Schedule
 from .printable import printable
 
 Place = tuple[int, int]  # a thread block of a rank, and a step in it
@@ -69,12 +69,8 @@ def to_msccl(s: Schedule, *, protocol: str = "Simple") -> str:
         >>> print(phalanx.schedule.to_msccl(phalanx.schedule.recursive_doubling(2)).splitlines()[1])
         <gpu id="0" i_chunks="1" o_chunks="0" s_chunks="0">
     """
-    if s.goal != "sum":
-        raise ScheduleError(f"{s.name} computes a {s.goal}; MSCCL's allreduce is a sum")
+    moves = plain_moves(s, "MSCCL")
     gpus = [_Gpu() for _ in range(s.world)]
-    moves = [[op for op in step.ops if isinstance(op, Move)] for step in lower(s).steps]
-    if sum(map(len, moves)) != sum(len(step.ops) for step in lower(s).steps):
-        raise ScheduleError(f"{s.name} scales or encodes, which MSCCL cannot do")
     _number_blocks(gpus, moves)
     for step in moves:
         reads = [(move, run, _send(gpus[move.src], move, run)) for move in step for run in _pieces(move)]

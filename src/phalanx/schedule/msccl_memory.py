@@ -143,9 +143,14 @@ class Memory:
 def steps_of(name: str, messages: list[_Message]) -> tuple[Step, ...]:
     """The messages, each in the earliest possible step; those of one pair are sent together."""
     level = _levels(name, messages)
-    steps: list[dict[tuple[int, int, bool], list[int]]] = [defaultdict(list) for _ in range(max(level, default=-1) + 1)]
+    steps: list[dict[tuple[int, int, bool], set[int]]] = [defaultdict(set) for _ in range(max(level, default=-1) + 1)]
     for number, m in enumerate(messages):
-        steps[level[number]][m.source.rank, m.target.rank, m.reduce].append(m.target.chunk)
+        sent = steps[level[number]][m.source.rank, m.target.rank, m.reduce]
+        if m.target.chunk in sent:
+            raise ScheduleError(
+                f"{name}: gpu {m.target.rank} adds chunk {m.target.chunk} of gpu {m.source.rank} twice, which no sum needs"
+            )
+        sent.add(m.target.chunk)
     return tuple(
         Step(tuple(Move(src, dst, joined(chunks), reduce) for (src, dst, reduce), chunks in sorted(step.items())))
         for step in steps

@@ -18,6 +18,7 @@ from .ops import ScheduleError
 
 MAX_BYTES = 64 << 20
 MAX_STEPS = 2_000_000
+MAX_TOUCHED = 1 << 22  # chunks, over all steps: Swing on 1,024 ranks sends and receives this many
 RECEIVES = frozenset({"r", "rcs", "rrc", "rrs", "rrcs"})
 SENDS = frozenset({"s", "rcs", "rrs", "rrcs"})
 TYPES = RECEIVES | SENDS | {"nop", "cpy", "re"}
@@ -88,6 +89,7 @@ class _Reader:
     block: dict[str, str] = field(default_factory=dict)
     steps: list[Instruction] = field(default_factory=list)
     count: int = 0
+    touched: int = 0
     line: object = None
 
     def fail(self, fact: str) -> ScheduleError:
@@ -143,6 +145,9 @@ class _Reader:
             places.append((buffer, self.number(attributes, key, -1, MAX_CHUNKS) if kind != "nop" else -1))
         block, step = self.number(attributes, "depid", -1, 1 << 20, -1), self.number(attributes, "deps", -1, MAX_STEPS, -1)
         count = 0 if kind == "nop" else self.number(attributes, "cnt", 1, MAX_CHUNKS, 1)
+        self.touched += count
+        if self.touched > MAX_TOUCHED:
+            raise self.fail(f"more than {MAX_TOUCHED:,} chunks in all steps together")
         return Instruction(kind, places[0], places[1], count, (block, step) if block >= 0 and step >= 0 else None)
 
     def number(self, attributes: dict[str, str], name: str, least: int, most: int, default: int | None = None) -> int:
@@ -159,6 +164,8 @@ class _Reader:
 
     def result(self) -> Algorithm:
         head, ranks = self.head, len(self.gpus)
+        if not ranks:
+            raise ScheduleError("the algorithm has no <gpu>")
         if sorted(self.gpus) != list(range(ranks)) or self.number(head, "ngpus", 1, MAX_RANKS, ranks) != ranks:
             raise ScheduleError(
                 f"the gpus are {sorted(self.gpus)[:8]}; wanted 0 to ngpus - 1, {head.get('ngpus', '?')[:18]} in all"

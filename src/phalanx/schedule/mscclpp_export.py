@@ -11,8 +11,8 @@ import json
 from collections import defaultdict
 from typing import Any
 
-from .lower import lower
-from .ops import Move, Schedule, ScheduleError
+from .lower import plain_moves
+from .ops import Move, Schedule
 from .printable import printable
 
 BLOCKS = 8  # thread blocks per rank
@@ -40,15 +40,7 @@ def to_mscclpp(s: Schedule) -> str:
         >>> [op["name"] for op in plan["gpus"][0]["threadblocks"][0]["ops"]]
         ['put', 'nop', 'signal', 'wait', 'nop', 're', 'nop']
     """
-    if s.goal != "sum":
-        raise ScheduleError(f"{s.name} computes a {s.goal}; MSCCL++'s allreduce is a sum")
-    steps = lower(s).steps
-    moves = [[op for op in step.ops if isinstance(op, Move)] for step in steps]
-    if any(
-        len(plain) < len(step.ops) or any(m.factor != 1 or m.coded for m in plain)
-        for plain, step in zip(moves, steps, strict=True)
-    ):
-        raise ScheduleError(f"{s.name} scales or encodes, which MSCCL++ cannot do")
+    moves = plain_moves(s, "MSCCL++")
     gpus = [_Gpu(rank) for rank in range(s.world)]
     width = -(-s.chunks // BLOCKS)
     for step in moves:

@@ -14,7 +14,7 @@ from .mscclpp_plan import PUTS, REDUCES, Channel, Operation, Place, Plan, parse_
 from .ops import Schedule, ScheduleError
 
 Clock = dict[int, int]  # thread block -> how many of its operations are known to be done
-MOST_COMPARED = 50_000_000  # entries of clocks that signals carry
+MOST_COMPARED = 1 << 24  # entries of clocks that signals and barriers carry; they may take 600 MB
 
 
 def from_mscclpp(text: str | bytes) -> Schedule:
@@ -56,8 +56,16 @@ class _Block:
     identity: int
     operations: tuple[Operation, ...]
     at: int = 0
+    taken: int = 0  # signals that the next operation waits for and already has
     clock: Clock = field(default_factory=dict)
-    arrived: tuple[int, int, int] | None = None  # at a barrier: gpu, barrier, round
+
+
+@dataclass(slots=True)
+class _Queue:
+    """The signals on a channel, or releases of a semaphore, that nobody has taken, and the thread blocks that wait for one."""
+
+    clocks: deque[Clock] = field(default_factory=deque)
+    waiting: list[_Block] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -69,7 +77,7 @@ class _Accesses:
 
 
 class _Machine:
-    """Simulates all GPUs: every thread block runs until it waits, again and again."""
+    """Simulates all GPUs: every thread block runs until it waits, and again when it has what it waits for."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -81,27 +89,30 @@ class _Machine:
         ]
         for identity, block in enumerate(self.blocks):
             block.identity, block.clock = identity, {identity: 0}
-        self.signals: dict[Channel, deque[Clock]] = defaultdict(deque)
-        begun = {(rank, i): value for rank, values in enumerate(plan.semaphores) for i, value in enumerate(values)}
-        self.semaphores: dict[tuple[int, int], deque[Clock]] = {key: deque([{}] * value) for key, value in begun.items()}
-        self.meetings: dict[tuple[int, int, int], list[_Block]] = defaultdict(list)
-        self.rounds: Counter[tuple[int, int, int]] = Counter()  # gpu, barrier, thread block -> how often it arrived
+        self.ready = deque(block for block in self.blocks if block.operations)
+        self.signals: dict[Channel, _Queue] = defaultdict(_Queue)
+        self.semaphores: dict[tuple[int, int], _Queue] = defaultdict(_Queue)
+        for (rank, i), times in self.acquired().items():  # a million at the beginning, of which it takes two, are two
+            self.semaphores[rank, i].clocks.extend([{}] * min(times, plan.semaphores[rank][i]))
+        self.meetings: dict[tuple[int, int], list[_Block]] = defaultdict(list)  # gpu and barrier -> who waits there
         self.accesses: dict[tuple[int, str, int], _Accesses] = defaultdict(_Accesses)
         self.compared = 0
 
+    def acquired(self) -> Counter[tuple[int, int]]:
+        """How often the plan takes each semaphore."""
+        taking = [(block.rank, op.numbers) for block in self.blocks for op in block.operations if op.kind == "sem_acquire"]
+        return Counter((rank, number) for rank, numbers in taking for number in numbers)
+
     def run(self) -> None:
-        waiting = [block for block in self.blocks if block.operations]
-        while waiting:
-            before = sum(block.at for block in waiting)
-            for block in waiting:
-                while block.at < len(block.operations) and self.can_do(block):
-                    block.at += 1
-            stuck = before == sum(block.at for block in waiting)
-            waiting = [block for block in waiting if block.at < len(block.operations)]
-            if stuck and waiting:
-                raise self.fail(waiting[0], "deadlocks with all others")
+        while self.ready:
+            block = self.ready.popleft()
+            while block.at < len(block.operations) and self.can_do(block):
+                block.at += 1
+        for block in self.blocks:
+            if block.at < len(block.operations):
+                raise self.fail(block, "deadlocks with all others")
         for (source, target, _, number), queue in self.signals.items():
-            if queue:
+            if queue.clocks:
                 raise ScheduleError(
                     f"{self.plan.name}: gpu {target} never waits for a signal of gpu {source} on their channel {number}"
                 )
@@ -109,11 +120,8 @@ class _Machine:
     def can_do(self, block: _Block) -> bool:
         """Do the next operation of a thread block, unless it has to wait."""
         op = block.operations[block.at]
-        if op.kind == "wait":
-            ends = [self.signals[peer, mine, kind, number] for mine, peer, kind, number in op.channels]
-            return self.take(block, ends)
-        if op.kind == "sem_acquire":
-            return self.take(block, [self.semaphores[block.rank, number] for number in op.numbers])
+        if op.kind in ("wait", "sem_acquire"):
+            return self.take(block, op)
         if op.kind == "barrier":
             return self.meet(block, *op.numbers)
         block.clock[block.identity] = block.at + 1
@@ -125,48 +133,60 @@ class _Machine:
             raise self.fail(block, str(error)) from None
         if op.kind == "sem_release":
             for number in op.numbers:
-                self.semaphores[block.rank, number].append(self.copied(block.clock))
+                self.give(block, self.semaphores[block.rank, number])
         for channel in op.channels:  # a signal, or a put that signals
-            self.signals[channel].append(self.copied(block.clock))
+            self.give(block, self.signals[channel])
         return True
 
-    def take(self, block: _Block, queues: list[deque[Clock]]) -> bool:
-        needed = Counter(map(id, queues))
-        if any(len(queue) < needed[id(queue)] for queue in queues):
-            return False
-        for queue in queues:
-            self.learn(block, queue.popleft())
+    def give(self, block: _Block, queue: _Queue) -> None:
+        self.compare(len(block.clock))
+        queue.clocks.append(dict(block.clock))
+        if queue.waiting:
+            self.ready.append(queue.waiting.pop())
+
+    def take(self, block: _Block, op: Operation) -> bool:
+        """Take a signal of each channel, or a release of each semaphore, in order; wait at the first that has none."""
+        while block.taken < len(op.channels or op.numbers):
+            if op.kind == "wait":
+                mine, peer, kind, number = op.channels[block.taken]
+                queue = self.signals[peer, mine, kind, number]
+            else:
+                queue = self.semaphores[block.rank, op.numbers[block.taken]]
+            if not queue.clocks:
+                queue.waiting.append(block)
+                return False
+            _learn(block.clock, queue.clocks.popleft())
+            block.taken += 1
+        block.taken = 0
         return True
 
     def meet(self, block: _Block, barrier: int, count: int) -> bool:
-        if block.arrived is None:
-            key = (block.rank, barrier, block.number)
-            block.arrived = (block.rank, barrier, self.rounds[key])
-            self.rounds[key] += 1
-            block.clock[block.identity] = block.at + 1
-            self.meetings[block.arrived].append(block)
-            if len(self.meetings[block.arrived]) == count:
-                known: Clock = {}
-                for other in self.meetings[block.arrived]:
-                    known = {**known, **{k: max(v, known.get(k, 0)) for k, v in other.clock.items()}}
-                for other in self.meetings[block.arrived]:
-                    self.learn(other, known)
-        if len(self.meetings[block.arrived]) < count:
+        """Wait for the other thread blocks of a barrier. The last one wakes them, and all know what each of them knew."""
+        block.clock[block.identity] = block.at + 1
+        met = self.meetings[block.rank, barrier]
+        met.append(block)
+        wanted = met[0].operations[met[0].at].numbers[1]
+        if wanted != count:
+            raise self.fail(block, f"barrier {barrier} is for {count} thread blocks here, and for {wanted} in another")
+        if len(met) < count:
             return False
-        block.arrived = None
+        known: Clock = {}
+        for other in met:
+            self.compare(len(other.clock))
+            _learn(known, other.clock)
+        self.compare(len(known) * count)
+        for other in met:
+            _learn(other.clock, known)
+        for other in met[:-1]:
+            other.at += 1
+            self.ready.append(other)
+        met.clear()
         return True
 
-    def copied(self, clock: Clock) -> Clock:
-        self.compared += len(clock)
+    def compare(self, entries: int) -> None:
+        self.compared += entries
         if self.compared > MOST_COMPARED:
             raise ScheduleError(f"{self.plan.name}: too many signals between too many thread blocks to look for races")
-        return dict(clock)
-
-    def learn(self, block: _Block, clock: Clock) -> None:
-        mine = block.clock
-        for other, done in clock.items():
-            if mine.get(other, 0) < done:
-                mine[other] = done
 
     def do(self, block: _Block, op: Operation) -> None:
         if op.kind in REDUCES:
@@ -229,6 +249,12 @@ class _Machine:
 
     def fail(self, block: _Block, fact: str) -> ScheduleError:
         return ScheduleError(f"{self.plan.name}: gpu {block.rank}, thread block {block.number}, operation {block.at}: {fact}")
+
+
+def _learn(mine: Clock, clock: Clock) -> None:
+    for other, done in clock.items():
+        if mine.get(other, 0) < done:
+            mine[other] = done
 
 
 def _same(a: Place, b: Place) -> bool:

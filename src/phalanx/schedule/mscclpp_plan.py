@@ -16,6 +16,7 @@ writes since `input_chunks` replaced `inputChunks` (read at commit c7fec5c), wit
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,7 +104,7 @@ def _plan(value: dict[str, Any]) -> Plan:
         )
     total, touched, blocks = 0, 0, []
     for reader in readers:
-        blocks.append(reader.blocks())
+        blocks.append(reader.blocks(readers))
         operations = [op for block in blocks[-1] for op in block]
         total += len(operations)
         touched += sum(place.size for op in operations for place in (*op.sources, *op.targets))
@@ -120,6 +121,7 @@ class _Gpu:
 
     def __init__(self, value: dict[str, Any], rank: int, world: int) -> None:
         self.value, self.rank, self.world = value, rank, world
+        self.owners: Sequence[_Gpu] = ()  # all GPUs, once they are read
         if read_whole(value.get("id"), "id of a gpu", 0, MAX_RANKS) != rank:
             raise ValueError(f"gpu {brief(value.get('id'))} where {rank} was expected")
         self.chunks = read_whole(value.get("input_chunks"), f"input_chunks of gpu {rank}", 1, MAX_CHUNKS)
@@ -144,7 +146,9 @@ class _Gpu:
             raise ValueError(f"gpu {peer} has a channel or a remote buffer to itself")
         return peer
 
-    def blocks(self) -> tuple[tuple[Operation, ...], ...]:
+    def blocks(self, owners: Sequence[_Gpu]) -> tuple[tuple[Operation, ...], ...]:
+        """The operations of each thread block. Every place in them is in a buffer of one of `owners`."""
+        self.owners = owners
         found = []
         for number, block in enumerate(_records(self.value, "threadblocks", 1 << 16)):
             where = f"gpu {self.rank}, thread block {number}"
@@ -195,13 +199,18 @@ class _Gpu:
             rank, buffer = _pick(buffers, value["buffer_id"], "remote buffer")
         else:
             rank, buffer = self.rank, _buffer(value.get("type"))
-        most = MAX_CHUNKS if rank != self.rank else self.scratch if buffer == "s" else self.chunks
-        start = read_whole(value.get("index"), "index", 0, max(0, most - 1))
-        return Place(rank, buffer, start, read_whole(value.get("size"), "size", 1, max(1, most - start)))
+        most = self.owners[rank].scratch if buffer == "s" else self.owners[rank].chunks
+        if not most:
+            raise ValueError(f"uses scratch of gpu {rank}, whose scratch_chunks are 0")
+        where = f"of gpu {rank}'s buffer {buffer}"
+        start = read_whole(value.get("index"), f"index {where}", 0, most - 1)
+        return Place(rank, buffer, start, read_whole(value.get("size"), f"size {where} from {start}", 1, most - start))
 
 
 def _refuse(kind: Any, value: dict[str, Any]) -> None:
     """Raise for what a schedule cannot express."""
+    if not isinstance(kind, str):
+        raise ValueError(f"no operation of MSCCL++ is called {brief(kind)}")
     if kind in PACKETS:
         raise ValueError(f"{kind} moves packets, whose flags do the waiting; only the protocol Simple is read")
     if kind in SWITCH:
@@ -210,7 +219,7 @@ def _refuse(kind: Any, value: dict[str, Any]) -> None:
         raise ValueError("a pipeline cuts chunks by bytes; chunks of a schedule are whole")
     if "tbg" in value:
         raise ValueError("thread blocks that share an operation (tbg) are not read; write the plan without groups")
-    if not isinstance(kind, str) or kind not in {*SILENT, *SIGNALS, *WAITS, *DATA, "barrier", "sem_acquire", "sem_release"}:
+    if kind not in {*SILENT, *SIGNALS, *WAITS, *DATA, "barrier", "sem_acquire", "sem_release"}:
         raise ValueError(f"no operation of MSCCL++ is called {brief(kind)}")
     if value.get("reduce_op", "sum") != "sum":
         raise ValueError(f"reduce_op {brief(value['reduce_op'])}; a schedule sums")

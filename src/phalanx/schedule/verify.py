@@ -2,8 +2,8 @@
 
 The interpreter makes expressions, which record every addition and its order. Up to 64 ranks, each is evaluated as a formal sum
 {origin: weight} with exact fractions. Above, each is evaluated as a fingerprint, with one random integer per origin modulo a
-prime: a wrong schedule passes with a probability of about 2^-60, and thousands of ranks take seconds. If a fingerprint is wrong,
-only its slot is evaluated as a formal sum, for the error message.
+secret prime: a wrong schedule passes with a probability of about 2^-59, and thousands of ranks take seconds. If a fingerprint is
+wrong, only its slot is evaluated as a formal sum, for the error message.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ EXACT_UP_TO = 64  # ranks; above it formal sums are too slow, so fingerprints ar
 def verify(s: Schedule, *, goal: Goal | None = None, bitwise: bool = False) -> None:
     """Prove that every rank ends with what the schedule claims.
 
-    Up to 64 ranks the proof is exact. Above, it uses fingerprints: a wrong schedule passes with a probability of about 2**-60.
+    Up to 64 ranks the proof is exact. Above, it uses fingerprints: each input is a random number modulo a random prime, which the
+    process draws once and keeps secret, so a file cannot be made to pass. A wrong weight of b bits goes unnoticed with a
+    probability of about b * 2**-59.
 
     For a schedule that encodes, it also proves that no contribution is encoded more than twice, and that all ranks end with
     equal bits.

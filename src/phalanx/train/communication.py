@@ -110,13 +110,15 @@ class CommConfig:
 
         local = self.sync in ("local-sgd", "diloco")
         if self.wire in ("int8", "powersgd") and self.elastic:
-            raise ValueError(f"wire={self.wire} goes without elastic, which takes float16 and bfloat16")
+            raise ValueError(f"wire={self.wire} does not work with elastic=True: use float16 or bfloat16")
         if self.wire == "powersgd" and self.sync != "allreduce":
-            raise ValueError(f"wire=powersgd goes with sync=allreduce alone; sync={self.sync} takes float16 and bfloat16")
+            raise ValueError(f"wire=powersgd works only with sync=allreduce: with sync={self.sync} use float16 or bfloat16")
         if self.wire == "int8" and self.sync == "gossip":
-            raise ValueError("wire=int8 goes with sync=allreduce, local-sgd and diloco; sync=gossip takes float16 and bfloat16")
+            raise ValueError(
+                "wire=int8 works only with sync=allreduce, local-sgd and diloco: with sync=gossip use float16 or bfloat16"
+            )
         if self.wire is not None and local and self.local.partners == "random":
-            raise ValueError(f"wire={self.wire} goes with local.partners=all: one partner gets parameters as they are")
+            raise ValueError(f"wire={self.wire} needs local.partners=all: one partner gets uncompressed parameters")
 
     def _check_elastic(self) -> None:
         if self.elastic:

@@ -229,6 +229,12 @@ def test_newcomers_come_between_two_steps_of_all_others():
     assert not conclude([Report(4, between=True), Report(3, holds=True)]).too_early
 
 
+def test_all_know_whether_all_are_between_two_steps():
+    assert conclude([Report(4, between=True), Report(4, between=True), Report(None)]).between
+    assert not conclude([Report(4, between=True), Report(4)]).between
+    assert not conclude([Report(4, between=True), Report(3, holds=True)]).between
+
+
 def test_nobody_has_the_state():
     with pytest.raises(StateLostError, match="have left"):
         conclude([Report(None), Report(None)])
@@ -286,6 +292,13 @@ class TestRoster:
         assert roster.proposal.epoch == 2
         assert roster.waiting == (8,)
         assert self.stand(roster.went({0: "was killed"})).proposal.members == (1, 2, 7, 8)
+
+    @pytest.mark.parametrize("most", [1, 2, 3, 4, None])
+    def test_no_more_than_the_most_in_the_first_world(self, most):
+        roster = Roster(first=3, most=most).came(2).came(0).came(1)
+        assert roster.proposal == Proposal(1, (0, 1, 2)[:most])
+        assert roster.waiting == tuple(member for member in (2, 0, 1) if member not in roster.proposal.members)
+        assert self.stand(roster).proposal == roster.proposal
 
     def test_a_newcomer_with_state_is_a_survivor(self):
         roster = self.stand(self.start(1)).came(7)

@@ -18,7 +18,7 @@ import itertools
 import json
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from phalanx.comm.elastic.board import Board
@@ -88,6 +88,23 @@ class End:
         if self.code < 0:
             return f"was killed by signal {-self.code}"
         return f"exited with code {self.code}" if self.code else "finished"
+
+
+@dataclass
+class Host:
+    """An agent as the head knows it."""
+
+    card: Card
+    heard: float
+    count: int = -1
+    budget: int = 0
+    members: list[int] = field(default_factory=list)
+    left: bool = False
+    lost: bool = False  # silent for so long that its members were given up; it may come back
+
+    @property
+    def here(self) -> bool:
+        return not (self.left or self.lost)
 
 
 class AgentKeys:

@@ -87,6 +87,7 @@ class Conclusion:
     verdicts: tuple[Verdict, ...]  # in rank order
     source: int  # the rank whose state newcomers get
     too_early: bool = False  # newcomers have come, but not all others are between two steps
+    between: bool = False  # all that have the state are between the same two steps
 
 
 class StateLostError(RuntimeError):
@@ -114,8 +115,8 @@ def conclude(reports: Sequence[Report]) -> Conclusion:
                 f"rank {rank} has committed {report.committed} rounds, another one has {top}, and it lacks the result"
             )
     source = next(rank for rank, report in enumerate(reports) if report.committed is not None)
-    too_early = len(known) < len(reports) and not all(report.between for report in known)
-    return Conclusion(top, tuple(verdicts), source, too_early)
+    between = all(report.between for report in known)
+    return Conclusion(top, tuple(verdicts), source, too_early=len(known) < len(reports) and not between, between=between)
 
 
 # ---- the coordinator's memory ------------------------------------------------------------------------------------------------
@@ -193,7 +194,9 @@ class Roster:
         if before is None:
             if not self.waiting or len(self.waiting) < self.first:
                 return self
-            return replace(self, proposal=Proposal(1, tuple(sorted(self.waiting))), waiting=())
+            first = tuple(sorted(self.waiting)[: self.most])
+            rest = tuple(member for member in self.waiting if member not in first)
+            return replace(self, proposal=Proposal(1, first), waiting=rest)
         room = len(self.waiting) if self.most is None else max(0, self.most - len(before.members))
         entering, rest = self.waiting[:room], self.waiting[room:]
         if not self.stands or not entering or not before.members:

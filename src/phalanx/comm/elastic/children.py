@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from phalanx.comm.elastic.agents import End
 from phalanx.comm.elastic.board import MeetingPoint
 from phalanx.comm.elastic.spares import Spares, start_python
+from phalanx.comm.ending import say_last
 from phalanx.comm.launch import MEETING, MEMBER, SECRET
 from phalanx.comm.settings import AGENT
 
+NOT_STARTED = 71  # the exit code of a rank whose process could not start: EX_OSERR of sysexits.h
 LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -25,13 +27,17 @@ class Children:
     arguments: Sequence[str]
     env: Mapping[str, str]
     codes: dict[int, int] = field(default_factory=dict)
-    processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    processes: dict[int, subprocess.Popen[bytes] | None] = field(default_factory=dict)  # None: it could not start
     spares: Spares = field(default_factory=Spares)
 
     def start(self, member: int, point: MeetingPoint) -> None:
         own = {MEETING: point.to_text(), MEMBER: str(member)}
-        spare = self.spares.take(own)
-        self.processes[member] = spare or start_python(self.arguments, {**self.env, **own}, subprocess.DEVNULL)
+        process = self.spares.take(own)
+        try:
+            process = process or start_python(self.arguments, {**self.env, **own}, subprocess.DEVNULL)
+        except OSError as error:  # no more processes, or no memory for one
+            say_last(f"member {member} cannot start ({error.strerror})")
+        self.processes[member] = process
         self.spares.postpone()
 
     @property
@@ -42,15 +48,17 @@ class Children:
         """Members whose processes have ended since the last call, and how."""
         found = {}
         for member in self.running:
-            if (code := self.processes[member].poll()) is not None:
+            process = self.processes[member]
+            if (code := NOT_STARTED if process is None else process.poll()) is not None:
                 self.codes[member] = code
                 found[member] = End(code)
         return found
 
     def signal(self, number: int) -> None:
         for member in self.running:
-            with contextlib.suppress(ProcessLookupError):
-                self.processes[member].send_signal(number)
+            if (process := self.processes[member]) is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.send_signal(number)
 
     def suspend_all(self) -> None:
         """Stop the ranks, then this process. After `fg` in the shell, let the ranks continue and return."""
@@ -63,7 +71,8 @@ class Children:
         self.spares.kill()
         self.signal(signal.SIGKILL)
         for process in self.processes.values():
-            process.wait()
+            if process is not None:
+                process.wait()
 
 
 def environment(secret: str, environ: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -8,9 +8,11 @@ from typing import Any, TypeVar
 
 import torch
 
+from phalanx.comm.arguments import check_rank
 from phalanx.comm.communicator import Communicator
 from phalanx.comm.elastic.passage import Passage
 from phalanx.comm.elastic.rounds import Rounds
+from phalanx.comm.failure import CommunicationError
 from phalanx.comm.reductions import ReduceOp
 
 T = TypeVar("T")
@@ -69,30 +71,66 @@ class ElasticCommunicator(Rounds):
 
     def bcast(self, x: torch.Tensor | None, root: int = 0) -> torch.Tensor:
         cast = super().bcast
-        mine = None if x is None else x.detach().clone()
-        again = (lambda: _restore(x, mine)) if x is not None and mine is not None else (lambda: None)
-        # every rank has something to send, so any rank can be the root after a change
-        return self.round(lambda: cast(x, root), again, repeats=x is not None)
+        return self._from_root(root, lambda now: cast(x, now))
 
     def bcast_obj(self, obj: Any, root: int = 0) -> Any:
         cast = super().bcast_obj
-        return self.round(lambda: cast(obj, root))
+        return self._from_root(root, lambda now: cast(obj, now))
+
+    def _from_root(self, root: int, cast: Callable[[int], T]) -> T:
+        """Repeated as long as the member that is `root` now is a rank: the others may have nothing to send."""
+        check_rank(root, "root", self.size)
+        member = self.membership.ranks[root]
+
+        def work() -> T:
+            ranks = self.membership.ranks
+            if member not in ranks:
+                what = f"bcast(root {root})"
+                raise CommunicationError(
+                    f"{what}: member {member}, the root, has left, and this operation is not repeated without it",
+                    operation=what,
+                    missing=[root],
+                )
+            return cast(ranks.index(member))
+
+        return self.round(work)
 
     def gather(self, x: torch.Tensor, root: int = 0) -> list[torch.Tensor] | None:
         gather = super().gather
-        return self.round(lambda: gather(x, root), repeats=False)
+        return self._once(f"gather(root {root})", lambda: gather(x, root))
 
     def scatter(self, xs: Sequence[torch.Tensor] | None, root: int = 0) -> torch.Tensor:
         scatter = super().scatter
-        return self.round(lambda: scatter(xs, root), repeats=False)
+        return self._once(f"scatter(root {root})", lambda: scatter(xs, root))
 
     def alltoall(self, xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         exchange = super().alltoall
-        return self.round(lambda: exchange(xs), repeats=False)
+        return self._once("alltoall()", lambda: exchange(xs))
 
     def reduce_scatter(self, x: torch.Tensor, op: ReduceOp = "sum") -> torch.Tensor:
         reduce = super().reduce_scatter
-        return self.round(lambda: reduce(x, op), repeats=False)
+        return self._once("reduce_scatter()", lambda: reduce(x, op))
+
+    def _once(self, what: str, work: Callable[[], T]) -> T:
+        """Not repeated, because its arguments fit only the world of this call. In another world all ranks raise.
+
+        So a rank that comes late, and knows of the death, raises as those do that waited.
+        """
+        before = self.membership
+
+        def here() -> T:
+            now = self.membership
+            if now.epoch != before.epoch:
+                left = [rank for rank, member in enumerate(before.ranks) if member not in now.ranks]
+                lost = ", ".join(f"member {before.ranks[rank]}" for rank in left) or "a connection"
+                raise CommunicationError(
+                    f"{what} lost {lost}; the world has {self.size} ranks now, and this operation is not repeated among them",
+                    operation=what,
+                    missing=left,
+                )
+            return work()
+
+        return self.round(here)
 
     def buffer(self, numel: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> torch.Tensor:
         make = super().buffer

@@ -221,6 +221,9 @@ class Coordinator:
     def _publish(self, now: float) -> None:
         proposal = self.proposal
         if proposal is not None and proposal.epoch > self._published:
+            # a look may have raised the number twice, and members look for the next one: a gap would hide all that follow
+            proposal = replace(proposal, epoch=self._published + 1)
+            self.roster = replace(self.roster, proposal=proposal)
             self.board.propose(replace(proposal, needs=self.needs))
             self._needed = self.needs
             if (old := self.board.proposal(proposal.epoch - 3)) is not None:

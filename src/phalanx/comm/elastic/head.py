@@ -11,37 +11,19 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
 
-from phalanx.comm.elastic.agents import AgentKeys, Card, End, Order
+from phalanx.comm.elastic.agents import AgentKeys, End, Host, Order
 from phalanx.comm.elastic.board import Board
 from phalanx.comm.elastic.coordinator import ASLEEP, BEAT, STILL, SUSPECT, Coordinator
 from phalanx.comm.elastic.guard import FENCED
 from phalanx.comm.elastic.links import Ban, to_give_up
 from phalanx.comm.elastic.probing import Probing
-from phalanx.comm.elastic.quorum import Quorum, Rule, pausing, stopping
+from phalanx.comm.elastic.quorum import Quorum, Rule, beginning_again, pausing, stopping
 
 TOO_FEW = 74  # the exit code when fewer ranks are left than the script wants: EX_IOERR of sysexits.h
 GRACE = 30.0  # seconds that ranks have to end after a signal, or after the job has failed
 FAREWELL = 5.0  # seconds that agents have to read the last order
 NOT_YET = 1 << 30  # ranks that the first world waits for while hosts are missing
-
-
-@dataclass
-class Host:
-    """An agent as the head knows it."""
-
-    card: Card
-    heard: float
-    count: int = -1
-    budget: int = 0
-    members: list[int] = field(default_factory=list)
-    left: bool = False
-    lost: bool = False  # silent for so long that its members were given up; it may come back
-
-    @property
-    def here(self) -> bool:
-        return not (self.left or self.lost)
 
 
 class Head:
@@ -67,6 +49,7 @@ class Head:
         self._short_since: float | None = None
         self._quorum = Quorum(quorum)
         self._paused: float | None = None  # when the ranks that are left became a minority
+        self.deserted = False  # all ranks fell silent with their hosts: a new job has to begin, with new ranks
 
     def signal(self, number: int) -> None:
         """The user wants the job to end."""
@@ -107,7 +90,8 @@ class Head:
         if lost:
             self.order(Order("out", 1, tuple(lost)))
         self.given_up |= {**lost, **given_up}.keys()
-        self._were_in |= self.coordinator.roster.standing
+        roster = self.coordinator.roster  # a short program may have stood and left since the last look
+        self._were_in |= roster.standing | dict(roster.gone).keys()
         self._pause(now)
         return self._decide(now)
 
@@ -196,14 +180,16 @@ class Head:
         size, needs = len(self._members), self._quorum.needs
         if 0 < size < needs and self._paused is None:
             self._paused = now
-            hosts = [host.card.name for host in self.agents.values() if self._quorum.missing.intersection(host.members)]
-            self._say(pausing(size, needs, hosts, self._wait))
+            self._say(pausing(size, needs, self._missing_hosts(), self._wait))
         elif size >= max(1, needs) and self.coordinator.roster.stands:
             if self._paused is not None:
                 self._say(f"training continues, with {size} ranks, after a pause of {now - self._paused:.1f} s")
             self._paused = None
             self.coordinator.resume()
             self._quorum = self._quorum.trains(size, now)
+
+    def _missing_hosts(self) -> list[str]:
+        return [host.card.name for host in self.agents.values() if self._quorum.missing.intersection(host.members)]
 
     def _ban(self, host: Host, now: float) -> None:
         ban = self._bans[host.card.name] = self._bans.get(host.card.name, Ban()).again(now)
@@ -253,10 +239,14 @@ class Head:
         begun = proposal is not None
         if now > self._until:
             return self._outcome()
-        if not running and (begun or (self._have_come() and not self._coming()) or self._code is not None):
-            return self._outcome()
         # a rank that was never a member came too late; the others may still save what they have learned
         if proposal is not None and not proposal.members and not running & self._were_in:
+            silent = self._quorum.missing.intersection(dict(proposal.left))
+            self.deserted = bool(silent) and self._code is None and 0 not in self.codes.values()
+            if self.deserted:
+                self._say(beginning_again(self._missing_hosts(), self._hosts, self._wait))
+            return None if self.deserted else self._outcome()
+        if not running and (begun or (self._have_come() and not self._coming()) or self._code is not None):
             return self._outcome()
         if self._code is None and (why := self._too_few(now) or self._no_majority(now)):
             self._say(why)

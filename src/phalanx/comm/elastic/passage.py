@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from phalanx.comm.elastic.agreement import Conclusion, Proposal, Report, StateLostError, Verdict, conclude
 from phalanx.comm.elastic.board import LOOK, Board, Ready, quietly
 from phalanx.comm.elastic.guard import Guard, end_behind
+from phalanx.comm.elastic.membership import Change
 from phalanx.comm.elastic.world import Superseded, World, form, unless
 from phalanx.comm.failure import CommunicationError
 from phalanx.comm.hosts import host_key
@@ -27,6 +28,12 @@ class Crossing:
     @property
     def verdict(self) -> Verdict:
         return self.conclusion.verdicts[self.world.rank]
+
+    def change(self, seconds: float, *, redone: bool) -> Change:
+        """The entry in the history of this member."""
+        proposal = self.world.proposal
+        size, committed = len(proposal.members), self.conclusion.committed
+        return Change(proposal.epoch, proposal.joined, proposal.left, size, committed, redone, seconds)
 
 
 class Passage:
@@ -58,6 +65,12 @@ class Passage:
         """From now on this member can be let in."""
         self.board.be_ready(self.member, self.ready)
 
+    def begin(self) -> None:
+        """Wait for the first world. A member that finds no room in it (`max_ranks`) is new, as one that comes later."""
+        self.be_ready()
+        proposal = self._next(0)
+        self.is_new = self.member not in proposal.members or self.member in proposal.joined
+
     def cross(self, before: World | None, *, holds: bool = False, between: bool = False) -> Crossing:
         """Enter the newest world, whatever happens on the way; `before` is the one that this member leaves."""
         epoch = max(self.tried, before.epoch if before is not None else 0)
@@ -78,6 +91,11 @@ class Passage:
                 if isinstance(error, StateLostError | CommunicationError):
                     raise
                 self._complain(epoch)
+
+    def alone(self) -> World:
+        """A newcomer's world until it is let in: it sets its script up as if it were alone."""
+        proposal = Proposal(0, (self.member,))
+        return form(self.board, proposal, self.member, [Report(None)], timeout=self.timeout, algorithm=None)
 
     def stand(self, world: World) -> None:
         """This member is connected, and has the state."""

@@ -61,6 +61,14 @@ def pausing(size: int, needs: int, hosts: Sequence[str], wait: float) -> str:
     )
 
 
+def beginning_again(hosts: Sequence[str], wanted: int, wait: float) -> str:
+    """The line when no rank is left, and none is known to have failed."""
+    return (
+        f"no rank is left: {', '.join(hosts)} fell silent. The job begins again, from the last checkpoint of your script, when "
+        f"{wanted} hosts have come, within {wait:g} s (--wait)"
+    )
+
+
 def stopping(wait: float) -> str:
     """The line when the pause was too long."""
     return (

@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 import torch
 
 from phalanx.comm.communicator import Communicator
-from phalanx.comm.elastic.agreement import Proposal, Report, Verdict
+from phalanx.comm.elastic.agreement import Proposal, Verdict
 from phalanx.comm.elastic.membership import Change, Membership
 from phalanx.comm.elastic.passage import Crossing, Passage
 from phalanx.comm.elastic.state import receive_state, send_state
-from phalanx.comm.elastic.world import World, form
+from phalanx.comm.elastic.world import World
 from phalanx.comm.failure import CommunicationError
 
 T = TypeVar("T")
@@ -47,10 +47,12 @@ class Rounds(Communicator):
         self.store: Any = None  # the job's store, if this process is alone and holds it
         self.exchanges = 0  # of gradients, so far
         self.contributors: tuple[int, ...] = ()  # the members whose gradients are in the last one
+        self.earlier: dict[int, tuple[int, ...]] = {}  # those of the exchanges before it, by number, until the loader asks
+        if not passage.is_new:
+            passage.begin()
         if passage.is_new:
-            self._world = _alone(passage)
+            self._world = passage.alone()
         else:
-            passage.be_ready()
             crossing = passage.cross(None)
             self._world = crossing.world
             passage.stand(crossing.world)
@@ -103,13 +105,11 @@ class Rounds(Communicator):
 
     # ---- rounds ----------------------------------------------------------------------------------------------------------------
 
-    def round(
-        self, work: Callable[[], T], again: Callable[[], None] = lambda: None, *, repeats: bool = True, counts: bool = False
-    ) -> T:
+    def round(self, work: Callable[[], T], again: Callable[[], None] = lambda: None, *, counts: bool = False) -> T:
         """The result of `work`, which all ranks do together: all survivors have it, or all do it again.
 
-        `again` is called before every repetition. Work that makes no sense among fewer ranks is not repeated: all ranks get a
-        CommunicationError instead. `counts`: it is the exchange of a step, whose samples count as used.
+        `again` is called before every repetition. Work that makes no sense in the new world raises a CommunicationError there.
+        `counts`: it is the exchange of a step, whose samples count as used.
         """
         if self._inside or self.is_new:
             return work()
@@ -126,22 +126,18 @@ class Rounds(Communicator):
                 result = work()
                 self._commit()
                 done_in = self._world.members
-            except CommunicationError as error:
+            except CommunicationError:
                 if not self._world.broken:
                     raise  # ranks disagree, for example: nothing is broken
                 done_in = self._world.members
                 if self._cross(holds=self._holds) is not Verdict.COMMIT:
-                    if not repeats:
-                        raise CommunicationError(
-                            f"{error}; the world has {self.size} ranks now, and this operation is not repeated among them",
-                            operation=error.operation,
-                            missing=error.missing,
-                        ) from None
                     again()
                     continue
             finally:
                 self._inside = self._passage.waits = False
             if counts:
+                if self.loader is not None:
+                    self.earlier[self.exchanges] = self.contributors
                 self.contributors, self.exchanges = done_in, self.exchanges + 1
             return result
 
@@ -171,18 +167,7 @@ class Rounds(Communicator):
         return crossing.verdict
 
     def _note(self, crossing: Crossing, begun: float, *, redone: bool) -> None:
-        proposal = crossing.world.proposal
-        self._history += (
-            Change(
-                proposal.epoch,
-                proposal.joined,
-                proposal.left,
-                len(proposal.members),
-                crossing.conclusion.committed,
-                redone,
-                time.monotonic() - begun,
-            ),
-        )
+        self._history += (crossing.change(time.monotonic() - begun, redone=redone),)
 
     # ---- between two steps -----------------------------------------------------------------------------------------------------
 
@@ -197,9 +182,11 @@ class Rounds(Communicator):
             self._enter_as_newcomer()
 
     def _enter_as_newcomer(self) -> None:
+        failed: World | None = None
         while self.is_new:
             begun = time.monotonic()
-            crossing = self._passage.cross(None)
+            crossing = self._passage.cross(failed)
+            failed = crossing.world
             with contextlib.suppress(CommunicationError):  # a rank died: the coordinator will call this process again
                 self._heal(crossing)
                 self._passage.is_new = False
@@ -232,11 +219,13 @@ class Rounds(Communicator):
         """Let waiting ranks in. All ranks call it between two steps. A Loader in the shared state does it for you."""
         if self.is_new or (caller is not None and caller is not self.loader):
             return
-        if self._wanted > max(self._world.epoch, self._next.epoch if self._next else 0):
-            self._grow()
-        while self.size < max(self._passage.ready.least, self._world.proposal.needs) and self._next is None:  # the same on all
-            if self._passage.guard.newer_than(self._world.epoch) is not None or self._passage.guard.lost:
-                self._grow()
+        # all ranks know whether all are here; if not, one of them may be in the next step already, and the others have to make it
+        all_here = self._next is None
+        if self._wanted > (self._next or self._world).epoch:
+            all_here = self._grow()
+        while all_here and (world := self._next or self._world).has_too_few(self._passage.ready.least):
+            if self._passage.guard.newer_than(world.epoch) is not None or self._passage.guard.lost:
+                all_here = self._grow()
             time.sleep(WAIT)
 
     def after_step(self) -> None:
@@ -244,8 +233,8 @@ class Rounds(Communicator):
         if self.loader is None:
             self.between_steps()
 
-    def _grow(self) -> None:
-        """Enter a world with newcomers, or one with fewer members if a rank died meanwhile."""
+    def _grow(self) -> bool:
+        """Enter a world with newcomers, or one with fewer members if a rank died. Returns whether all ranks are here."""
         begun = time.monotonic()
         self._passage.waits = True
         try:
@@ -263,11 +252,12 @@ class Rounds(Communicator):
                         self._adopt(entered.world)
                 else:
                     self._admit(entered, begun)
-                    return
+                    return True
             self._next, self._entering = crossing.world, None
             self._hear_now()
             self._passage.stand(crossing.world)
             self._note(crossing, begun, redone=False)
+            return crossing.conclusion.between
         finally:
             self._passage.waits = False
 
@@ -290,9 +280,3 @@ class Rounds(Communicator):
         for world in (self._world, self._next):
             if world is not None:
                 world.close()
-
-
-def _alone(passage: Passage) -> World:
-    """A newcomer's world until it is let in: it sets its script up as if it were alone."""
-    proposal = Proposal(0, (passage.member,))
-    return form(passage.board, proposal, passage.member, [Report(None)], timeout=passage.timeout, algorithm=None)

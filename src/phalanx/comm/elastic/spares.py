@@ -47,12 +47,14 @@ class Spares:
         """Start one if fewer wait than are needed, and if it is time."""
         for spare in [spare for spare in self.waiting if spare.poll() is not None]:
             self._forget(spare)
-            self._died += 1
-            self.postpone()
-            say_last(f"a spare process {End(spare.returncode)}; another one starts in {CALM * 2**self._died:g} s")
+            self._failed(str(End(spare.returncode)))
         if len(self.waiting) < min(self.count, needed) and time.monotonic() >= self._not_before:
-            self.waiting.append(start_python(self.command, self.env, subprocess.PIPE))
-            self.postpone()
+            try:
+                self.waiting.append(start_python(self.command, self.env, subprocess.PIPE))
+            except OSError as error:  # no more processes, or no memory for one
+                self._failed(f"cannot start ({error.strerror})")
+            else:
+                self.postpone()
 
     def take(self, variables: Mapping[str, str]) -> subprocess.Popen[bytes] | None:
         """A process that becomes a rank with these variables; None if there is none."""
@@ -71,6 +73,11 @@ class Spares:
             spare.kill()
             spare.wait()
             self._forget(spare)
+
+    def _failed(self, how: str) -> None:
+        self._died += 1
+        self.postpone()
+        say_last(f"a spare process {how}; another one starts in {CALM * 2**self._died:g} s")
 
     def _forget(self, spare: subprocess.Popen[bytes]) -> None:
         self.waiting.remove(spare)

@@ -9,11 +9,13 @@
 On one host there is one agent. No agent is a rank, so every rank may die, and every host but the one with the meeting point. If
 that one is lost, all ranks stop: they raise a CommunicationError at their next communication, and a script can then save a
 checkpoint. The other agents wait for the meeting point to come back, and start again with new ranks. An agent whose host was
-cut off from the meeting point does the same, while the others continue without it.
+cut off from the meeting point does the same, while the others continue without it. If all ranks fall silent with their hosts, no
+process has the training state any more: the agent with the meeting point opens another one, and waits for agents with new ranks.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import queue
 import secrets
@@ -28,7 +30,7 @@ from typing import Any
 from phalanx.comm.addresses import own_address
 from phalanx.comm.bounded import bounded
 from phalanx.comm.elastic.agents import AgentKeys, Card, Order
-from phalanx.comm.elastic.board import Board, MeetingPoint
+from phalanx.comm.elastic.board import Board, MeetingPoint, wait_until
 from phalanx.comm.elastic.children import Children, environment
 from phalanx.comm.elastic.door import Door, enter
 from phalanx.comm.elastic.echo import Echo
@@ -86,11 +88,14 @@ class Supervisor:
                     host.children.kill()
                 if code is not None:
                     return code
+                if store is None and not heard:
+                    say_last(f"returns to {self.door} with new ranks, if it answers within {self.wait:g} s")
+                    wait_until(lambda: heard or None, pause, LOOK)  # `time.sleep(pause)` would continue after Ctrl-C
+                    pause = min(2 * pause, LONGEST_PAUSE)
                 if heard:
                     return 128 + heard[0]
-                say_last(f"returns to {self.door} with new ranks, if it answers within {self.wait:g} s")
-                time.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE)
+                del host, store  # the last references, but for cycles, to the store: its port is free for the next job
+                gc.collect()
 
 
 class _Host:
@@ -101,7 +106,8 @@ class _Host:
         self._sent = 0  # signals that were passed on
         self._echo: Echo | None = None
         self._out: set[int] = set()  # ranks that the job has given up
-        self._wanted = 0  # ranks that are about to start
+        self._wanted = 0  # ranks that this agent has ever wanted; only its main thread changes it
+        self._told = 0  # those that the head knows of; only the thread of the line changes it
         self._begun = False  # whether this agent knows that the first world was formed
         self._early: list[int] = []  # ranks that ended before it knew
         self._granted: queue.SimpleQueue[int] = queue.SimpleQueue()  # numbers for them, from the thread of the line
@@ -109,10 +115,11 @@ class _Host:
         self._ending: int | None = None  # the exit code of this agent, if a signal ends it
 
     def run(self) -> int | None:
-        """The exit code of the job; None if its meeting point was lost."""
-        board = Board(self._point, 60.0, self._store)
+        """The exit code of the job; None if this agent has to begin again, with new ranks."""
+        store, self._store = self._store, None  # threads may keep this object longer than the job needs the store
+        board = Board(self._point, 60.0, store)
         head = None
-        if self._store is not None:
+        if store is not None:
             head = Head(board, self._order.door.hosts, self._order.wait, say_last, self._order.quorum)
             if not self._order.announces:
                 head.coordinator.say = _say_nothing
@@ -123,7 +130,7 @@ class _Host:
             return None
         if head is not None:
             head.own = self._agent
-        self._line = Line(keys, self._agent, lambda: self._order.budget + self._wanted, far=head is None)
+        self._line = Line(keys, self._agent, self._to_come, far=head is None)
         for number in range(self._order.count):
             self._want(self._agent * self._order.count + number)
         try:
@@ -147,6 +154,10 @@ class _Host:
         missing = self._echo.unreachable(places) if self._echo is not None else tuple(places)
         self._line.post(lambda keys: keys.answer(order.number, self._agent, missing))
 
+    def _to_come(self) -> int:
+        """Ranks that this agent may still start. `_replace` moves one from the budget to the wanted: it never counts as none."""
+        return self._order.budget + self._wanted - self._told
+
     def _want(self, wish: int) -> None:
         """Ask for a number for a new rank."""
         self._wanted += 1
@@ -154,12 +165,12 @@ class _Host:
 
     def _watch(self, head: Head | None) -> int | None:
         while True:
+            self._forward_signals(head)  # first: ranks that the same signal has ended are not replaced
             self._start()
             for member, end in self.children.ended().items():
                 self._line.post(lambda keys, member=member, end=end: keys.ended(member, end))  # type: ignore[misc]
                 if end.code not in (0, FENCED) and member not in self._out:
                     self._replace(member)  # one that was left behind is replaced when the order comes
-            self._forward_signals(head)
             if (code := self._obey(self._line.orders())) is not None:
                 return code
             if self._begun and self._ending is None:
@@ -168,6 +179,8 @@ class _Host:
                 self.children.kill()
                 head.close(code)
                 return code
+            if head is not None and head.deserted:
+                return None
             if head is None and (why := self._line.lost()):
                 self._stop(f"the meeting point {self._order.door} {why}: the ranks of this host stop")
                 return None
@@ -177,17 +190,18 @@ class _Host:
             time.sleep(LOOK)
 
     def _start(self) -> None:
-        """Start the ranks that have got their numbers."""
+        """Start the ranks that have got their numbers, or none if a signal came meanwhile."""
         granted = []
         while not self._granted.empty():
             granted.append(self._granted.get())
-            self.children.start(granted[-1], self._point)
+            if self._ending is None:
+                self.children.start(granted[-1], self._point)
         if granted:
             started = list(self.children.processes)
 
             def tell(keys: AgentKeys) -> None:
                 keys.started(self._agent, started)
-                self._wanted -= len(granted)  # now, and not before: the head must know of them all the time
+                self._told += len(granted)  # now, and not before: the head must know of them all the time
 
             self._line.post(tell)
 
@@ -199,8 +213,8 @@ class _Host:
             return
         if self._ending is not None or not (free or self._order.budget):
             return
-        self._order.budget -= not free
         self._want(member + 1)
+        self._order.budget -= not free
 
     def _forward_signals(self, head: Head | None) -> None:
         while self._sent < len(self._heard):

@@ -47,6 +47,10 @@ class World:
         """Whether a communication has failed."""
         return self._aborted or self.connection.issuer.breakdown.error is not None
 
+    def has_too_few(self, least: int) -> bool:
+        """Whether it waits between two steps until more ranks have come."""
+        return len(self.members) < max(least, self.proposal.needs)
+
     def abort(self) -> None:
         """From any thread: calls that wait in this world fail soon, and later calls fail at once."""
         if not self._aborted:

@@ -180,11 +180,12 @@ class ElasticGossiper:
         return {"round": self.round, "in_flight": self._exchange is not None and not self._exchange.committed}
 
     def load(self, state: dict[str, Any]) -> None:
-        self.round = state["round"]
+        before = self.state()  # of an earlier try to join, in which a rank died
+        self.round, self._exchange = state["round"], None
         if state["in_flight"]:
             nothing = Packet(lay_out([], None), CPU)
             self._exchange = Exchange(-1, nothing, nothing, ((), None, ()), 0.0)
-            self._comm.in_flight += 1
+        self._comm.in_flight += state["in_flight"] - before["in_flight"]
 
     # ---- what is sent ----------------------------------------------------------------------------------------------------------
 

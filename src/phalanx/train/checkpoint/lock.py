@@ -69,16 +69,22 @@ class DirectoryLock:
 def one_job(directory: Path, comm: Communicator) -> Iterator[None]:
     """Create `directory` if needed, and lock it for this job. All ranks call it; it raises on all or on none."""
     lock: DirectoryLock | None = None
-    problem: tuple[bool, str] | None = None
-    if comm.rank == 0:
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            lock = DirectoryLock(directory)
-        except DirectoryInUseError as error:
-            problem = True, str(error)
-        except OSError as error:
-            problem = False, f"cannot write in {directory}: {error.strerror or error}"
-    problem = comm.bcast_obj(problem)
+
+    def claim() -> tuple[bool, str] | None:
+        nonlocal lock
+        problem: tuple[bool, str] | None = None
+        if comm.rank == 0 and lock is None:
+            try:
+                directory.mkdir(parents=True, exist_ok=True)
+                lock = DirectoryLock(directory)
+            except DirectoryInUseError as error:
+                problem = True, str(error)
+            except OSError as error:
+                problem = False, f"cannot write in {directory}: {error.strerror or error}"
+        told: tuple[bool, str] | None = comm.bcast_obj(problem)
+        return told
+
+    problem = comm.as_one(claim)  # if rank 0 of an elastic job dies in it, the next rank 0 takes the lock
     if problem is not None:
         in_use, text = problem
         raise DirectoryInUseError(text) if in_use else CheckpointError(text)
