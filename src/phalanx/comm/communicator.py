@@ -11,7 +11,7 @@ from types import TracebackType
 
 import torch
 
-from phalanx.comm import messages
+from phalanx.comm import barrier, messages
 from phalanx.comm.broadcast import Broadcast
 from phalanx.comm.compound import Compound
 from phalanx.comm.connection import Connection
@@ -150,7 +150,7 @@ class Communicator(ObjectVerbs, RoomVerbs):
 
     def barrier(self) -> None:
         """Return when all ranks have called it."""
-        self._reductions.barrier()
+        barrier.wait_for_all(self._operations, self._reductions)
 
     # ---- tensors from rank to rank -----------------------------------------------------------------------------------------
 

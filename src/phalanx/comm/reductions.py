@@ -40,7 +40,7 @@ class Reductions:
         self._large = algorithm or (choose(operations.members.hosts, shared=shared).schedule if shared else self.schedule)
         # a schedule that the user named runs everything but very small messages
         self._smaller = chosen.smaller if algorithm is None else chosen.smaller[:1]
-        self._smallest = chosen.smaller[0][1]
+        self.smallest = chosen.smaller[0][1]
         log.debug(
             "phalanx: %s: %s, and for less %s; chosen by %s",
             operations.members.name,
@@ -48,11 +48,11 @@ class Reductions:
             ", ".join(f"{schedule.name} up to {limit:,} bytes" for limit, schedule in self._smaller),
             chosen.origin,
         )
-        self._direct = operations.team_of_all if algorithm is None else None
+        self.direct = operations.team_of_all if algorithm is None else None
         self._named: tuple[object, int] = (None, 0)  # the last direct all-reduce, and the digest of its name
 
     def all_reduce(self, x: torch.Tensor, op: ReduceOp, label: str) -> torch.Tensor:
-        operations, team = self._operations, self._direct
+        operations, team = self._operations, self.direct
         if team is None or operations.debug or not operations.issuer.idle or not _is_simple(x, op) or operations.closed:
             self.all_reduce_async(x, op, label).wait()
             return x
@@ -81,16 +81,8 @@ class Reductions:
             self.reduce(x.detach(), op, schedule, tag)
             return x
 
-        compare = not x.is_cpu or x.dtype not in TYPES or self._direct is None  # the native core compares calls by itself
+        compare = not x.is_cpu or x.dtype not in TYPES or self.direct is None  # the native core compares calls by itself
         return self._operations.start(_name_of(x.dtype, x.shape, op, label), work, [x], compare=compare, queued=True)
-
-    def barrier(self) -> None:
-        if self._direct is not None:
-            team = self._direct
-            self._operations.start("barrier()", lambda tag: team.barrier()).wait()
-        else:
-            work = lambda tag: self.reduce(torch.zeros(1), "sum", self._smallest, tag)  # noqa: E731
-            self._operations.start("barrier()", work).wait()
 
     def schedule_for(self, x: torch.Tensor) -> Schedule:
         """The schedule for tensors of the size of `x`."""
@@ -106,8 +98,8 @@ class Reductions:
             self.reduce(dense, op, schedule, tag, scatters=scatters)
             x.copy_(dense)
             return
-        if self._direct is not None and not scatters and x.is_cpu and x.dtype in TYPES:
-            self._direct.all_reduce(x, op)
+        if self.direct is not None and not scatters and x.is_cpu and x.dtype in TYPES:
+            self.direct.all_reduce(x, op)
             return
         flat = x.view(-1)
         if x.dtype is torch.bool:  # the sum of booleans is their `or`
