@@ -82,6 +82,7 @@ SPECIAL = {
 }
 # Numbers that no tensor's size is compared with, and why.
 EXEMPT = {
+    "phalanx.comm.barrier.DIGEST": "of a name",
     "phalanx.comm.codec.MAX_DEPTH": "of nested objects",
     "phalanx.comm.envelope.MOST_DIMS": "torch's own limit",
     "phalanx.comm.launch.MOST_RANKS": "of a world",
