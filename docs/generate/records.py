@@ -27,6 +27,11 @@ def find(name: str, **wanted: Any) -> Row:
     return found[-1]
 
 
+def over_gloo(row: Row) -> float:
+    """The lower of two ratios: of the medians, and the median of the ratios in each turn. The machine's speed changes."""
+    return float(min(row["times_gloo"], row["turn_by_turn"]))
+
+
 def measured(name: str) -> str:
     """The day on which the newest rows of a file were measured, and how often where they say it."""
     day = max(str(row["date"])[:10] for row in rows(name) if "date" in row)

@@ -14,7 +14,7 @@ from typing import Any
 from draw import AMBER, BLUE, FAINT, GREY, INK, TEAL, box, picture, text
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "generate"))
-from records import find, rows
+from records import find, over_gloo, rows
 
 WIDTH, HEIGHT = 860, 330
 CONTENDERS = (("gloo", "DDP on gloo", AMBER), ("optimizer", "Phalanx", BLUE), ("fused", "Phalanx, fused=True", TEAL))
@@ -32,7 +32,7 @@ def steps(left: float, top: float) -> Iterator[str]:
             row = _step(ranks, name)
             y += 24
             length = row["ms"] / longest * 220
-            faster = "" if name == "gloo" else f", {row['times_gloo']:.2f}x faster"
+            faster = "" if name == "gloo" else f", {over_gloo(row):.2f}x faster"
             yield box(left, y, length, 17, colour)
             yield text(left + length + 6, y + 13, f"{said}: {row['ms']:.0f}{faster}", size=12)
         x = left + least

@@ -113,6 +113,24 @@ class Operations:
         operation = Operation(members.name, number, name, taking_part, checked, order, then, may_fail=may_fail)
         return self.issuer.device.queue(operation) if here else self.issuer.submit(operation)
 
+    @property
+    def may_run_here(self) -> bool:
+        """Whether the calling thread may do an operation itself: nothing is queued, and no debugging compares the calls."""
+        return not self.debug and self.issuer.idle and not self.closed
+
+    def run_here(self, name: Callable[[], str], work: Callable[[int, Callable[[], Operation]], Any]) -> Any:
+        """Do `work(number, describe)` in this thread: waking another one takes longer than a few KiB in shared memory."""
+        self.number += 1
+        number, members = self.number, self.members
+
+        def describe() -> Operation:  # keeps no tensor and no team alive
+            return Operation(members.name, number, name(), members.in_world, lambda: None, StreamOrder())
+
+        try:
+            return self.issuer.directly(lambda: work(number, describe), describe)
+        except Disagreement as error:
+            raise self.disagreement(name(), error) from None
+
     def disagreement(self, name: str, error: Disagreement) -> CommunicationError:
         """Ranks of this host called different things. Nothing was sent and nothing is broken."""
         host = self.members.on_this_host

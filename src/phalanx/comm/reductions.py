@@ -16,11 +16,9 @@ from phalanx.comm.arguments import check_in_place, check_reduction, kind_of
 from phalanx.comm.choose import choose
 from phalanx.comm.envelope import is_plain, plain
 from phalanx.comm.operations import Operations, digest_of
-from phalanx.comm.pending import Operation, Pending
+from phalanx.comm.pending import Pending
 from phalanx.comm.runner import Runner
-from phalanx.comm.streams import StreamOrder
 from phalanx.native.core import TYPES
-from phalanx.native.errors import Disagreement
 from phalanx.schedule import Collective, Schedule
 
 log = logging.getLogger("phalanx")
@@ -53,24 +51,16 @@ class Reductions:
 
     def all_reduce(self, x: torch.Tensor, op: ReduceOp, label: str) -> torch.Tensor:
         operations, team = self._operations, self.direct
-        if team is None or operations.debug or not operations.issuer.idle or not _is_simple(x, op) or operations.closed:
+        if team is None or not operations.may_run_here or not _is_simple(x, op):
             self.all_reduce_async(x, op, label).wait()
             return x
-        # In this thread: waking another one takes longer than summing a few KiB over all ranks.
-        operations.number += 1
-        number, members = operations.number, operations.members
         key = (x.dtype, x.shape, op, label)
-
-        def describe() -> Operation:  # keeps no tensor and no team alive
-            return Operation(members.name, number, _name_of(*key), members.in_world, lambda: None, StreamOrder())
-
         if key != self._named[0]:  # comparing a shape is faster than hashing it
             self._named = key, _digest_of(*key)
         digest = self._named[1]
-        try:
-            return operations.issuer.directly(lambda: team.all_reduce_about(x, op, digest, number, describe), describe)
-        except Disagreement as error:
-            raise operations.disagreement(_name_of(*key), error) from None
+        return operations.run_here(
+            lambda: _name_of(*key), lambda number, text: team.all_reduce_about(x, op, digest, number, text)
+        )
 
     def all_reduce_async(self, x: torch.Tensor, op: ReduceOp, label: str) -> Pending:
         check_reduction(x, op)
