@@ -1,16 +1,10 @@
-"""The backend "phalanx" against gloo, and against what it is made of, on ranks of this machine or of the lab.
+"""All-reduces of the backend "phalanx" against gloo's, and against the communicator's, on ranks of this machine.
 
-    python -m benchmarks.backend [--ranks 2] [--repeat 15] [--sizes 65536,1048576] [--steps resnet50,gpt] [--batch 2]
-                                 [--only gloo,phalanx] [--lab 4x2] [--rate 1gbit] [--json FILE]
+    python -m benchmarks.backend [--ranks 2] [--repeat 15] [--sizes 65536,1048576] [--json FILE]
 
-`allreduce` rows: microseconds of one float32 all-reduce by `comm.all_reduce`, by `dist.all_reduce` on a group of each backend,
-and of the asynchronous calls.
-
-`step` rows: milliseconds of one training step with the contenders of benchmarks/steps.py, all in one process per rank: for the
-lab. On one machine use steps.py, where a contender has its processes for itself.
-
-Contenders take turns in one run. A row has the median over the turns and the fastest turn of the slowest rank. `times_gloo` is
-the median over the turns of gloo's time by this one's in the same turn.
+Microseconds of one float32 all-reduce by `comm.all_reduce`, by `dist.all_reduce` on a group of each backend, and of the
+asynchronous calls. Contenders take turns in one run. A row has the median over the turns and the fastest turn of the slowest
+rank. `times_gloo` is the median over the turns of gloo's time by this one's in the same turn. Training steps: steps.py.
 """
 
 from __future__ import annotations
@@ -29,10 +23,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from benchmarks.lab import Lab
 from benchmarks.local_ranks import finish, started
-from benchmarks.small_models import WORKLOADS, Workload
-from benchmarks.steps import CONTENDERS, WARM, enter, step_of
 
 import phalanx
 from phalanx.backend import register
@@ -57,31 +48,16 @@ def turns(comm: phalanx.Communicator, contenders: dict[str, Callable[[], Any]], 
 
 
 def all_reduces(comm: phalanx.Communicator, ours: Any, gloo: Any, nbytes: int, repeat: int) -> Times:
-    x, largest = torch.ones(nbytes // 4), dist.ReduceOp.MAX  # the maximum stays what it is
+    x, add = torch.zeros(nbytes // 4), dist.ReduceOp.SUM  # zeros: their sum stays what it is
     contenders: dict[str, Callable[[], Any]] = {
-        "comm": lambda: comm.all_reduce(x, "max"),
-        "phalanx": lambda: dist.all_reduce(x, largest, group=ours),
-        "gloo": lambda: dist.all_reduce(x, largest, group=gloo),
-        "comm async": lambda: comm.all_reduce_async(x, "max").wait(),
-        "phalanx async": lambda: dist.all_reduce(x, largest, group=ours, async_op=True).wait(),
-        "gloo async": lambda: dist.all_reduce(x, largest, group=gloo, async_op=True).wait(),
+        "comm": lambda: comm.all_reduce(x, "sum"),
+        "phalanx": lambda: dist.all_reduce(x, add, group=ours),
+        "gloo": lambda: dist.all_reduce(x, add, group=gloo),
+        "comm async": lambda: comm.all_reduce_async(x, "sum").wait(),
+        "phalanx async": lambda: dist.all_reduce(x, add, group=ours, async_op=True).wait(),
+        "gloo async": lambda: dist.all_reduce(x, add, group=gloo, async_op=True).wait(),
     }
     return turns(comm, contenders, repeat, max(1, min(100, (4 << 20) // nbytes)))
-
-
-# ---- training steps ----------------------------------------------------------------------------------------------------------
-
-
-def steps(comm: phalanx.Communicator, ours: Any, gloo: Any, work: Workload, only: list[str], batch: int, repeat: int) -> Times:
-    torch.manual_seed(comm.rank)
-    x, y = work.data(batch)
-    contenders: dict[str, Callable[[], None]] = {}
-    for name in only:
-        torch.manual_seed(0)
-        contenders[name] = step_of(*enter(name, work, ours if name == "phalanx" else gloo, comm), x, y)
-        for _ in range(WARM if name in ("phalanx", "optimizer", "fused") else 3):  # in blocks: these time their own first steps
-            contenders[name]()
-    return turns(comm, contenders, repeat, work.steps)
 
 
 # ---- a rank, and what starts them --------------------------------------------------------------------------------------------
@@ -103,42 +79,28 @@ def rank(args: argparse.Namespace) -> None:
 
 def measure(args: argparse.Namespace, comm: phalanx.Communicator, ours: Any, gloo: Any) -> Iterator[dict[str, Any]]:
     for nbytes in args.sizes:
-        yield from rows_of(all_reduces(comm, ours, gloo, nbytes, args.repeat), 1e6, "us", kind="allreduce", bytes=nbytes)
-    for model in args.steps:
-        for batch in args.batch:
-            times = steps(comm, ours, gloo, WORKLOADS[model], args.only, batch, args.repeat)
-            yield from rows_of(times, 1e3, "ms", kind="step", model=model, batch=batch)
+        yield from rows_of(all_reduces(comm, ours, gloo, nbytes, args.repeat), kind="allreduce", bytes=nbytes)
 
 
-def rows_of(times: Times, factor: float, unit: str, **what: Any) -> Iterator[dict[str, Any]]:
-    gloo = times.get("gloo")
+def rows_of(times: Times, **what: Any) -> Iterator[dict[str, Any]]:
     for name, own in times.items():
-        faster = {} if gloo is None else {"times_gloo": round(statistics.median(g / t for g, t in zip(gloo, own)), 3)}
-        numbers = {unit: round(factor * statistics.median(own), 2), f"{unit}_min": round(factor * min(own), 2)}
-        yield {**what, "contender": name, **numbers, **faster}
+        faster = statistics.median(g / t for g, t in zip(times["gloo"], own))
+        numbers = {"us": round(1e6 * statistics.median(own), 2), "us_min": round(1e6 * min(own), 2)}
+        yield {**what, "contender": name, **numbers, "times_gloo": round(faster, 3)}
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--lab", help="hosts x ranks of each, as 4x2: run in network namespaces; needs root")
-    parser.add_argument("--rate", default="1gbit", help="of each host's port in the lab")
     parser.add_argument("--repeat", type=int, default=15)
-    parser.add_argument("--sizes", type=numbers, default=list(SIZES), help="bytes of all-reduces; '' for none")
-    parser.add_argument("--steps", type=words, default=["resnet50"], help=f"of {', '.join(WORKLOADS)}; '' for none")
-    parser.add_argument("--only", type=words, default=list(CONTENDERS), help=f"of {', '.join(CONTENDERS)}")
-    parser.add_argument("--batch", type=numbers, default=[2])
+    parser.add_argument("--sizes", type=numbers, default=list(SIZES), help="bytes of all-reduces")
     parser.add_argument("--json", type=Path, help="append the records to this file")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
-def words(text: str) -> list[str]:
-    return [word for word in text.split(",") if word]
-
-
 def numbers(text: str) -> list[int]:
-    return [int(word) for word in words(text)]
+    return [int(word) for word in text.split(",")]
 
 
 def main() -> None:
@@ -147,19 +109,11 @@ def main() -> None:
         rank(args)
         return
     command = [sys.executable, "-m", "benchmarks.backend", "--rank", *sys.argv[1:]]
-    if args.lab:
-        hosts, per_host = map(int, args.lab.split("x"))
-        lab = Lab(hosts, per_host, rate=args.rate)
-        args.ranks = lab.world
-        with lab.up() as net:
-            said = net.run(command, deadline=900)[0]
-    else:
-        with started(command, args.ranks) as ranks:
-            said = finish(ranks, deadline=900)[0]
+    with started(command, args.ranks) as ranks:
+        said = finish(ranks, deadline=900)[0]
     run = {
         "kind": "run",
         "ranks": args.ranks,
-        **({"lab": args.lab, "rate": args.rate} if args.lab else {}),
         "repeat": args.repeat,
         "cores": os.cpu_count(),
         "processor": platform.processor(),

@@ -1,6 +1,7 @@
 """Training steps of DistributedDataParallel with one word changed, of what stands instead of it, and of what cannot be beaten.
 
     python -m benchmarks.steps [--ranks 2] [--models resnet50,gpt] [--batch 2,4] [--turns 5] [--only gloo,phalanx] [--json FILE]
+    python -m benchmarks.steps --lab 4x2 [--rate 1gbit] ...        4 hosts of 2 ranks in network namespaces; needs root
 
     none        no communication: the limit for everything
     no-op       DistributedDataParallel whose hook returns the gradients as they are: the limit for everything inside DDP
@@ -15,7 +16,7 @@ Every contender is a job of its own, because what it does to its process must no
 keep freed memory, which makes gloo's steps faster in a process that both share. The two limits have that setting as well. The
 jobs run one after the other, again and again in turns. Each takes some steps to warm up and then the timed ones. No job waits in
 memory while another one is timed: sixteen sleeping processes doubled the time of a ResNet-50 step without communication. The jobs
-are forked from this process, so torch is imported once.
+are forked from this process, so torch is imported once; in the lab each process imports it.
 
 A row has the median over the turns of the slowest rank's milliseconds per step, and `times_gloo`, the ratio of gloo's median to
 it. `turn_by_turn` is the median of the ratios in each turn. `cost` is what a contender adds to `none`, by what gloo adds.
@@ -24,6 +25,9 @@ it. `turn_by_turn` is the median of the ratios in each turn. `cost` is what a co
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
+import itertools
 import json
 import multiprocessing
 import os
@@ -31,6 +35,7 @@ import platform
 import queue
 import socket
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
@@ -39,6 +44,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from benchmarks.lab import Lab, Net
 from benchmarks.small_models import WORKLOADS, Workload
 from torch.nn.parallel import DistributedDataParallel
 
@@ -51,17 +57,18 @@ LIMITS = ("none", "no-op")
 WARM = 12  # steps before the timed ones: an optimizer tries overlap on and off in its first 9
 RATE = 1e-6  # training must make no progress, so that late steps cost what early ones do
 SECONDS = 60  # for one job
+LAB_SECONDS = 300
 PER_TURN = {"resnet50": 10, "gpt": 60, "nanogpt": 30, "bert": 30, "cnn": 100, "mlp": 500}  # timed steps: two to four seconds
+IN_THE_LAB = {"resnet50": 5, "gpt": 20, "nanogpt": 10}  # where a step takes several times as long
 
 
 # ---- a rank of a contender ----------------------------------------------------------------------------------------------------
 
 
-def job(name: str, rank: int, ranks: int, port: int, model: str, batch: int, results: Any) -> None:
+def job(name: str, model: str, batch: int, steps: int) -> float:
+    """Seconds per step on this rank of the job that the environment names."""
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)  # vanishing gradients would slow some contenders more than others
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks)}
     register()
     dist.init_process_group("phalanx" if name == "phalanx" else "gloo")
     if name in LIMITS:
@@ -69,18 +76,25 @@ def job(name: str, rank: int, ranks: int, port: int, model: str, batch: int, res
     work = WORKLOADS[model]
     torch.manual_seed(0)
     model_and_optimizer = enter(name, work)
-    torch.manual_seed(rank)
+    torch.manual_seed(dist.get_rank())
     step = step_of(*model_and_optimizer, *work.data(batch))
     for _ in range(WARM):
         step()
     dist.barrier()
     begin = time.perf_counter()
-    for _ in range(PER_TURN[model]):
+    for _ in range(steps):
         step()
-    results.put((time.perf_counter() - begin) / PER_TURN[model])
+    seconds = (time.perf_counter() - begin) / steps
+    dist.barrier()
+    return seconds
+
+
+def forked(rank: int, ranks: int, port: int, results: Any, *what: Any) -> None:
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks)}
+    results.put(job(*what))
     results.close()
     results.join_thread()  # what was put is sent
-    dist.barrier()
     os._exit(0)
 
 
@@ -125,29 +139,29 @@ def step_of(model: Any, optimizer: Any, x: torch.Tensor, y: torch.Tensor) -> Cal
 # ---- the turns ----------------------------------------------------------------------------------------------------------------
 
 
-def race(names: list[str], ranks: int, model: str, batch: int, turns: int) -> dict[str, list[float]]:
+def race(names: list[str], turns: int, run: Callable[..., list[float]], *what: Any) -> dict[str, list[float]]:
     """Seconds per step of every contender in each turn, of the slowest rank."""
     times: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(turns):
         for name in names:
-            times[name].append(one_turn(name, ranks, model, batch))
+            times[name].append(max(run(name, *what)))
     return times
 
 
-def one_turn(name: str, ranks: int, model: str, batch: int) -> float:
+def on_this_machine(ranks: int, name: str, *what: Any) -> list[float]:
     """Run one job; none of its processes is left when it returns."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     fork = multiprocessing.get_context("fork")
     results = fork.Queue()
-    arguments = (ranks, port, model, batch, results)
-    processes = [fork.Process(target=job, args=(name, rank, *arguments), daemon=True) for rank in range(ranks)]
+    arguments = (ranks, port, results, name, *what)
+    processes = [fork.Process(target=forked, args=(rank, *arguments), daemon=True) for rank in range(ranks)]
     try:
         for process in processes:
             process.start()
         until = time.monotonic() + SECONDS
-        seconds = [results.get(timeout=max(0.0, until - time.monotonic())) for _ in processes]
+        return [results.get(timeout=max(0.0, until - time.monotonic())) for _ in processes]
     except queue.Empty:
         raise SystemExit(f"{name}: no result within {SECONDS} s") from None
     finally:
@@ -155,7 +169,11 @@ def one_turn(name: str, ranks: int, model: str, batch: int) -> float:
             process.join(2)
             process.kill()
             process.join()
-    return max(seconds)
+
+
+def in_the_lab(net: Net, *what: Any) -> list[float]:
+    said = net.run([sys.executable, "-m", "benchmarks.steps", "--job", *map(str, what)], deadline=LAB_SECONDS)
+    return [float(words) for words in said]
 
 
 def rows_of(times: dict[str, list[float]], **what: Any) -> Iterator[dict[str, Any]]:
@@ -184,22 +202,35 @@ def main() -> None:
     parser.add_argument("--only", type=words, default=list(CONTENDERS), help=f"of {', '.join(CONTENDERS)}")
     parser.add_argument("--batch", type=words, default=["2"], help="per rank")
     parser.add_argument("--json", type=Path, help="append the records to this file")
+    parser.add_argument("--lab", help="hosts x ranks of each, as 4x2: network namespaces instead of this machine")
+    parser.add_argument("--rate", default="1gbit", help="of each host's port in the lab")
+    parser.add_argument("--job", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    run = {
-        "kind": "run",
-        "ranks": args.ranks,
-        "turns": args.turns,
+    if args.job:
+        name, model, batch, steps = args.job
+        print(job(name, model, int(batch), int(steps)), flush=True)
+        os._exit(0)
+    with contextlib.ExitStack() as until_the_end:
+        where, steps_of, run = {"ranks": args.ranks}, PER_TURN, functools.partial(on_this_machine, args.ranks)
+        if args.lab:
+            hosts, per_host = map(int, args.lab.split("x"))
+            lab = Lab(hosts, per_host, args.rate)
+            where, steps_of = {"ranks": lab.world, "lab": args.lab, "rate": args.rate}, IN_THE_LAB
+            run = functools.partial(in_the_lab, until_the_end.enter_context(lab.up()))
+        tell([{"kind": "run", **where, "turns": args.turns, **this_machine()}], args.json)
+        for model, batch in itertools.product(args.models, args.batch):
+            times = race(args.only, args.turns, run, model, int(batch), steps_of[model])
+            tell(list(rows_of(times, kind="step", model=model, batch=int(batch))), args.json)
+
+
+def this_machine() -> dict[str, Any]:
+    return {
         "cores": os.cpu_count(),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "load": round(os.getloadavg()[0], 2),
     }
-    tell([run], args.json)
-    for model in args.models:
-        for batch in args.batch:
-            times = race(args.only, args.ranks, model, int(batch), args.turns)
-            tell(list(rows_of(times, kind="step", model=model, batch=int(batch))), args.json)
 
 
 def tell(records: list[dict[str, Any]], file: Path | None) -> None:

@@ -58,5 +58,6 @@ extern PyMethodDef team_methods[];  // the table, in python_calls.cpp
 PyObject* team_meet(PyObject* object, PyObject*);
 PyObject* team_leave(PyObject* object, PyObject*);
 PyObject* team_abort(PyObject* object, PyObject*);
+PyObject* team_set_long_pieces(PyObject* object, PyObject*);
 
 }  // namespace phalanx

@@ -191,6 +191,7 @@ PyMethodDef team_methods[] = {
     {"meet", team_meet, METH_NOARGS, "All ranks have mapped the control segment: forget its place, watch the processes."},
     {"leave", team_leave, METH_NOARGS, "Leave the team; idempotent."},
     {"abort", team_abort, METH_NOARGS, "From any thread: calls of this rank, now and later, fail within 50 ms."},
+    {"set_long_pieces", team_set_long_pieces, METH_NOARGS, "On all ranks: pass long tensors in pieces of whole_bytes(ranks)."},
     {"all_reduce", FAST(all_reduce), "(address, count, type, op, scale[, digest, number]) -> status; the last two as in set_topic"},
     {"all_reduce_or_begin", FAST(all_reduce_or_begin),
      "(address, count, type, op, scale, digest, number, nanoseconds) -> status; `begun`: call all_reduce alike to finish it"},

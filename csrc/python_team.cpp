@@ -57,6 +57,11 @@ PyObject* team_abort(PyObject* object, PyObject*) {
     Py_RETURN_NONE;
 }
 
+PyObject* team_set_long_pieces(PyObject* object, PyObject*) {
+    if (!run(as_team(object), [](Team& team) { team.set_long_pieces(); })) return nullptr;
+    Py_RETURN_NONE;
+}
+
 namespace {
 
 constexpr double longest_timeout = 1e9;  // seconds: in nanoseconds it fits 64 bits

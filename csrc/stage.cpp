@@ -7,8 +7,9 @@
 // All ranks are done with this when the next meeting ends. So no data is read while another rank writes it, and one meeting per
 // step is enough.
 //
-// There are two ways to reduce. *Each for itself*: all ranks write their piece, and each sums what it needs, reading the pieces of
-// all others. *In slices*: each rank reduces one slice of every piece, and all copy the result a step later, after another meeting.
+// A reduce-scatter is one exchange: each rank writes the pieces of the other ranks' parts, and sums those of its own. There are two
+// ways to all-reduce. *Each for itself*: all ranks write their piece, and each sums what all have written. *In slices*: each rank
+// reduces one slice of every piece, and all copy the result a step later, after another meeting.
 #include <algorithm>
 #include <cstring>
 
@@ -31,7 +32,7 @@ Team::Range Team::part_of(const Call& call, int rank) const {
 // Elements of one piece.
 std::size_t Team::per_piece(const Call& call) const {
     const std::size_t width = size_of(call.type);
-    return (call.count * width <= whole_ ? whole_ : third_) / width;
+    return (long_pieces_ || call.count * width <= whole_ ? whole_ : third_) / width;
 }
 
 // Piece k of a range; it starts at the beginning of its third.
@@ -47,6 +48,7 @@ std::uint32_t Team::pieces_of(const Call& call, std::size_t elements) const {
 
 Status Team::on_stage(const Call& call, char* x) {
     if (call.verb == Verb::all_gather || call.verb == Verb::broadcast) return copy_on_stage(call, x);
+    if (call.verb == Verb::reduce_scatter) return reduce_parts(call, x);
     const bool small = call.count * size_of(call.type) * static_cast<std::size_t>(size_) <= few_bytes;
     return small || size_ <= few_ranks ? reduce_each_for_itself(call, x) : reduce_in_slices(call, x);
 }
@@ -88,9 +90,43 @@ Status Team::copy_on_stage(const Call& call, char* x) {
     });
 }
 
+// A third has room for one piece of every rank's part.
+Status Team::reduce_parts(const Call& call, char* x) {
+    const std::size_t width = size_of(call.type), ranks = static_cast<std::size_t>(size_);
+    const std::size_t room = per_piece(call) * width / ranks / line * line, per = room / width;
+    const Reduce reduce = kernels().reduce[static_cast<int>(call.type)][static_cast<int>(call.op)];
+    const auto piece_of_part = [&](int owner, std::uint32_t k) {
+        const Range part = part_of(call, owner);
+        return Range{part.first + k * per, part.first + (k + 1) * per}.within(part);
+    };
+    const auto place = [&](int writer, int owner, std::uint32_t k) {
+        return stage(writer, k) + room * static_cast<std::size_t>(owner);
+    };
+    const auto put_in = [&](std::uint32_t k) {
+        for (int owner = 0; owner < size_; ++owner) {
+            const Range piece = piece_of_part(owner, k);
+            if (owner == rank_ || piece.count() == 0) continue;
+            kernels().put(place(rank_, owner, k), x + piece.first * width, piece.count() * width);
+        }
+    };
+    const std::size_t longest = (call.count + ranks - 1) / ranks;
+    const std::uint32_t pieces = static_cast<std::uint32_t>(std::max<std::size_t>(1, (longest + per - 1) / per));
+    put_in(0);
+    return take_steps(call, pieces, [&](std::uint32_t k) {
+        put_in(k + 1);
+        const Range mine = piece_of_part(rank_, k);
+        if (mine.count() == 0) return;
+        void* to = x + mine.first * width;
+        const void* from[max_ranks];
+        for (int r = 0; r < size_; ++r) from[r] = place(r, rank_, k);
+        from[rank_] = to;
+        reduce(&to, 1, from, size_, mine.count(), call.scale);
+    });
+}
+
 Status Team::reduce_each_for_itself(const Call& call, char* x) {
     const std::size_t width = size_of(call.type);
-    const Range all{0, call.count}, wanted = call.verb == Verb::all_reduce ? all : part_of(call, rank_);
+    const Range all{0, call.count};
     const Reduce reduce = kernels().reduce[static_cast<int>(call.type)][static_cast<int>(call.op)];
     const auto put_in = [&](std::uint32_t k) {
         const Range piece = piece_of(call, all, k);
@@ -99,13 +135,13 @@ Status Team::reduce_each_for_itself(const Call& call, char* x) {
     if (!ahead_) put_in(0);
     return take_steps(call, pieces_of(call, call.count), [&](std::uint32_t k) {
         put_in(k + 1);
-        const Range piece = piece_of(call, all, k), range = piece.within(wanted);
-        if (range.count() == 0) return;
-        void* to = x + range.first * width;
+        const Range piece = piece_of(call, all, k);
+        if (piece.count() == 0) return;
+        void* to = x + piece.first * width;
         const void* from[max_ranks];
-        for (int r = 0; r < size_; ++r) from[r] = stage(r, k) + (range.first - piece.first) * width;
+        for (int r = 0; r < size_; ++r) from[r] = stage(r, k);
         from[rank_] = to;  // it is in this core's cache; so no rank reads its own piece from the stage
-        reduce(&to, 1, from, size_, range.count(), call.scale);
+        reduce(&to, 1, from, size_, piece.count(), call.scale);
     });
 }
 
@@ -114,8 +150,7 @@ Status Team::reduce_each_for_itself(const Call& call, char* x) {
 Status Team::reduce_in_slices(const Call& call, char* x) {
     const std::size_t width = size_of(call.type), ranks = static_cast<std::size_t>(size_);
     const std::uint32_t pieces = pieces_of(call, call.count);
-    const Range all{0, call.count}, wanted = call.verb == Verb::all_reduce ? all : part_of(call, rank_);
-    const bool everywhere = call.verb == Verb::all_reduce;
+    const Range all{0, call.count};
     const Reduce reduce = kernels().reduce[static_cast<int>(call.type)][static_cast<int>(call.op)];
     const auto slice_of = [&](std::uint32_t k, int rank) {  // whole cache lines of the stage
         const Range piece = piece_of(call, all, k);
@@ -131,8 +166,8 @@ Status Team::reduce_in_slices(const Call& call, char* x) {
         if (slice.count() != 0) kernels().put(on_third(rank_, k, slice.first), x + slice.first * width, slice.count() * width);
     };
     const auto take_out = [&](std::uint32_t k, int peer) {
-        const Range range = slice_of(k, peer).within(wanted);
-        if (range.count() != 0) std::memcpy(x + range.first * width, on_third(peer, k, range.first), range.count() * width);
+        const Range slice = slice_of(k, peer);
+        if (slice.count() != 0) std::memcpy(x + slice.first * width, on_third(peer, k, slice.first), slice.count() * width);
     };
     const auto reduce_mine = [&](std::uint32_t k) {
         const Range slice = slice_of(k, rank_);
@@ -141,7 +176,7 @@ Status Team::reduce_in_slices(const Call& call, char* x) {
         const void* from[max_ranks];
         for (int r = 0; r < size_; ++r) from[r] = on_third(r, k, slice.first);
         from[rank_] = to[1];
-        reduce(to, everywhere ? 2 : 1, from, size_, slice.count(), call.scale);
+        reduce(to, 2, from, size_, slice.count(), call.scale);
     };
     // write k + 1 and copy k - 1 out together; they have the same cuts, unless k + 1 is the last and shorter
     const auto exchange = [&](std::uint32_t k, int peer) {
@@ -157,15 +192,15 @@ Status Team::reduce_in_slices(const Call& call, char* x) {
         if (peer != rank_) put_in(0, peer);
     return take_steps(call, pieces + 1, [&](std::uint32_t k) {
         if (k < pieces) reduce_mine(k);
-        for (int i = 1; i <= size_; ++i) {
+        for (int i = 1; i < size_; ++i) {
             const int peer = (rank_ + i) % size_;  // so that not all ranks read from the same one
-            if (peer == rank_ && everywhere) continue;
-            if (everywhere && k > 0 && k + 1 < pieces) {
+            if (k > 0 && k + 1 < pieces) {
                 exchange(k, peer);
-                continue;
+            } else if (k > 0) {
+                take_out(k - 1, peer);
+            } else if (k + 1 < pieces) {
+                put_in(k + 1, peer);
             }
-            if (k + 1 < pieces && peer != rank_) put_in(k + 1, peer);
-            if (k > 0) take_out(k - 1, peer);
         }
     });
 }

@@ -36,11 +36,13 @@ MOMENT = 200e-6  # seconds that an asynchronous call may wait for the other rank
 
 
 class About(NamedTuple):
-    """One kind of all-reduce: dtype, count and operation, the digest of its name, and the name."""
+    """One kind of all-reduce, for calls that repeat it."""
 
-    key: object
-    digest: int
-    name: str
+    key: object  # dtype, count and operation
+    codes: tuple[int, int, float] | None = None  # of the core, if one call of it is enough
+    digest: int = 0  # of the name
+    name: str = ""
+    text: Callable[[], str] = str  # returns the name
 
 
 class Engine:
@@ -51,7 +53,7 @@ class Engine:
         self.team_of_all = team if members.inter_size == 1 else None  # the shared memory, if all ranks are on this host
         self.number = 0  # of the latest operation
         self._between: Between | None = None
-        self._about = About(None, 0, "")  # the last all-reduce
+        self._about = About(None)  # the last all-reduce
 
     def connect_hosts(self, gloo: Any, algorithm: Schedule | None, *, shared: bool) -> None:
         """From now on, run all-reduces as schedules. `shared`: every host has shared memory."""
@@ -74,16 +76,18 @@ class Engine:
         """Describe an all-reduce. Reuses the last value if it matches, because comparing is faster than a lookup. Thread-safe."""
         key, about = (x.dtype, x.numel(), op), self._about
         if key != about.key:
-            about = self._about = About(key, *_named("all_reduce", *key))
+            digest, name = _named("all_reduce", *key)
+            codes = None if self.team_of_all is None else self.team_of_all.codes(x.dtype, op)
+            about = self._about = About(key, codes, digest, name, lambda: name)
         return about
 
     # ---- collectives -------------------------------------------------------------------------------------------------------
 
     def all_reduce(self, x: torch.Tensor, op: Reduction, about: About | None = None) -> None:
         """All-reduce `x` in place. Pass `about` if you already have it."""
-        self.number += 1
+        self.number = number = self.number + 1
         if self._between is None and x.is_contiguous():
-            self._in_one_call(x, op, about or self.about(x, op), self.number)
+            self._in_one_call(x, op, about or self.about(x, op), number)
             return
         x = x.detach()
         flat = x if x.is_contiguous() else x.contiguous()
@@ -97,7 +101,7 @@ class Engine:
     def _in_one_call(self, x: torch.Tensor, op: Reduction, about: About, number: int) -> None:
         team = self.team_of_all
         assert team is not None
-        team.all_reduce_about(x, op, about.digest, number, lambda: about.name)
+        team.all_reduce_about(x, op, about.digest, number, about.text, about.codes)
 
     def begins(self, x: torch.Tensor) -> bool:
         """Whether the thread that calls an all-reduce of `x` should `begin` it instead of handing it over.
@@ -112,7 +116,7 @@ class Engine:
         assert team is not None
         self.number += 1
         number = self.number
-        if team.try_all_reduce_about(x, op, about.digest, number, lambda: about.name, MOMENT):
+        if team.try_all_reduce_about(x, op, about.digest, number, about.text, MOMENT):
             return None
         return lambda: self._in_one_call(x, op, about, number)
 

@@ -33,7 +33,7 @@ def op_of(opts: Any) -> Any:
 
 
 def usual_form(options: type, *names: str) -> Callable[[Any], Any]:
-    """Call the method if the last argument is an instance of `options`. Otherwise, or if it returns None, call the plain group.
+    """Call the method if the last argument is an instance of `options`. Otherwise, or if it cannot, call the plain group.
 
     `names` are the method's names across torch versions, newest first.
     """
@@ -42,11 +42,11 @@ def usual_form(options: type, *names: str) -> Callable[[Any], Any]:
     def decorate(method: Callable[..., Any]) -> Any:
         @functools.wraps(method)
         def call(self: Any, *args: Any, **named: Any) -> Any:
-            if len(named) == 1 and "opts" in named:
+            if named and named.keys() == {"opts"}:
                 args, named = (*args, named["opts"]), {}
-            if args and type(args[-1]) is options and not named:
+            if not named and args and type(args[-1]) is options:
                 work = method(self, *args)
-                if work is not None:
+                if work is not NotImplemented:
                     return work
                 if _averages_on_host(args):
                     return _average(self, name, args)

@@ -2,7 +2,9 @@
 
 torch calls the methods of a `ProcessGroup` from Python and C++. Methods that this class lacks go to the gloo group registered
 inside it, and GPU tensors go to NCCL if there is one. `plain` is a process group with the same gloo group but without this class;
-methods here call it for tensors that the native core cannot handle.
+methods here return NotImplemented for tensors that the native core cannot handle, and `usual_form` then calls it.
+
+A synchronous call has ended when it returns, and returns None, as torch expects of backends that know `asyncOp`.
 
 torch 2.13 renamed some methods. Both names are here.
 """
@@ -28,7 +30,7 @@ from phalanx.backend.engine import Engine
 from phalanx.backend.forms import op_of, usual_form
 from phalanx.backend.holding import Holding
 from phalanx.backend.lane import Lane
-from phalanx.backend.work import Done, Task, for_torch
+from phalanx.backend.work import Task, for_torch
 from phalanx.schedule import Schedule
 
 Tensors = Sequence[torch.Tensor]
@@ -66,15 +68,16 @@ class PhalanxProcessGroup(dist.ProcessGroup):
         """All-reduce one tensor. Sparse tensors and rare operations go to gloo."""
         x, op, engine = tensors[0], op_of(opts), self._engine
         if op is None or len(tensors) != 1 or not engine.can_reduce(x, op):
-            return None
+            return NotImplemented
         about = engine.about(x, op)
-        if getattr(opts, "asyncOp", True):
-            if self._holding.applies():
-                return self._holding.hold(Task(about.name, lambda: engine.all_reduce(x, op, about), tensors, self._lane))
-            if engine.begins(x):
-                begun = self._lane.begin_here(about.name, lambda: engine.begin(x, op, about), tensors)
-                if begun is not None:
-                    return for_torch(begun)
+        if not getattr(opts, "asyncOp", True):
+            return self._lane.run_here(about.name, lambda: engine.all_reduce(x, op, about))
+        if self._holding.applies():
+            return self._holding.hold(Task(about.name, lambda: engine.all_reduce(x, op, about), tensors, self._lane))
+        if engine.begins(x):
+            begun = self._lane.begin_here(about.name, lambda: engine.begin(x, op, about), tensors)
+            if begun is not None:
+                return for_torch(begun)
         return self.start(about.name, lambda: engine.all_reduce(x, op, about), tensors, opts)
 
     @usual_form(AllreduceCoalescedOptions, "allreduce_coalesced")
@@ -82,7 +85,7 @@ class PhalanxProcessGroup(dist.ProcessGroup):
         """All-reduce several tensors as one operation."""
         op, engine = op_of(opts), self._engine
         if op is None or not tensors or not all(engine.can_reduce(x, op) for x in tensors):
-            return None
+            return NotImplemented
 
         def work() -> None:
             for x in tensors:
@@ -95,7 +98,7 @@ class PhalanxProcessGroup(dist.ProcessGroup):
         """Reduce-scatter one tensor."""
         op, engine = op_of(opts), self._engine
         if op is None or not self._fits(whole, output) or not engine.can_reduce(whole, op):
-            return None
+            return NotImplemented
         return self.start("reduce_scatter", lambda: engine.reduce_scatter(output, whole, op), [output], opts)
 
     @usual_form(ReduceScatterOptions, "reduce_scatter")
@@ -103,7 +106,7 @@ class PhalanxProcessGroup(dist.ProcessGroup):
         """Reduce-scatter a list of tensors."""
         op, engine = op_of(opts), self._engine
         if op is None or not self._is_list(inputs, outputs) or not engine.can_reduce(outputs[0], op):
-            return None
+            return NotImplemented
         out, parts = outputs[0], inputs[0]
 
         def work() -> None:
@@ -117,7 +120,7 @@ class PhalanxProcessGroup(dist.ProcessGroup):
         op, engine = op_of(opts), self._engine
         fit = len(outputs) == len(inputs) and all(self._fits(whole, out) for whole, out in zip(inputs, outputs))
         if op is None or not fit or not all(engine.can_reduce(x, op) for x in inputs):
-            return None
+            return NotImplemented
 
         def work() -> None:
             for out, whole in zip(outputs, inputs):
@@ -132,7 +135,7 @@ class PhalanxProcessGroup(dist.ProcessGroup):
         """Broadcast one tensor of any dtype."""
         x, root, engine = tensors[0], opts.rootRank, self._engine
         if len(tensors) != 1 or not self._takes(x) or not 0 <= root < self._ranks or opts.rootTensor != 0:
-            return None
+            return NotImplemented
         return self.start("broadcast", lambda: engine.broadcast(x, root), tensors, opts)
 
     @usual_form(AllgatherOptions, "all_gather_single", "_allgather_base")
@@ -140,7 +143,7 @@ class PhalanxProcessGroup(dist.ProcessGroup):
         """Gather into one tensor."""
         engine = self._engine
         if not self._fits(output, mine):
-            return None
+            return NotImplemented
         return self.start("all_gather", lambda: engine.all_gather(output, mine), [output], opts)
 
     @usual_form(AllgatherOptions, "allgather")
@@ -148,7 +151,7 @@ class PhalanxProcessGroup(dist.ProcessGroup):
         """Gather into a list of tensors of one shape. gloo handles other lists, or explains why it cannot."""
         engine = self._engine
         if not self._is_list(outputs, inputs):
-            return None
+            return NotImplemented
         mine, outs = inputs[0], outputs[0]
 
         def work() -> None:
@@ -164,7 +167,7 @@ class PhalanxProcessGroup(dist.ProcessGroup):
         """Gather several tensors, each into one."""
         engine = self._engine
         if len(outputs) != len(inputs) or not all(self._fits(out, mine) for out, mine in zip(outputs, inputs)):
-            return None
+            return NotImplemented
 
         def work() -> None:
             for out, mine in zip(outputs, inputs):
@@ -176,7 +179,7 @@ class PhalanxProcessGroup(dist.ProcessGroup):
     def barrier(self, opts: Any) -> Any:
         """Wait for all ranks of the host. gloo does it across hosts."""
         if not self._shares or not _on_host(getattr(opts, "device", None)):
-            return None
+            return NotImplemented
         return self.start("barrier", self._engine.barrier, [], opts)
 
     # the names before torch 2.13
@@ -202,8 +205,7 @@ class PhalanxProcessGroup(dist.ProcessGroup):
         """Do `work` in the order of this group's calls. `tensors` hold its result."""
         # before 2.8 torch does not tell whether the caller waits
         if not getattr(opts, "asyncOp", True):
-            self._lane.run_here(name, work)
-            return for_torch(Done(tensors))
+            return self._lane.run_here(name, work)
         return for_torch(self._lane.queue(Task(name, work, tensors, self._lane)))
 
     def _takes(self, x: torch.Tensor) -> bool:

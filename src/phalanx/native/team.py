@@ -50,6 +50,13 @@ class HostTeam:
         self._failures.topic = text
         self._team.set_topic(digest, number)
 
+    def set_long_pieces(self) -> None:
+        """On all ranks: tensors outside the arenas pass in long pieces, with a tenth of the meetings and more cache misses.
+
+        A meeting takes microseconds where all ranks have reached it, but milliseconds where threads that compute use their cores.
+        """
+        self._team.set_long_pieces()
+
     # ---- memory --------------------------------------------------------------------------------------------------------------
 
     def allocate(self, nbytes: int) -> torch.Tensor:
@@ -89,11 +96,20 @@ class HostTeam:
         return x
 
     def all_reduce_about(
-        self, x: torch.Tensor, op: Reduction, digest: int, number: int, text: Callable[[], object]
+        self,
+        x: torch.Tensor,
+        op: Reduction,
+        digest: int,
+        number: int,
+        text: Callable[[], object],
+        codes: tuple[int, int, float] | None = None,
     ) -> torch.Tensor:
-        """`set_topic` and `all_reduce` in one call, because two calls from Python take almost as long as a sum of a few KiB."""
+        """`set_topic` and `all_reduce` in one call, because two calls from Python take almost as long as a sum of a few KiB.
+
+        `codes(x.dtype, op)` from an earlier call save another part of it; `x` must then be contiguous and on the CPU.
+        """
         self._failures.topic = text
-        kind, operator, scale = self._reduction(x, op, 1.0)
+        kind, operator, scale = codes or self._reduction(x, op, 1.0)
         status = self._team.all_reduce(x.data_ptr(), x.numel(), kind, operator, scale, digest, number)
         if status:
             raise self._failures.error(status, call_text("all_reduce", x, op))
@@ -160,11 +176,15 @@ class HostTeam:
     def _reduction(self, x: torch.Tensor, op: str, scale: float) -> tuple[int, int, float]:
         if not (x.is_contiguous() and x.is_cpu):
             raise ValueError(f"shared memory wants contiguous CPU tensors, got strides {x.stride()} on {x.device}")
+        return self.codes(x.dtype, op, scale)
+
+    def codes(self, dtype: torch.dtype, op: str, scale: float = 1.0) -> tuple[int, int, float]:
+        """The core's numbers for a dtype and a reduction, and the factor of the result."""
         if op == "mean":
-            return TYPES[x.dtype], 0, scale / self.size
-        if op == "sum" and x.dtype is torch.bool:
+            return TYPES[dtype], 0, scale / self.size
+        if op == "sum" and dtype is torch.bool:
             op = "max"  # the sum of booleans is their `or`
-        return TYPES[x.dtype], OPS[op], scale
+        return TYPES[dtype], OPS[op], scale
 
     # ---- the end ---------------------------------------------------------------------------------------------------------------
 
