@@ -36,8 +36,8 @@ def measured(name: str) -> str:
     """The day on which the newest rows of a file were measured, and how often where they say it."""
     day = max(str(row["date"])[:10] for row in rows(name) if "date" in row)
     first = rows(name)[0]
-    often = first.get("config", first).get("repeat")
-    turns = sorted({row["turns"] for row in rows(name) if "turns" in row})  # of every run in the file
+    often = first.get("config", {}).get("repeat")
+    turns = sorted({row.get("turns") or row["repeat"] for row in rows(name) if "turns" in row or "repeat" in row})  # of all runs
     if turns and not often:
         often = f"{turns[0]} to {turns[-1]}" if len(turns) > 1 else turns[0]
     return f"{day}, {often} times" if often else day
