@@ -113,8 +113,7 @@ CONTENDERS = ("no-op", "phalanx")
 def one_word() -> list[Result]:
     """DDP with `phalanx` where `gloo` was, and what people use instead of DDP."""
     found = []
-    for ranks in (2, 4):
-        record = f"steps_{ranks}_ranks"
+    for ranks, record in ((2, "steps_by_name_2_ranks"), (4, "steps_4_ranks")):
         for batch in (2, 4):
             at = {name: find(record, model="resnet50", batch=batch, contender=name) for name in CONTENDERS}
             limit = f"(a hook that does nothing: {over_gloo(at['no-op']):.3g}x)"
