@@ -98,22 +98,22 @@ def forked(rank: int, ranks: int, port: int, results: Any, *what: Any) -> None:
     os._exit(0)
 
 
-def enter(name: str, work: Workload, group: Any = None, comm: phalanx.Communicator | None = None) -> tuple[Any, Any]:
-    """The model and the optimizer of a contender: of the default group, and of a communicator of its own, or of these."""
+def enter(name: str, work: Workload) -> tuple[Any, Any]:
+    """The model and the optimizer of a contender."""
     model: Any = work.model()
     optimizer: Any = torch.optim.AdamW if work.optimizer == "adamw" else torch.optim.SGD
     optimizer = optimizer(model.parameters(), lr=RATE, **({} if work.optimizer == "adamw" else {"momentum": 0.9}))
     if name in ("no-op", "gloo", "phalanx", "ddp_hook"):
-        model = DistributedDataParallel(model, process_group=group)
+        model = DistributedDataParallel(model)
     elif name == "gloo views":
-        model = DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True, static_graph=True)
+        model = DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True)
     if name == "no-op":
         model.register_comm_hook(None, as_it_is)
     elif name == "ddp_hook":
-        model.register_comm_hook(comm or phalanx.create_communicator(), phalanx.ddp_hook)
+        model.register_comm_hook(phalanx.create_communicator(), phalanx.ddp_hook)
     elif name in ("optimizer", "fused"):
         sync = phalanx.AllReduce(fused=name == "fused")
-        optimizer = phalanx.create_multi_node_optimizer(optimizer, comm or phalanx.create_communicator(), sync=sync)
+        optimizer = phalanx.create_multi_node_optimizer(optimizer, phalanx.create_communicator(), sync=sync)
     return model, optimizer
 
 
@@ -215,7 +215,7 @@ def main() -> None:
         if args.lab:
             hosts, per_host = map(int, args.lab.split("x"))
             lab = Lab(hosts, per_host, args.rate)
-            where, steps_of = {"ranks": lab.world, "lab": args.lab, "rate": args.rate}, IN_THE_LAB
+            where, steps_of = {"ranks": lab.world, "lab": args.lab, "rate": args.rate}, PER_TURN | IN_THE_LAB
             run = functools.partial(in_the_lab, until_the_end.enter_context(lab.up()))
         tell([{"kind": "run", **where, "turns": args.turns, **this_machine()}], args.json)
         for model, batch in itertools.product(args.models, args.batch):

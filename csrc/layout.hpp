@@ -47,7 +47,7 @@ struct Call {
     Verb verb = Verb::barrier;
     Type type = Type::u8;
     Op op = Op::sum;
-    std::uint8_t staged = 0;  // 0: in an arena; 1, 2 or 3: through that third of the staging area
+    std::uint8_t staged = 0;  // 0: in an arena; 1, 2 or 3: through that third of the staging area; 4 to 6: in long pieces
     std::uint32_t root = 0;
     std::uint64_t count = 0;   // elements of the whole tensor
     std::uint64_t offset = 0;  // bytes from the beginning of each rank's part of the arena

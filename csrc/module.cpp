@@ -78,7 +78,7 @@ PyMethodDef module_methods[] = {
     {"kernels", module_kernels, METH_NOARGS, "the kernels in use: avx512, avx2 or portable"},
     {"choose_kernels", module_choose_kernels, METH_O, "(name) -> whether this processor has them; for tests and comparisons"},
     {"third_bytes", module_third_bytes, METH_O, "(ranks) -> bytes of one piece of a long tensor that passes through the stage"},
-    {"whole_bytes", module_whole_bytes, METH_O, "(ranks) -> bytes up to which a tensor passes through the stage in one piece"},
+    {"whole_bytes", module_whole_bytes, METH_O, "(ranks) -> bytes up to which a tensor is all-reduced through the stage in one piece"},
     {"lars_step", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)(void)>(module_lars_step)), METH_FASTCALL,
      "(tensors, rows, count): one step of tensors of this process"},
     {nullptr, nullptr, 0, nullptr},

@@ -59,12 +59,12 @@ template <class After>
 Status Team::take_steps(Call call, std::uint32_t steps, After after) {
     for (std::uint32_t k = 0; k < steps; ++k) {
         call.piece = k;
-        call.staged = static_cast<std::uint8_t>(1 + (stage_steps_ + k) % thirds);
+        call.staged = static_cast<std::uint8_t>(1 + (stage_steps_ + k) % thirds + (long_pieces_ ? thirds : 0));
         const Status status = sync(call);
         if (status != Status::ok) return status;
         after(k);
     }
-    stage_steps_ += steps;
+    stage_steps_ = (stage_steps_ + steps) % thirds;
     return Status::ok;
 }
 
@@ -111,7 +111,7 @@ Status Team::reduce_parts(const Call& call, char* x) {
     };
     const std::size_t longest = (call.count + ranks - 1) / ranks;
     const std::uint32_t pieces = static_cast<std::uint32_t>(std::max<std::size_t>(1, (longest + per - 1) / per));
-    put_in(0);
+    if (!ahead_) put_in(0);
     return take_steps(call, pieces, [&](std::uint32_t k) {
         put_in(k + 1);
         const Range mine = piece_of_part(rank_, k);
@@ -178,14 +178,16 @@ Status Team::reduce_in_slices(const Call& call, char* x) {
         from[rank_] = to[1];
         reduce(to, 2, from, size_, slice.count(), call.scale);
     };
-    // write k + 1 and copy k - 1 out together; they have the same cuts, unless k + 1 is the last and shorter
+    // write k + 1 and copy k - 1 out together; they have the same cuts, unless k + 1 is the last and shorter. Slices are whole cache
+    // lines, so the last rank's slice of the shorter piece may be the longer one
     const auto exchange = [&](std::uint32_t k, int peer) {
         const Range in = slice_of(k + 1, peer), out = slice_of(k - 1, peer);
         const std::size_t bytes = std::min(in.count(), out.count()) * width;
         kernels().exchange(on_third(rank_, k + 1, in.first), x + in.first * width, x + out.first * width,
                            on_third(peer, k - 1, out.first), bytes);
-        const std::size_t rest = out.count() * width - bytes;
+        const std::size_t rest = out.count() * width - bytes, more = in.count() * width - bytes;
         if (rest != 0) std::memcpy(x + out.first * width + bytes, on_third(peer, k - 1, out.first) + bytes, rest);
+        if (more != 0) kernels().put(on_third(rank_, k + 1, in.first) + bytes, x + in.first * width + bytes, more);
     };
 
     for (int peer = 0; peer < size_ && !ahead_; ++peer)

@@ -55,7 +55,7 @@ constexpr std::size_t smallest_third = 64 << 10, largest_third = 128 << 10;
 constexpr int few_ranks = 2;
 constexpr std::size_t few_bytes = 128 << 10;  // of all ranks together
 std::size_t third_bytes(int size);
-// A tensor of at most this many bytes passes in one piece, so with one meeting: threads that share their cores with computing
+// A tensor of at most this many bytes is all-reduced in one piece, so with one meeting: threads that share their cores with computing
 // threads take milliseconds to meet. Longer tensors are faster in pieces that stay in the caches: 4 MiB on 2 ranks took 430 us in
 // pieces and 900 in one, 1 MiB 111 and 104. The first bucket of torch's DistributedDataParallel is slightly over 1 MiB.
 constexpr std::size_t widest_third = 5 << 18, all_wide_thirds = 32 << 20;
@@ -107,7 +107,7 @@ class Team {
 
     void set_timeout(double seconds) { timeout_ns_ = static_cast<std::int64_t>(seconds * 1e9); }
     void set_method(Method method) { method_ = method; }
-    // Pass long tensors in pieces of `whole_bytes`: more misses in the caches, but a tenth of the meetings. All ranks set it.
+    // Pass long tensors in pieces of `whole_bytes`: more cache misses, but far fewer meetings. All ranks set it.
     void set_long_pieces() { long_pieces_ = true; }
     // Called about every 50 ms of waiting, with nothing locked; returns whether to give up.
     void set_interrupt(std::function<bool()> interrupt) { interrupt_ = std::move(interrupt); }
@@ -205,7 +205,7 @@ class Team {
     Slot* slots_;
     Line* lines_;
     char* staging_;
-    std::size_t third_, whole_;  // bytes of a piece of a long tensor, and of a third of the stage, which holds a shorter one whole
+    std::size_t third_, whole_;  // bytes of a piece of a long tensor, and of a third of the stage: of a shorter one or a long piece
 
     Method method_ = Method::memfd;
     int ranks_per_core_ = max_ranks;  // rounded up

@@ -205,6 +205,8 @@ class Between:
         transport: Transport = GlooTransport(gloo, timeout)
         if team is not None:
             transport = SharedTransport(transport, team, members.on_this_host)
+            if members.inter_size > 1:
+                team.set_long_pieces()  # the network is the bottleneck then, and it idles during every meeting
         operations = Operations(members, transport, Issuer(timeout, None), team=team)
         self._runner = Runner(operations, shared=shared)
 

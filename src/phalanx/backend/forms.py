@@ -33,7 +33,7 @@ def op_of(opts: Any) -> Any:
 
 
 def usual_form(options: type, *names: str) -> Callable[[Any], Any]:
-    """Call the method if the last argument is an instance of `options`. Otherwise, or if it cannot, call the plain group.
+    """Call the method if the last argument is an instance of `options`. Otherwise, or on NotImplemented, call the plain group.
 
     `names` are the method's names across torch versions, newest first.
     """

@@ -49,6 +49,8 @@ class Connection:
         team, self.shared = share_memory(members, transport, issuer, share)
         if team is not None:
             transport = SharedTransport(transport, team, [members.ranks[rank] for rank in members.on_this_host])
+            if members.inter_size > 1:
+                team.set_long_pieces()  # the network is the bottleneck then, and it idles during every meeting
         self.transport = transport
         above: Operations | None = parent.operations if parent is not None else None
         self.operations: Operations = Operations(members, transport, issuer, team=team, parent=above)

@@ -51,9 +51,9 @@ class HostTeam:
         self._team.set_topic(digest, number)
 
     def set_long_pieces(self) -> None:
-        """On all ranks: tensors outside the arenas pass in long pieces, with a tenth of the meetings and more cache misses.
+        """On all ranks: tensors outside the arenas pass in long pieces, with far fewer meetings and more cache misses.
 
-        A meeting takes microseconds where all ranks have reached it, but milliseconds where threads that compute use their cores.
+        A meeting takes microseconds if all ranks are already there, but milliseconds if compute threads occupy their cores.
         """
         self._team.set_long_pieces()
 
@@ -106,7 +106,7 @@ class HostTeam:
     ) -> torch.Tensor:
         """`set_topic` and `all_reduce` in one call, because two calls from Python take almost as long as a sum of a few KiB.
 
-        `codes(x.dtype, op)` from an earlier call save another part of it; `x` must then be contiguous and on the CPU.
+        Pass `codes(x.dtype, op)` from an earlier call to skip the checks; `x` must then be contiguous and on the CPU.
         """
         self._failures.topic = text
         kind, operator, scale = codes or self._reduction(x, op, 1.0)

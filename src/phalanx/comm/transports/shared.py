@@ -23,7 +23,6 @@ class SharedTransport:
     def __init__(self, below: Transport, team: HostTeam, host: Sequence[int]) -> None:
         self.below, self.team, self.host = below, team, tuple(host)
         self.library = below.library
-        team.set_long_pieces()  # the network, not the caches, limits what runs here, and it waits at every meeting
 
     @property
     def address(self) -> str:
