@@ -2,9 +2,10 @@
 
     python -m benchmarks.backend [--ranks 2] [--repeat 15] [--sizes 65536,1048576] [--json FILE]
 
-Microseconds of one float32 all-reduce by `comm.all_reduce`, by `dist.all_reduce` on a group of each backend, and of the
-asynchronous calls. Contenders take turns in one run. A row has the median over the turns and the fastest turn of the slowest
-rank. `times_gloo` is the median over the turns of gloo's time by this one's in the same turn. Training steps: steps.py.
+Microseconds of one float32 all-reduce by `comm.all_reduce`, by `dist.all_reduce` on a group of each backend, by the group itself
+(`phalanx group`: without the Python of torch.distributed), and of the asynchronous calls. Contenders take turns in one run. A row
+has the median over the turns and the fastest turn of the slowest rank. `times_gloo` is the median over the turns of gloo's time
+by this one's in the same turn. Training steps: steps.py.
 """
 
 from __future__ import annotations
@@ -49,9 +50,12 @@ def turns(comm: phalanx.Communicator, contenders: dict[str, Callable[[], Any]], 
 
 def all_reduces(comm: phalanx.Communicator, ours: Any, gloo: Any, nbytes: int, repeat: int) -> Times:
     x, add = torch.zeros(nbytes // 4), dist.ReduceOp.SUM  # zeros: their sum stays what it is
+    options = dist.AllreduceOptions()
+    options.reduceOp, options.asyncOp = add, False
     contenders: dict[str, Callable[[], Any]] = {
         "comm": lambda: comm.all_reduce(x, "sum"),
         "phalanx": lambda: dist.all_reduce(x, add, group=ours),
+        "phalanx group": lambda: ours.allreduce([x], options),
         "gloo": lambda: dist.all_reduce(x, add, group=gloo),
         "comm async": lambda: comm.all_reduce_async(x, "sum").wait(),
         "phalanx async": lambda: dist.all_reduce(x, add, group=ours, async_op=True).wait(),

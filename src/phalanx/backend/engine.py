@@ -92,9 +92,9 @@ class Engine:
         x = x.detach()
         flat = x if x.is_contiguous() else x.contiguous()
         if self._between is not None:
-            self._between.all_reduce(flat, op, self.number)
+            self._between.all_reduce(flat, op, number)
         else:
-            self._in_one_call(flat, op, self.about(flat, op), self.number)
+            self._in_one_call(flat, op, self.about(flat, op), number)
         if flat is not x:
             x.copy_(flat)
 

@@ -52,7 +52,8 @@ class Lane:
 
     def run_here(self, name: str, work: Callable[[], None]) -> None:
         """Do `work` in this thread, after everything queued before it. Raises if it failed."""
-        self._check(name)
+        if self._closed or self._owner.forks != forks.count:  # a call of `_check` takes as long as the lock
+            self._check(name)
         while True:
             if self._tasks:
                 self.run_until()
