@@ -81,7 +81,7 @@ SCHEDULES = st.sampled_from((ring, tree, halving_doubling, recursive_doubling))
 @given(SCHEDULES, st.integers(1, 9), st.floats(1e3, 1e8))
 def test_arrays_and_a_simulation_event_by_event_agree(make, n, nbytes):
     seconds, expected = simulate(make(n), flat(n), nbytes).seconds, max(simulate_events(make(n), flat(n), nbytes))
-    assert seconds == pytest.approx(expected, rel=0.05 if make is tree else 1e-6)
+    assert seconds == pytest.approx(expected, rel=0.08 if make is tree else 1e-6)
 
 
 @settings(max_examples=40, deadline=None)

@@ -101,7 +101,7 @@ class Engine:
     def _in_one_call(self, x: torch.Tensor, op: Reduction, about: About, number: int) -> None:
         team = self.team_of_all
         assert team is not None
-        team.all_reduce_about(x, op, about.digest, number, about.text, about.codes)
+        team.all_reduce_about(x, op, (about.digest, number, about.text), about.codes)
 
     def begins(self, x: torch.Tensor) -> bool:
         """Whether the thread that calls an all-reduce of `x` should `begin` it instead of handing it over.
@@ -116,7 +116,7 @@ class Engine:
         assert team is not None
         self.number += 1
         number = self.number
-        if team.try_all_reduce_about(x, op, about.digest, number, about.text, MOMENT):
+        if team.all_reduce_about(x, op, (about.digest, number, about.text), about.codes, MOMENT):
             return None
         return lambda: self._in_one_call(x, op, about, number)
 

@@ -25,6 +25,8 @@ from phalanx.native.meeting import Store, meet
 log = logging.getLogger("phalanx")
 
 Reduction = Literal["sum", "mean", "max", "min"]
+Topic = tuple[int, int, Callable[[], object]]  # the arguments of `set_topic`
+Codes = tuple[int, int, float]  # the core's numbers for a dtype and a reduction, and the factor of the result
 
 
 class HostTeam:
@@ -51,10 +53,7 @@ class HostTeam:
         self._team.set_topic(digest, number)
 
     def set_long_pieces(self) -> None:
-        """On all ranks: tensors outside the arenas pass in long pieces, with far fewer meetings and more cache misses.
-
-        A meeting takes microseconds if all ranks are already there, but milliseconds if compute threads occupy their cores.
-        """
+        """On all ranks: tensors outside the arenas pass in long pieces, with far fewer meetings and more cache misses."""
         self._team.set_long_pieces()
 
     # ---- memory --------------------------------------------------------------------------------------------------------------
@@ -96,36 +95,20 @@ class HostTeam:
         return x
 
     def all_reduce_about(
-        self,
-        x: torch.Tensor,
-        op: Reduction,
-        digest: int,
-        number: int,
-        text: Callable[[], object],
-        codes: tuple[int, int, float] | None = None,
-    ) -> torch.Tensor:
+        self, x: torch.Tensor, op: Reduction, topic: Topic, codes: Codes | None = None, seconds: float | None = None
+    ) -> bool:
         """`set_topic` and `all_reduce` in one call, because two calls from Python take almost as long as a sum of a few KiB.
 
-        Pass `codes(x.dtype, op)` from an earlier call to skip the checks; `x` must then be contiguous and on the CPU.
+        `codes(x.dtype, op)` from an earlier call skip the checks that `x` is contiguous and on the CPU. With `seconds`, wait only
+        so long for the others; return whether it finished. If not, the next call, in any thread, is the same without `seconds`.
         """
-        self._failures.topic = text
+        digest, number, self._failures.topic = topic
         kind, operator, scale = codes or self._reduction(x, op, 1.0)
-        status = self._team.all_reduce(x.data_ptr(), x.numel(), kind, operator, scale, digest, number)
-        if status:
-            raise self._failures.error(status, call_text("all_reduce", x, op))
-        return x
-
-    def try_all_reduce_about(
-        self, x: torch.Tensor, op: Reduction, digest: int, number: int, text: Callable[[], object], seconds: float
-    ) -> bool:
-        """Like `all_reduce_about`, but wait only this long for the other ranks. Returns whether it finished.
-
-        If not, the operation has begun. The next call, from any thread, must be `all_reduce_about` with the same arguments.
-        """
-        self._failures.topic = text
-        kind, operator, scale = self._reduction(x, op, 1.0)
-        patience = int(seconds * 1e9)
-        status = self._team.all_reduce_or_begin(x.data_ptr(), x.numel(), kind, operator, scale, digest, number, patience)
+        at, count = x.data_ptr(), x.numel()
+        if seconds is None:
+            status = self._team.all_reduce(at, count, kind, operator, scale, digest, number)
+        else:
+            status = self._team.all_reduce_or_begin(at, count, kind, operator, scale, digest, number, int(seconds * 1e9))
         if status and status != BEGUN:
             raise self._failures.error(status, call_text("all_reduce", x, op))
         return bool(status != BEGUN)
@@ -173,18 +156,17 @@ class HostTeam:
         n = x.numel()
         return x.view(-1)[rank * n // self.size : (rank + 1) * n // self.size]
 
-    def _reduction(self, x: torch.Tensor, op: str, scale: float) -> tuple[int, int, float]:
+    def _reduction(self, x: torch.Tensor, op: str, scale: float) -> Codes:
         if not (x.is_contiguous() and x.is_cpu):
             raise ValueError(f"shared memory wants contiguous CPU tensors, got strides {x.stride()} on {x.device}")
         return self.codes(x.dtype, op, scale)
 
-    def codes(self, dtype: torch.dtype, op: str, scale: float = 1.0) -> tuple[int, int, float]:
-        """The core's numbers for a dtype and a reduction, and the factor of the result."""
+    def codes(self, dtype: torch.dtype, op: str, scale: float = 1.0) -> Codes:
+        """For `all_reduce_about`."""
         if op == "mean":
             return TYPES[dtype], 0, scale / self.size
-        if op == "sum" and dtype is torch.bool:
-            op = "max"  # the sum of booleans is their `or`
-        return TYPES[dtype], OPS[op], scale
+        summed = "max" if dtype is torch.bool else "sum"  # the sum of booleans is their `or`
+        return TYPES[dtype], OPS[summed if op == "sum" else op], scale
 
     # ---- the end ---------------------------------------------------------------------------------------------------------------
 
