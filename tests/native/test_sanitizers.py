@@ -96,7 +96,7 @@ def test_a_mutant_is_caught(threaded, source, text, instead, found):
     mutant = threaded.directory / f"mutant_{source}"
     assert text in original.read_text()
     mutant.write_text(original.read_text().replace(text, instead))
-    ended = run(threaded.link("mutant", {original: mutant}), "threads", "3", "200", "1")
+    ended = run(threaded.link("mutant", {original: mutant}), "threads", "3", "1000", "1")
     assert found in ended.stderr
 
 
