@@ -5,10 +5,10 @@
     python benchmarks/elastic_faults.py beats [--json FILE]                       bytes of heartbeats
     python benchmarks/elastic_faults.py cuts [--repeat 20] [--kind 3|1 ...] [--json FILE]
 
-A row of `cuts` says how long it took until the side that continues made its next step, whether the other side stood still, and
-how long after the end of the cut all hosts took part again. At the end of each program all records are compared: every step
-number was made once, by one set of ranks, which all have the same weights after it. Every sample was trained equally often. An
-undisturbed run with the same ranks in every step (elastic_replay.py) ends with the same bits.
+A row of `cuts` says how long it took until the side that continues made its next step (1|3: until it paused), whether the other
+side stood still, and how long after the end of the cut all hosts took part again. At the end of each program all records are
+compared: every step number was made once, by one set of ranks, which all have the same weights after it. Every sample was trained
+equally often. An undisturbed run with the same ranks in every step (elastic_replay.py) ends with the same bits.
 Rows are appended, and a program continues where it was stopped. `--warm` forks all processes from one that has imported torch, as
 the tests do: 20 s less per repetition, and the same faults.
 """
@@ -56,7 +56,7 @@ KINDS: dict[str, tuple[list[Way], set[int]]] = {  # what is cut, and the hosts t
     "link down": ([], {0, 1, 2}),
     "flapping": ([], set()),  # nobody has to go
 }
-PAUSES = {"1|3"}  # the side of the meeting point is a minority
+PAUSES, PAUSED = {"1|3"}, "training pauses until"  # the side of the meeting point is a minority
 
 
 def full_world(job: Fleet, since: float) -> float:
@@ -93,7 +93,15 @@ def cut_once(job: Fleet, cuts: Cuts, kind: str, generator: random.Random) -> dic
     def continues(hosts: set[int]) -> bool:
         return hosts == stay if stay else len(hosts) == 3 and not hosts >= set(pair)
 
-    done = job.follow.wait(lambda records: _step_on(job, records, continues, at + 0.05), f"a step after the cut {kind}")
+    pauses = job.words.count(PAUSED)
+
+    def reacted(records: list[dict[str, Any]]) -> float | None:
+        """When it continued. A minority pauses: it may have a step to finish first, or it is between two steps."""
+        if kind in PAUSES and job.words.count(PAUSED) > pauses:
+            return time.time()
+        return _step_on(job, records, continues, at + 0.05)
+
+    done = job.follow.wait(reacted, f"a step after the cut {kind}")
     time.sleep(max(0.0, at + HOLD - time.time()))
     late = [row for row in job.follow.look() if row["kind"] == "step" and row["at"] > at + 1]
     hosts = job.living()

@@ -1,15 +1,19 @@
-"""How much of the training survives when a rank dies every 20 s on average? Ours, torchft and torchrun. Needs root.
+"""How much of the training survives when a rank dies every 20 s on average? Ours, gossip, torchft, torchrun. Needs root.
 
-    python benchmarks/elastic_goodput.py [--seconds 60] [--mtbf 20] [--rounds 1] [--torchft PYTHON] [--json FILE]
+    python benchmarks/elastic_goodput.py [--seconds 60] [--mtbf 20] [--rounds 1] [--seed 0] [--together] [--spares 0]
+        [--torchft PYTHON] [--json FILE]
 
-4 hosts (network namespaces) of one rank each train the same model, one contender after the other, with the same moments and hosts
-of death. Whoever looks after a contender's processes starts another one at once: the agents of `phalanx run`, the agents of
-torchrun (all ranks, from a checkpoint of every 10 steps), and this program for torchft, whose lighthouse runs on host 0.
+4 hosts (network namespaces) of one rank each train the same model, one contender after the other or all together, with the same
+moments and hosts of death. A process that died is replaced at once: by the agents of `phalanx run`, by those of torchrun (all
+ranks, from a checkpoint of every 10 steps), and by this program for torchft, whose lighthouse runs on host 0.
 
-    goodput           rank-steps that count, of those in the same time without deaths (measured before the first one)
+    goodput           rank-steps that count, of those in the same time without deaths (15 s after a death and later)
     alive             the part of all rank-time in which a process was there and had imported torch
     goodput_of_ideal  goodput / alive: what a job would make that loses nothing but the time in which processes start
     pause             the longest time without a step of anybody, in the 15 s after a death
+    steps_made_twice  by the same host
+    samples_lost      ours: in no step of a whole epoch. Others, which deal no samples: trained, but in no step that counts
+    samples_doubled   in two steps of one epoch that count
 
 `--torchft` is the Python of an environment with torchft 0.2; without it, the contender is left out. Rows are appended.
 """
@@ -28,8 +32,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -37,17 +43,19 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 import itertools
 
+from elastic_goodput_rank import SAMPLES, SHARE
+from elastic_training import uses
 from lab import NETNS, Bridge, Lab, Net
 
 RANK = Path(__file__).parent / "elastic_goodput_rank.py"
-HOSTS, CALM, DEADLINE = 4, 8.0, 150.0
+HOSTS, CALM, DEADLINE = 4, 15.0, 150.0
 
 
 class Contender:
     """The processes of one contender, in a directory of its own."""
 
-    def __init__(self, name: str, net: Net, directory: Path, python: str) -> None:
-        self.name, self.net, self.directory, self.python = name, net, directory, python
+    def __init__(self, name: str, net: Net, directory: Path, python: str, spares: int) -> None:
+        self.name, self.net, self.directory, self.python, self.spares = name, net, directory, python, spares
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._env = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "PHALANX_SECRET": secrets.token_hex(16)}
         first = net.lab.address(0)
@@ -62,10 +70,12 @@ class Contender:
     def start(self, host: int) -> None:
         rank, first = [str(RANK), self.name, str(self.directory), str(host)], self.net.lab.address(0)
         elastic = ["--hosts", str(HOSTS), "--meet", f"{first}:29400", "--ranks", "1", "--replace", "1000"]
+        elastic += ["--spares", str(self.spares)]
         restarting = ["--nnodes", str(HOSTS), "--nproc-per-node", "1", "--max-restarts", "1000", "--rdzv-id", "x"]
         restarting += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{first}:29500", "--local-addr", self.net.lab.address(host)]
         command = {
             "ours": [self.python, "-m", "phalanx", "run", *elastic, *rank],
+            "gossip": [self.python, "-m", "phalanx", "run", *elastic, *rank],
             "torchft": [self.python, *rank],
             "torchrun": [self.python, "-m", "torch.distributed.run", *restarting, *rank],
         }[self.name]
@@ -135,7 +145,7 @@ def run(contender: Contender, deaths: list[tuple[float, int]], seconds: float) -
     for row in sorted(rows, key=lambda row: row["at"]):
         if row["kind"] == "step":
             steps.setdefault(row["step"], (row["at"], row["ranks"]))
-    rate = sum(ranks for at, ranks in steps.values() if calm <= at < begun) / (begun - calm)
+    rate = undisturbed_rate(sorted(steps.values()), calm, [at for at, _ in killed], end)
     made = sum(ranks for at, ranks in steps.values() if begun <= at < end)
     goodput, alive = made / (rate * (end - begun)), alive_part(rows, {pid: at for at, pid in killed}, begun, end)
     moments = sorted(row["at"] for row in rows if row["kind"] == "step")
@@ -152,9 +162,43 @@ def run(contender: Contender, deaths: list[tuple[float, int]], seconds: float) -
         "goodput_of_ideal": round(goodput / alive, 4),
         "steps_made_twice": sum(row["kind"] == "step" for row in rows)
         - len({(r["step"], r["host"]) for r in rows if r["kind"] == "step"}),
+        **samples(rows),
         "pause_median": round(statistics.median(pauses), 3) if pauses else None,
         "pause_worst": round(max(pauses), 3) if pauses else None,
     }
+
+
+def undisturbed_rate(steps: list[tuple[float, int]], begun: float, deaths: list[float], end: float) -> float:
+    """Rank-steps per second of steps that all ranks made, at least CALM seconds after a death."""
+    quiet = [begun, *(death + CALM for death in deaths)]
+    between = list(zip(quiet, [*deaths, end]))
+    count, seconds = 0, 0.0
+    for (before, _), (at, ranks) in itertools.pairwise(steps):
+        if ranks == HOSTS and any(since <= before and at <= until for since, until in between):
+            count, seconds = count + ranks, seconds + at - before
+    return count / seconds
+
+
+def samples(rows: list[dict[str, Any]]) -> dict[str, int]:
+    """Samples that were lost, and those that count twice."""
+    took, steps = ([row for row in rows if row["kind"] == kind] for kind in ("took", "step"))
+    if "exchanges" in took[0]:  # a Loader deals them, and ranks that live take over what a dead one has not trained
+        used, done = uses(rows), max(row["epoch"] for row in steps)
+        counts = [used[i] for i in range(SAMPLES)]
+        return {
+            "samples_lost": sum(max(0, done - count) for count in counts),
+            "samples_doubled": sum(max(0, count - done - 1) for count in counts),
+        }
+    made: dict[int, set[int]] = {}
+    ranks: dict[int, int] = {}
+    for row in steps:
+        made.setdefault(row["step"], set()).add(row["host"])
+        ranks[row["step"]] = max(row["ranks"], ranks.get(row["step"], 0))
+    # a rank may die between its step and its record: then more have taken part than have recorded it
+    left_out = {(row["step"], row["host"]) for row in took if row["step"] in made and row["host"] not in made[row["step"]]}
+    lost = sum(len(made[step]) >= ranks[step] for step, _ in left_out)
+    lost += sum(row["kind"] == "healed" for row in rows)
+    return {"samples_lost": SHARE * lost, "samples_doubled": 0}  # a step that is made again undoes the first time
 
 
 def longest_pause(moments: list[float], begun: float, end: float) -> float:
@@ -204,15 +248,21 @@ def main() -> None:
     parser.add_argument("--mtbf", type=float, default=20.0)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--torchft", help="the Python of an environment with torchft")
-    parser.add_argument("--only", nargs="*", default=["ours", "torchft", "torchrun"])
+    parser.add_argument("--only", nargs="*", default=["ours", "gossip", "torchft", "torchrun"])
+    parser.add_argument("--seed", type=int, default=0, help="of the moments of death and the hosts; plus one in every round")
+    parser.add_argument("--together", action="store_true", help="all contenders at the same time, each in a lab of its own")
+    parser.add_argument("--spares", type=int, default=0, help="processes that `phalanx run` keeps ready on every host")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
 
+    one_at_a_time = threading.Lock()
+
     def write(row: dict[str, Any]) -> None:
-        print(json.dumps(row), flush=True)
-        if args.json:
-            with args.json.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+        with one_at_a_time:
+            print(json.dumps(row), flush=True)
+            if args.json:
+                with args.json.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
 
     write(
         {
@@ -223,19 +273,30 @@ def main() -> None:
             "load": os.getloadavg()[0],
             "hosts": HOSTS,
             "mtbf": args.mtbf,
+            "seed": args.seed,
+            "together": args.together,
         }
     )
-    for _ in range(args.rounds):
-        deaths = plan_deaths(random.Random(time.time_ns()), args.mtbf, args.seconds)
-        for name in args.only:
-            if name == "torchft" and args.torchft is None:
-                continue
-            with Lab(hosts=HOSTS, ranks_per_host=1).up(Bridge) as net, tempfile.TemporaryDirectory() as place:
-                contender = Contender(name, net, Path(place), args.torchft if name == "torchft" else sys.executable)
-                try:
-                    write(run(contender, deaths, args.seconds))
-                finally:
-                    contender.stop()
+    names = [name for name in args.only if name != "torchft" or args.torchft]
+    if not names:
+        parser.error("--only torchft needs --torchft PYTHON")
+
+    def measure(name: str) -> None:
+        with Lab(hosts=HOSTS, ranks_per_host=1).up(Bridge) as net, tempfile.TemporaryDirectory() as place:
+            contender = Contender(name, net, Path(place), args.torchft if name == "torchft" else sys.executable, args.spares)
+            try:
+                write({"seed": args.seed + turn, "spares": args.spares, **run(contender, deaths, args.seconds)})
+            finally:
+                contender.stop()
+
+    for turn in range(args.rounds):
+        deaths = plan_deaths(random.Random(args.seed + turn), args.mtbf, args.seconds)
+        if args.together:
+            with ThreadPoolExecutor(len(names)) as pool:
+                list(pool.map(measure, names))
+        else:
+            for name in names:
+                measure(name)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
     elastic_goodput_rank.py CONTENDER DIRECTORY HOST
 
 A step takes STEP seconds on every rank, of which most are slept: the machine has fewer cores than the job has hosts. Every rank
-trains its own share of a batch, so fewer ranks make a smaller batch.
+trains its own share of a batch, so fewer ranks make a smaller batch. Phalanx deals the samples with its Loader. With the others
+they depend on the step and the host only.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 
 STEP = 0.2
 WIDTH = 256
+SHARE, SAMPLES = 8, 4096  # of a rank in a step; of an epoch
 
 
 def build() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -27,11 +29,15 @@ def build() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
 
-def loss_of(model: torch.nn.Module, step: int, host: int) -> torch.Tensor:
-    """Of this rank's share of a step, after the time that it takes."""
+def loss_of(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    """Of these samples, after the time that a step takes."""
     time.sleep(STEP)
-    generator = torch.Generator().manual_seed(1000 * step + host)
-    return torch.nn.functional.cross_entropy(model(torch.randn(8, 64, generator=generator)), torch.zeros(8, dtype=torch.int64))
+    x = torch.randn(len(ids), 64, generator=torch.Generator().manual_seed(sum(ids.tolist())))
+    return torch.nn.functional.cross_entropy(model(x), torch.zeros(len(ids), dtype=torch.int64))
+
+
+def share_of(step: int, host: int, hosts: int = 4) -> torch.Tensor:
+    return (torch.arange(SHARE) + SHARE * (hosts * step + host)) % SAMPLES
 
 
 class Record:
@@ -45,22 +51,38 @@ class Record:
     def write(self, **row: object) -> None:
         self._file.write(json.dumps(row | {"host": self._host, "pid": os.getpid(), "at": time.time()}) + "\n")
 
-    def step(self, step: int, ranks: int) -> None:
-        self.write(kind="step", step=step, ranks=ranks)
+    def took(self, step: int, ids: torch.Tensor, **more: object) -> None:
+        self.write(kind="took", step=step, ids=ids.tolist(), **more)
+
+    def step(self, step: int, ranks: int, **more: object) -> None:
+        self.write(kind="step", step=step, ranks=ranks, **more)
 
 
-def ours(record: Record, host: int, directory: Path) -> None:
+def ours(record: Record, host: int, directory: Path, *, gossip: bool = False) -> None:
     import phalanx
 
     comm = phalanx.create_communicator(elastic=True, timeout=30.0)
     model, inner = build()
-    opt = phalanx.create_multi_node_optimizer(inner, comm)
-    opt.share(model=model)
+    opt = phalanx.create_multi_node_optimizer(inner, comm, sync=phalanx.Gossip() if gossip else phalanx.AllReduce())
+    samples = torch.arange(SAMPLES)
+    loader = phalanx.data.Loader((samples, samples), comm, batch=4 * SHARE, last="keep", on_change="keep_share", workers=0)
+    opt.share(model=model, loader=loader)
+
+    def exchanged() -> dict[str, object]:
+        about = {"exchanges": comm.exchanges, "contributors": comm.contributors, "in_flight": comm.in_flight}
+        return about | {"member": comm.member, "epoch": loader.position.epoch}
+
     while True:
-        opt.zero_grad()
-        loss_of(model, opt.steps, host).backward()
-        opt.step()
-        record.step(opt.steps - 1, len(comm.contributors))
+        for ids, _ in loader:
+            record.took(opt.steps, ids, **exchanged())
+            opt.zero_grad()
+            loss_of(model, ids).backward()
+            opt.step()
+            record.step(opt.steps - 1, comm.size if gossip else len(comm.contributors), **exchanged())
+
+
+def gossip(record: Record, host: int, directory: Path) -> None:
+    ours(record, host, directory, gossip=True)
 
 
 def torchft(record: Record, host: int, directory: Path) -> None:
@@ -94,16 +116,19 @@ def torchft(record: Record, host: int, directory: Path) -> None:
     params = list(model.parameters())
     while True:
         before = manager.current_step()
+        record.took(before, ids := share_of(before, host))
         opt.zero_grad()
-        loss_of(model, before, host).backward()
+        loss_of(model, ids).backward()
         # not its DistributedDataParallel, which asserts after a failure where gradients are on the CPU: one call for all of them
         flat = torch.cat([p.grad.flatten() for p in params])
         manager.allreduce(flat).wait()
         for p, mean in zip(params, flat.split([p.numel() for p in params])):
             p.grad.copy_(mean.view_as(p))
         opt.step()
-        if manager.current_step() > before:
+        if manager.current_step() == before + 1:
             record.step(before, manager.num_participants())
+        elif manager.current_step() > before:  # it got the others' state, and its own gradients do not count
+            record.write(kind="healed", step=before)
 
 
 def torchrun(record: Record, host: int, directory: Path) -> None:
@@ -116,8 +141,9 @@ def torchrun(record: Record, host: int, directory: Path) -> None:
     checkpoints = phalanx.Checkpointer(directory / "checkpoints", comm, keep=2)
     step = checkpoints.load(model=model, opt=opt) or 0
     while True:
+        record.took(step, ids := share_of(step, host))
         opt.zero_grad()
-        loss_of(model, step, host).backward()
+        loss_of(model, ids).backward()
         opt.step()
         step += 1
         record.step(step - 1, comm.size)
@@ -128,6 +154,6 @@ def torchrun(record: Record, host: int, directory: Path) -> None:
 if __name__ == "__main__":
     contender, place, number = sys.argv[1:4]
     torch.set_num_threads(1)
-    {"ours": ours, "torchft": torchft, "torchrun": torchrun}[contender](
+    {"ours": ours, "gossip": gossip, "torchft": torchft, "torchrun": torchrun}[contender](
         Record(Path(place), int(number)), int(number), Path(place)
     )

@@ -5,7 +5,8 @@
 A job of `phalanx run --ranks 2`. Its second rank ends itself, and another one is started. A row has the seconds from the moment
 when the new process has imported torch to the end of its first step, the seconds that the other rank stood still while it joined,
 and the seconds that the same tensors take between the two ranks, sent with the same verbs and nothing else. `after_death` are the
-seconds from the end of the old process to the end of the first step of the new one.
+seconds from the end of the old process to the end of the first step of the new one. `first_optimizer` are those in which torch
+makes its first optimizer: it imports its compiler there.
 
 With `--spares 1` the replacement is a process that has imported torch before. `takes_part` then begins when it runs the script.
 Each rank waits until the next spare is ready before it ends itself.
@@ -42,9 +43,10 @@ def rank(directory: Path, joins: int, spares: int) -> None:
     joined = comm.is_new
     torch.manual_seed(0)
     model = phalanx.models.resnet50()
-    opt = phalanx.create_multi_node_optimizer(
-        torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9), comm, bucket_bytes=8 << 20
-    )
+    begun = time.perf_counter()
+    inner = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    first_optimizer = time.perf_counter() - begun
+    opt = phalanx.create_multi_node_optimizer(inner, comm, bucket_bytes=8 << 20)
     opt.share(model=model)
     x, y = torch.randn(2, 3, 64, 64), torch.randint(1000, (2,))
 
@@ -83,7 +85,8 @@ def rank(directory: Path, joins: int, spares: int) -> None:
         for _ in range(2 * sum(1 for _ in model.parameters())):
             comm.recv(0)
         comm.barrier()
-        row = {"takes_part": first - IMPORTED, "after_death": first - float((directory / "death").read_text())}
+        row = {"takes_part": first - IMPORTED, "first_optimizer": first_optimizer}
+        row["after_death"] = first - float((directory / "death").read_text())
         (directory / f"join{number}.json").write_text(json.dumps(row))
         comm.barrier()
     if spares and len(list(directory.glob("join*.json"))) < joins:
@@ -132,9 +135,9 @@ def main() -> None:
     if found:
         summary = {
             name: statistics.median([row[name] for row in found if name in row])
-            for name in ("takes_part", "after_death", "stall", "wire", "stall_to_wire")
+            for name in ("takes_part", "first_optimizer", "after_death", "stall", "wire", "stall_to_wire")
         }
-        rows.append({"kind": "median", "joins": len(found)} | summary)
+        rows.append({"kind": "median", "spares": args.spares, "joins": len(found)} | summary)
         print(json.dumps(rows[-1]))
     if args.json:
         with args.json.open("a") as file:

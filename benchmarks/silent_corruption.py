@@ -88,9 +88,9 @@ def flipped(comm: Any, seed: int, every: int, policy: str) -> dict[str, Any]:
     return row | {"named": False, "gone": len({repr(own) for own in sums}) == 1}
 
 
-def clean(comm: Any, steps: int, every: int) -> dict[str, Any]:
+def clean(comm: Any, steps: int, every: int, seed: int = 0) -> dict[str, Any]:
     model, opt = build("adam", comm, every, "stop")
-    generator = torch.Generator().manual_seed(comm.rank)
+    generator = torch.Generator().manual_seed(comm.size * seed + comm.rank)
     alarms = 0
     for _ in range(steps):
         try:

@@ -2,8 +2,9 @@
 
     python benchmarks/slow_ranks.py [--runs 20] [--clean 2000] [--json FILE]
 
-Jobs of `phalanx run --ranks 4`. A rank sleeps for every sample of its share, 5 ms, and one rank 15 ms: with equal shares the
-ranks take 50, 50, 50 and 150 ms per step. Ideal is 60 ms, with shares of 12, 12, 12 and 4. Rows of kind `named`: which rank was
+Jobs of `phalanx run --ranks 4`. A rank takes 5 ms for every sample of its share, from the end of a step to backward, and one rank
+15 ms: with equal shares the ranks take 50, 50, 50 and 150 ms per step. Most of it is slept, because the machine has fewer cores
+than the job has ranks. Ideal is 60 ms, with shares of 12, 12, 12 and 4. Rows of kind `named`: which rank was
 named, with which cause, after how many steps. The row of kind `rebalance` has the throughput after the shares have settled, and
 how far the weights are from those of one process. The row of kind `clean` counts ranks that were named although none was slow.
 """
@@ -72,15 +73,17 @@ def rank(directory: Path, options: dict[str, str]) -> None:
     loader = phalanx.data.Loader(source, comm, batch=BATCH, last="keep", workers=0)
     opt.share(model=model, loader=loader)
     rows: list[dict[str, Any]] = []
+    begun = time.perf_counter()
     while opt.steps < steps:
         for x, y, ids in loader:
-            begun = time.perf_counter()
             is_slow = comm.member == slow and opt.steps >= begins and cause == "compute"
-            time.sleep(len(ids) * (SLOW if is_slow else per_sample))
             opt.zero_grad()
-            torch.nn.functional.cross_entropy(model(x.double()), y, reduction="sum" if not len(y) else "mean").backward()
+            loss = torch.nn.functional.cross_entropy(model(x.double()), y, reduction="sum" if not len(y) else "mean")
+            time.sleep(max(0.0, begun + len(ids) * (SLOW if is_slow else per_sample) - time.perf_counter()))
+            loss.backward()
             opt.step()
-            rows.append({"step": opt.steps, "ids": ids.tolist(), "seconds": time.perf_counter() - begun, "ranks": comm.size})
+            begun, before = time.perf_counter(), begun
+            rows.append({"step": opt.steps, "ids": ids.tolist(), "seconds": begun - before, "ranks": comm.size})
             if opt.steps == steps:
                 break
     weights = [p.detach().reshape(-1).tolist() for p in model.parameters()]

@@ -71,6 +71,15 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, p
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    if config.getoption("dist") != "loadfile":
+        return None
+    from tests.crashed_workers import FilesOnce
+
+    return FilesOnce(config, log)
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """A worker of `pytest -n 3` gets its arguments from the controller, and cannot see whether you named any."""
     node.workerinput["thinned"] = thinned.applies(node.config)

@@ -44,6 +44,7 @@ ROOMS = {
         "averaged_step": ("phalanx.grad", "phalanx.comm"),
         "fused": ("phalanx.grad", "phalanx.comm"),
         "one_pass": ("phalanx.grad", "phalanx.comm", "phalanx.native"),
+        "own_replica": ("phalanx.grad", "phalanx.comm"),
         "gossip_step": ("phalanx.grad", "phalanx.comm"),
         "local_step": ("phalanx.grad", "phalanx.comm"),
     },

@@ -34,7 +34,7 @@ def over_gloo(row: Row) -> float:
 
 def measured(name: str) -> str:
     """The day on which the newest rows of a file were measured, and how often where they say it."""
-    day = max(str(row["date"])[:10] for row in rows(name) if "date" in row)
+    day = max(str(row.get("date") or row["when"])[:10] for row in rows(name) if "date" in row or "when" in row)
     first = rows(name)[0]
     often = first.get("config", {}).get("repeat")
     turns = sorted({row.get("turns") or row["repeat"] for row in rows(name) if "turns" in row or "repeat" in row})  # of all runs

@@ -161,8 +161,15 @@ def _wires() -> list[Result]:
         row = find("bytes_of_wires", wire=wire)
         what = f"ResNet-50 step, {said}: bytes that leave a host, as a share of float32's"
         found.append(most(what, row["of_float32"], bar, "bytes_of_wires", "{:.4f}"))
-        what = f"ResNet-50 step, {said}: bytes counted by the network interface / predicted by the schedule"
+        what = f"ResNet-50 step, {said}: bytes counted by the network interface, without its headers / predicted by the schedule"
         found.append(most(what, row["ratio"], 1.01, "bytes_of_wires", "{:.4f}"))
+    whole = max(find("bytes_local_steps", contender="all-reduce")["counted"])
+    for contender in ("LocalSGD, H=50", "DiLoCo, H=50"):
+        row, said = find("bytes_local_steps", contender=contender), contender.replace(", H=50", "(every=50)")
+        what = f"`{said}`: bytes of an all-reduce in every step / bytes that leave a host"
+        found.append(least(what, whole / max(row["counted"]), 45, "bytes_local_steps", "{:.1f}"))
+        what = f"`{said}`: bytes counted by the network interface, without its headers / predicted by the schedule"
+        found.append(most(what, max(row["ratio"]), 1.01, "bytes_local_steps", "{:.4f}"))
     return found
 
 
@@ -296,6 +303,40 @@ def _points(data: str, epochs: int) -> float:
     return 100 * (mean("gossip") - mean("all-reduce"))
 
 
+def slow_networks() -> list[Result]:
+    """What sending less costs in accuracy."""
+    started = "DiLoCo, H=20, outer 1/0.7, after 200 steps"
+    wanted = (
+        ("cifar10", 10, "Int8", "`Int8()`", -0.1),
+        ("fashion-mnist", 4, "Int8", "`Int8()`", -0.1),
+        ("cifar10", 10, "PowerSGD, rank 4", "`PowerSGD(rank=4)`", -0.5),
+        ("fashion-mnist", 4, "PowerSGD, rank 4", "`PowerSGD(rank=4)`", -0.5),
+        ("cifar10", 10, "DiLoCo, H=20", "`DiLoCo(every=20)`", -0.5),
+        ("cifar10", 10, started, "`DiLoCo(every=20, start=200)`, outer rate 1, momentum 0.7", -0.5),
+        ("fashion-mnist", 4, started, "`DiLoCo(every=20, start=200)`, outer rate 1, momentum 0.7", -0.5),
+    )
+    found = []
+    for data, epochs, variant, said, bar in wanted:
+        points, seeds = _against_all_reduce(data, epochs, variant)
+        name = {"cifar10": "CIFAR-10", "fashion-mnist": "Fashion-MNIST"}[data]
+        what = f"Accuracy against all-reduce: {said}, {name}, 8 ranks, {epochs} epochs, seeds: {seeds}"
+        found.append(least(what, points, bar, "study_slow_networks", "{:+.2f} points"))
+    return found
+
+
+def _against_all_reduce(data: str, epochs: int, variant: str) -> tuple[float, int]:
+    """The mean difference in percentage points, of runs with the same seed, and how many seeds there are."""
+
+    def of(variant: str) -> dict[int, float]:
+        studies = [*rows("study_slow_networks"), *rows("study_gossip")]  # the last has all-reduce with all seeds
+        same = [row for row in studies if (row["data"], row["epochs"], row["variant"]) == (data, epochs, variant)]
+        return {row["seed"]: row["accuracy"] for row in same if row["ranks"] == 8}
+
+    own, judge = of(variant), of("all-reduce")
+    both = own.keys() & judge.keys()
+    return 100 * statistics.mean(own[seed] - judge[seed] for seed in both), len(both)
+
+
 def large_batches() -> list[Result]:
     """LARS, and the accuracy that a batch of 8,192 costs."""
     alone = find("lars_step", setting="alone", contender="phalanx.Lars")
@@ -379,14 +420,16 @@ def deaths() -> list[Result]:
     cuts = [row for row in rows("elastic_faults") if row["kind"] == "cut" and "worlds_at_the_end_of_the_cut" in row]
     checks = [row for row in rows("elastic_faults") if row["kind"] == "check"]
     stalls = sum(row["kind"] == "stall" for row in rows("elastic_faults"))
-    single = sum(row["worlds_at_the_end_of_the_cut"] == 1 for row in cuts)
+    # where the meeting point is with a minority, all pause
+    single = sum(row["worlds_at_the_end_of_the_cut"] == (row["cut"] != "1|3") for row in cuts)
     exact = sum(row["weights_equal_after_every_step"] and row["samples_exact"] for row in checks)
     beats = find("elastic_faults", kind="beats", ranks_per_host=2)
     per_rank = (beats["bytes_per_second_sent"] + beats["received"]) / 2 / 1000
     form = "{:.2f} s"
     good = rows("elastic_goodput")
     names = dict.fromkeys(row["contender"] for row in good if row["kind"] == "goodput" and row["contender"] != "ours")
-    others = ", ".join(f"{name} {_goodput(name):.0%}" for name in names)
+    label = {"gossip": "our gossip", "torchrun": "torchrun with our checkpoints"}
+    others = ", ".join(f"{label.get(name, name)} {_goodput(name):.0%}" for name in names)
     count = sum(row["deaths"] for row in good if row.get("contender") == "ours")
     told = f"Death of a host with its agent, {len(lost)} times: worst until the next step"
     hosts = [most(told, max(lost, default=0.0), 5, "elastic_faults", form)]
@@ -408,7 +451,7 @@ def deaths() -> list[Result]:
         ),
         *(hosts if lost else []),
         Result(
-            "Cuts of the network (1, 2 or 3 of 4 hosts, one way, two hosts, a link) after which exactly one side continued",
+            "Cuts of the network (1 to 3 of 4 hosts, one way, two hosts, a link) in which only one side trained",
             f"{single} of {len(cuts)}",
             "all",
             single == len(cuts),
@@ -439,6 +482,83 @@ def deaths() -> list[Result]:
     ]
 
 
+def deaths_on_one_host() -> list[Result]:
+    """Ranks that die, join, slow down or go wrong on one host."""
+    kills, cost = find("elastic_kills", kind="summary"), find("elastic_cost", kind="ratio")
+    cold, warm = (find("elastic_join", kind="median", spares=spares) for spares in (0, 1))
+    growth = find("elastic_leaks", kind="growth_per_change")
+    leaks = [key for key in growth if key.startswith(("rank_", "supervisor_")) and not key.endswith(("rss_kb", "mappings"))]
+    leaked = sum(max(0.0, growth[key]) * growth["changes"] for key in leaks) + growth["children_left"]
+    flips = [row for row in rows("silent_corruption") if row["kind"] == "flip"]
+    gone = sum(row.get("gone", False) for row in flips)
+    found = sum(row["named"] and row["after_steps"] <= row["every"] for row in flips)
+    alarms = find("silent_corruption", kind="clean")
+    slow = [row for row in rows("slow_ranks") if row["kind"] == "named"]
+    in_time = sum(row["right"] and row["after_steps"] <= 20 for row in slow)
+    fast = [row["of_ideal"] for row in rows("slow_ranks") if row["kind"] == "rebalance"][-8:]
+    return [
+        most("`kill -9` of any of 4 ranks, 50 times: worst until the next step", kills["worst"], 3, "elastic_kills", "{:.2f} s"),
+        most(
+            "ResNet-50 on 2 ranks: a replacement's first step, after its process has imported torch",
+            cold["takes_part"],
+            3,
+            "elastic_join",
+            "{:.2f} s",
+        ),
+        most(
+            f"The same without torch's import of its compiler ({cold['first_optimizer']:.1f} s)",
+            cold["takes_part"] - cold["first_optimizer"],
+            3,
+            "elastic_join",
+            "{:.2f} s",
+        ),
+        most("A replacement's first step after the death, with `--spares 1`", warm["after_death"], 3, "elastic_join", "{:.2f} s"),
+        most(
+            "The others' stall meanwhile, over the time of the state alone",
+            max(cold["stall_to_wire"], warm["stall_to_wire"]),
+            1.2,
+            "elastic_join",
+            "{:.2f}x",
+        ),
+        most(
+            f"Cost of `elastic=True` without a death, ResNet-50 on 4 ranks, {cost['steps']} steps",
+            cost["elastic_to_plain"] - 1,
+            0.01,
+            "elastic_cost",
+            "{:.1%}",
+        ),
+        most(
+            f"{growth['changes']} changes of membership on 3 ranks: threads, descriptors, sockets and processes that stay",
+            leaked,
+            0,
+            "elastic_leaks",
+            "{:.0f}",
+        ),
+        Result(
+            f"Flipped bits that were named in time; {gone} more the next update rounded away",
+            f"{found} of {len(flips) - gone}",
+            "all",
+            found == len(flips) - gone,
+            "silent_corruption",
+        ),
+        most(f"False alarms in {alarms['steps']:,} clean steps", alarms["alarms"], 0, "silent_corruption", "{:.0f}"),
+        Result(
+            "Slow ranks that were named within 20 steps, with the right cause",
+            f"{in_time} of {len(slow)}",
+            "all",
+            in_time == len(slow),
+            "slow_ranks",
+        ),
+        least(
+            f'Ranks of 50, 50, 50 and 150 ms with `on_slow="rebalance"`, {len(fast)} runs: throughput, of the ideal',
+            statistics.median(fast),
+            0.9,
+            "slow_ranks",
+            "{:.0%}",
+        ),
+    ]
+
+
 def _goodput(contender: str) -> float:
     found = [row for row in rows("elastic_goodput") if row.get("contender") == contender]
     return statistics.mean(row["goodput_of_ideal"] for row in found)
@@ -460,9 +580,17 @@ TOPICS: dict[str, tuple[Callable[[], list[Result]], str]] = {
         "`phalanx plan`; nothing is fitted on more than one node. More in [Planning](planning.md#how-right-it-is).",
     ),
     "GossipGraD": (gossip, "More in [GossipGraD](gossip.md#speed)."),
-    "Ranks that die": (
+    "Accuracy on slow networks": (
+        slow_networks,
+        "The mean difference to runs with the same seeds. More in [Slow networks](slow-networks.md#accuracy-measured).",
+    ),
+    "Ranks and hosts that die": (
         deaths,
-        "4 hosts of one rank in the [lab](lab.md), on a busy machine. More in [Ranks that die and join](elastic.md).",
+        "4 hosts of one rank in the [lab](lab.md). More in [Ranks that die and join](elastic.md).",
+    ),
+    "Ranks that die, join, slow down or go wrong on one host": (
+        deaths_on_one_host,
+        "More in [Ranks that die and join](elastic.md).",
     ),
     "Large batches": (large_batches, "More in [Large batches](large-batch.md#what-the-techniques-are-worth)."),
     "Data, checkpoints, recipes": (runs, "More in [Transforms](transforms.md) and [Checkpoints](checkpoints.md)."),

@@ -1,8 +1,8 @@
 """An independent simulation of a schedule's messages: event by event, in plain Python, every flow with its max-min fair rate.
 
 It shares no code with `phalanx.cluster.simulate` but the schedule and the cluster as values. A message begins when both of its
-ranks have finished their messages of the step before. It uses all links on its way at once, at one rate. Its sender is done when
-it has passed, its receiver a latency later.
+ranks have finished their messages of the step before; messages of one step do not wait for each other. It uses all links on its
+way at once, at one rate. Its sender is done when it has passed, its receiver a latency later.
 """
 
 from collections import defaultdict
@@ -74,29 +74,35 @@ def simulate_events(schedule, cluster, nbytes, start=None):
                 waiting.append(Flow(op.src, op.dst, number, size, tuple(links), link.latency))
                 per_rank[op.src][number] += 1
                 per_rank[op.dst][number] += 1
+    # a rank's clock is the end of its last whole step, `latest` that of its messages so far. If one message of a step moved the
+    # clock, the others of this step would wait for it, a latency each.
     clock = [0.0] * cluster.ranks if start is None else list(start)
+    latest = list(clock)
     active, now = [], 0.0
     while waiting or active:
-        ready = {}
-        for flow in waiting:
-            if not any(
-                count for rank in (flow.src, flow.dst) for step, count in per_rank[rank].items() if step < flow.step and count
-            ):
-                ready[id(flow)] = max(clock[flow.src], clock[flow.dst])
+        begin_at = [
+            max(clock[flow.src], clock[flow.dst])
+            if flow.step == min(per_rank[flow.src]) and flow.step == min(per_rank[flow.dst])
+            else inf
+            for flow in waiting
+        ]
         rates = fair_rates(active, capacity) if active else []
         finish = min((now + flow.left / rate for flow, rate in zip(active, rates)), default=inf)
-        after = min(finish, min(ready.values(), default=inf))
+        after = min(finish, min(begin_at, default=inf))
         for flow, rate in zip(active, rates):
             flow.left -= (after - now) * rate
         now = max(now, after)
-        done = [flow for flow, rate in zip(active, rates) if flow.left <= 1e-9 * rate * max(now, 1e-6)]
-        for flow in done:
-            per_rank[flow.src][flow.step] -= 1
-            per_rank[flow.dst][flow.step] -= 1
-            clock[flow.src] = max(clock[flow.src], now)
-            clock[flow.dst] = max(clock[flow.dst], now + flow.latency)
-        active = [flow for flow in active if flow not in done]
-        begin = [flow for flow in waiting if ready.get(id(flow), inf) <= now + 1e-15]
-        waiting = [flow for flow in waiting if flow not in begin]
-        active += begin
+        still = []
+        for flow, rate in zip(active, rates):
+            if flow.left > 1e-9 * rate * max(now, 1e-6):
+                still.append(flow)
+                continue
+            for rank, end in ((flow.src, now), (flow.dst, now + flow.latency)):
+                latest[rank] = max(latest[rank], end)
+                per_rank[rank][flow.step] -= 1
+                if not per_rank[rank][flow.step]:
+                    del per_rank[rank][flow.step]
+                    clock[rank] = latest[rank]
+        active = still + [flow for flow, begin in zip(waiting, begin_at) if begin <= now + 1e-15]
+        waiting = [flow for flow, begin in zip(waiting, begin_at) if begin > now + 1e-15]
     return clock

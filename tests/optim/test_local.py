@@ -59,10 +59,21 @@ def played(n, steps, sync, *, make=sgd, model=SMALL):
     plan = sync.as_outer_steps() if isinstance(sync, LocalSGD) else sync
     models = [copy.deepcopy(model) for _ in range(n)]
     inner = [make(own) for own in models]
+    under_way, history = [], []
+    for t in range(plan.start):  # all-reduce
+        for rank in range(n):
+            inner[rank].zero_grad()
+            loss_of(models[rank], Place(rank, n), t % 8, next(models[rank].parameters()).dtype).backward()
+        for same in zip(*(own.parameters() for own in models), strict=True):
+            mean = sum(p.grad for p in same) / n
+            for p in same:
+                p.grad = mean.clone()
+        for each in inner:
+            each.step()
+        history.append([flat(own) for own in models])
     slow = [[torch.nn.Parameter(p.detach().clone()) for p in own.parameters()] for own in models]
     outer = [plan.build(own) for own in slow]
     parts = cut([p.numel() for p in slow[0]], plan.fragments)
-    under_way, history = [], []
 
     def land(part, gradients, means, sent):
         for rank in range(n):
@@ -75,9 +86,9 @@ def played(n, steps, sync, *, make=sgd, model=SMALL):
                 slow[rank][i].grad = None
                 fast[i].data.copy_(slow[rank][i].data + (fast[i].data - sent[rank][k]))
 
-    for t in range(1, steps + 1):
+    for t in range(1, steps - plan.start + 1):
         for rank in range(n):
-            plain_step(models[rank], inner[rank], Place(rank, n), t - 1)
+            plain_step(models[rank], inner[rank], Place(rank, n), plan.start + t - 1)
         for flight in [flight for flight in under_way if flight[0] + plan.travels == t]:
             under_way.remove(flight)
             land(*flight[1:])
@@ -111,12 +122,16 @@ SYNCS = [
     DiLoCo(every=4, fragments=2, overlap=3),
     DiLoCo(every=2, partners="random", seed=5),
     DiLoCo(every=4, partners="random", fragments=2, overlap=True),
+    LocalSGD(every=2, start=3),
+    DiLoCo(every=3, fragments=3, overlap=True, start=4),
+    DiLoCo(every=2, partners="random", start=3),
 ]
+STARTED = DiLoCo(every=2, fragments=2, overlap=True, start=5)
 
 
 @pytest.mark.parametrize("n", [1, 3, *often(2, 4, 5, 8)])
 def test_all_ranks_do_what_one_process_does_that_plays_them(n):
-    for sync in SYNCS if 1 < n < 5 else SYNCS[3:8:2]:
+    for sync in SYNCS if 1 < n < 5 else SYNCS[3:10:2]:
         make = adamw if sync == DiLoCo(every=3) else sgd
         found, wanted = trained(n, 10, sync, make=make), played(n, 10, sync, make=make)
         for mine, his in zip(found, wanted, strict=True):
@@ -158,7 +173,10 @@ def test_the_mean_moves_by_the_mean_of_the_inner_updates_whatever_is_under_way()
             torch.testing.assert_close(q, torch.full_like(q, -55.0))
 
 
-@pytest.mark.parametrize("sync", [DiLoCo(every=4, fragments=2, overlap=True), DiLoCo(every=4, partners="random", overlap=3)])
+RESUMED = [DiLoCo(every=4, fragments=2, overlap=True), DiLoCo(every=4, partners="random", overlap=3), STARTED]
+
+
+@pytest.mark.parametrize("sync", RESUMED)
 @pytest.mark.parametrize("stop", [1, 4, 5, 7])
 def test_resuming_is_exact_whatever_is_under_way(sync, stop):
     def run(comm, *, stop):
@@ -216,6 +234,138 @@ def test_a_deep_copy_trains_on_alike_and_by_itself():
         return torch.equal(flat(own), flat(model))
 
     assert phalanx.run_local(2, run, timeout=30) == [True, True]
+
+
+def test_the_first_steps_are_those_of_all_reduce_and_an_older_state_brings_them_back():
+    wanted = trained(3, 5, phalanx.AllReduce())
+    found = trained(3, 7, STARTED)
+    assert all(torch.equal(a, b) for mine, his in zip(found, wanted, strict=True) for a, b in zip(mine[:5], his, strict=True))
+    assert not torch.equal(found[0][5], found[1][5])  # then ranks go their own ways
+
+    def run(comm):
+        own = copy.deepcopy(SMALL)
+        opt = create_multi_node_optimizer(sgd(own), comm, sync=STARTED)
+        for t in range(4):
+            plain_step(own, opt, comm, t)
+        with pytest.raises(RuntimeError, match="first local step"):
+            _ = opt.outer
+        saved = copy.deepcopy((own.state_dict(), opt.state_dict()))
+        model, twin = copy.deepcopy((own, opt))
+        ends = []
+        for each, by in ((own, opt), (model, twin)):
+            for t in range(4, 8):
+                plain_step(each, by, comm, t)
+            ends.append(flat(each))
+        own.load_state_dict(saved[0])
+        opt.load_state_dict(saved[1])
+        for t in range(4, 8):
+            plain_step(own, opt, comm, t)
+        return [*ends, flat(own)]
+
+    assert all(torch.equal(end, ends[0]) for ends in phalanx.run_local(3, run, timeout=30) for end in ends)
+
+
+@pytest.mark.parametrize("sync", [LocalSGD(every=2, start=4), LocalSGD(every=2, level="host"), Gossip(level="host")], ids=str)
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_a_rank_without_a_backward_joins_at_the_step_and_new_parameters_come_later(sync, first):
+    def run(comm):
+        p, q = (torch.nn.Parameter(torch.zeros(3)) for _ in range(2))
+        opt = create_multi_node_optimizer(torch.optim.SGD([p], lr=1.0), comm, sync=sync)
+        for t in range(4):
+            opt.zero_grad()
+            if comm.rank == 0 or t < first:
+                (p.sum() + q.sum()).backward()
+            opt.step()
+            if t == 1:
+                opt.add_param_group({"params": [q]})
+        return p.detach(), q.detach()
+
+    for p, q in phalanx.run_local(2, run, timeout=10):  # a host of two ranks, whose mean is 1 or 1/2
+        assert torch.equal(p, torch.full_like(p, -first - (4 - first) / 2))
+        assert torch.equal(q, torch.full_like(q, -1.0))
+
+
+def test_an_overflow_on_one_rank_skips_the_update_of_all_that_average(recwarn):
+    """All backwards are in no_sync, so the gradients become means in `step`."""
+
+    def run(comm, sync):
+        p = torch.nn.Parameter(torch.ones(4))
+        opt = create_multi_node_optimizer(torch.optim.SGD([p], lr=1.0), comm, sync=sync)
+        for t in range(2):
+            opt.zero_grad()
+            scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+            with opt.no_sync():
+                scaler.scale(p.sum() * (math.inf if t == 0 and comm.rank == 1 else 1.0)).backward()
+            scaler.step(opt)
+        return p.detach()
+
+    for sync in (LocalSGD(every=9, start=4), LocalSGD(every=9, level="host"), Gossip(level="host")):
+        for p in phalanx.run_local(2, functools.partial(run, sync=sync), timeout=10):
+            assert torch.equal(p, torch.zeros_like(p)), sync
+
+
+@pytest.mark.parametrize("sync", [LocalSGD(every=2, start=9), LocalSGD(every=9, level="host")], ids=str)
+def test_a_closure_computes_the_gradients_that_are_averaged(sync, recwarn):
+    def run(comm):
+        p = torch.nn.Parameter(torch.zeros(2))
+        opt = create_multi_node_optimizer(torch.optim.SGD([p], lr=1.0), comm, sync=sync)
+
+        def closure():
+            opt.zero_grad()
+            loss = p.sum() * (1 + comm.rank)
+            loss.backward()
+            return loss
+
+        for _ in range(3):
+            opt.step(closure)
+        return p.detach()
+
+    assert all(torch.equal(p, torch.full_like(p, -4.5)) for p in phalanx.run_local(2, run, timeout=10))
+    assert not recwarn.list  # none says that a gradient is missing
+
+
+def test_states_of_other_optimizers_and_of_other_starts():
+    def run(comm):
+        own = copy.deepcopy(SMALL)
+        opt = create_multi_node_optimizer(sgd(own), comm, sync=DiLoCo(every=3))
+        for t in range(4):
+            plain_step(own, opt, comm, t)
+        saved = copy.deepcopy(opt.state_dict())
+        opt.load_state_dict(opt.optimizer.state_dict())  # of the inner optimizer alone: nothing else changes
+        assert opt.steps == 4
+        for t in range(4, 6):
+            plain_step(own, opt, comm, t)
+        later = create_multi_node_optimizer(sgd(own), comm, sync=DiLoCo(every=3, start=6))
+        with pytest.raises(ValueError, match="start of at most 4"):
+            later.load_state_dict(saved)
+        return flat(own)
+
+    found = phalanx.run_local(3, run, timeout=30)
+    assert all(torch.equal(end, found[0]) for end in found)  # after the outer step of step 6
+
+
+def test_the_mean_of_equal_replicas_is_not_rounded():
+    def run(comm):
+        own = torch.nn.Sequential(copy.deepcopy(SMALL), torch.nn.BatchNorm1d(3).double())
+        opt = create_multi_node_optimizer(sgd(own), comm, sync=DiLoCo(every=3, start=2))
+        opt.follow(own)
+        for t in range(2):
+            plain_step(own, opt, comm, t)
+            before, statistics = flat(own), own[1].running_mean.clone()
+            opt.average_()
+            assert torch.equal(flat(own), before)
+        return statistics, own[1].running_mean.clone()
+
+    found = phalanx.run_local(3, run, timeout=30)
+    assert not torch.equal(found[0][0], found[1][0])
+    assert all(torch.equal(mean, found[0][1]) for _, mean in found)
+
+
+def test_hosts_act_as_one_after_the_first_steps():
+    history = trained(4, 5, LocalSGD(every=3, start=2), hosts=2)
+    for t in range(5):
+        assert torch.equal(history[0][t], history[1][t])
+        assert torch.equal(history[0][t], history[2][t]) == (t in (0, 1, 4))
 
 
 def test_the_outer_optimizer_may_be_a_function_arguments_or_an_example():
@@ -458,6 +608,7 @@ def test_replicas_that_start_different_and_options_that_differ_are_refused():
     ("make", "message"),
     [
         (lambda: LocalSGD(every=0), r"LocalSGD\(every=0\): at least 1"),
+        (lambda: LocalSGD(every=2, start=-1), r"LocalSGD\(start=-1\): at least 0"),
         (lambda: LocalSGD(every=2.0), r"LocalSGD\(every=2.0\): a whole number"),
         (lambda: DiLoCo(every=2, fragments=3), "at most one part leaves in a step"),
         (lambda: DiLoCo(every=2, overlap=3), "at most every=2"),
@@ -483,6 +634,7 @@ def test_what_does_not_go_together_is_refused():
             create_multi_node_optimizer(opt, comm, sync="local")
         with pytest.raises(ValueError, match="local steps send parts"):
             create_multi_node_optimizer(opt, comm, sync=LocalSGD(every=2), bucket_bytes=1 << 20)
+        create_multi_node_optimizer(opt, comm, sync=LocalSGD(every=2, start=1), bucket_bytes=1 << 20)  # for its first step
         return repr(create_multi_node_optimizer(opt, comm, sync=DiLoCo(every=2)).sync)
 
     assert "every=2" in phalanx.run_local(1, run)[0]

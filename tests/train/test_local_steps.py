@@ -8,6 +8,7 @@ from tests.train.runs import run as train_on_threads
 
 from phalanx import DiLoCo, Int8, LocalSGD
 from phalanx.cli.train import resolve
+from phalanx.train.config import ConfigError
 from phalanx.train.local_steps import LocalConfig
 from phalanx.train.update import CommConfig
 
@@ -19,13 +20,25 @@ def test_settings_become_the_value_that_the_optimizer_takes():
         "digits", ["comm.sync=diloco", "comm.local.every=20", "comm.local.fragments=4", "comm.local.outer_rate=0.5"]
     ).comm
     assert comm.local.of(comm.sync) == DiLoCo(20, {"lr": 0.5, "momentum": 0.9, "nesterov": True}, 4, 0)
-    assert LocalConfig(every=7, overlap=2).of("local-sgd") == LocalSGD(7, overlap=2)
+    assert LocalConfig(every=7, overlap=2, start=9).of("local-sgd") == LocalSGD(7, overlap=2, start=9)
+    assert LocalConfig(start=9).of("diloco").start == 9
     with pytest.raises(ValueError, match="at most one part leaves"):
         LocalConfig(every=2, fragments=3)
     with pytest.raises(ValueError, match="sync=diloco does not allow fused"):
         CommConfig(sync="diloco", fused=True)
     with pytest.raises(ValueError, match=r"does not allow local\.overlap"):
         CommConfig(sync="local-sgd", elastic=True, local=LocalConfig(overlap=2))
+    with pytest.raises(ValueError, match=r"does not allow local\.start"):
+        CommConfig(sync="diloco", elastic=True, local=LocalConfig(start=2))
+
+
+def test_the_first_steps_need_equal_batches():
+    local = ["comm.sync=diloco", "comm.local.start=5"]
+    for uneven in ("data.last=keep", "data.on_bad=skip"):
+        with pytest.raises(ConfigError, match=r"comm\.local\.start needs equally many samples"):
+            resolve("digits", [*local, uneven])
+        resolve("digits", ["comm.sync=diloco", uneven])
+    assert resolve("digits", local).comm.local.start == 5
 
 
 def test_eight_bits_go_with_local_steps_and_nothing_else_does():

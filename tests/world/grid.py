@@ -101,6 +101,7 @@ EXEMPT = {
     **{f"phalanx.comm.block_code.{name}": "limits of an option, in tests/comm/test_block_code.py" for name in ("LEAST", "MOST")},
     "phalanx.comm.run.ALIGN": "where messages begin in a buffer",
     "phalanx.comm.elastic.state.TAG": "of messages",
+    "phalanx.comm.elastic.state.COLUMNS": "of checksums; tests/comm/elastic/test_state.py has lengths around whole rows",
     "phalanx.comm.elastic.state.PIECE": "of messages of bytes; tests/comm/elastic/test_state.py has pieces of 7",
     "phalanx.comm.hotline.CALLERS": "of questions that wait for an answer",
     "phalanx.comm.hotline.HELD": "of questions",

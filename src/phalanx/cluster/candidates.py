@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -24,6 +25,7 @@ from phalanx.schedule import (
 )
 
 from .machine import Cluster
+from .program import Flat, flatten
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,12 @@ class Algorithm:
     @property
     def gossips(self) -> bool:
         return self.family.startswith("gossip")
+
+
+@functools.lru_cache(maxsize=16)  # those of a plan that are asked for again are its best
+def flat_rounds(algorithm: Algorithm) -> tuple[Flat, ...]:
+    """The schedules of `algorithm`, as arrays."""
+    return tuple(flatten(algorithm.make(number)) for number in range(algorithm.rounds))
 
 
 ROUNDS = 36  # of gossip, as a sample: by chance, a rank's partner is on its own host or on another

@@ -6,11 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from phalanx.schedule import Schedule
-
+from .candidates import flat_rounds
 from .hosts_differ import typical_slowness
 from .profile import BackendProfile
-from .program import compile_schedule
+from .program import Program, compile_schedule
 from .question import Candidate, Effect, Question
 from .step import predict_step
 
@@ -26,22 +25,24 @@ def effects_of(question: Question, candidates: tuple[Candidate, ...]) -> Iterato
         close = candidate.step is not None and candidate.seconds <= CLOSE * best.seconds
         if close and candidate.algorithm.family not in families and len(rivals) < 2:
             rivals.append(candidate)
-    schedules = {
-        candidate.algorithm.name: [candidate.algorithm.make(number) for number in range(candidate.algorithm.rounds)]
-        for candidate in (best, *rivals)
-    }
-    for name, change, changed in _changes(question):
-        options = {
-            candidate.algorithm.name: again(changed, candidate, schedules[candidate.algorithm.name])
-            for candidate in (best, *rivals)
-        }
-        then = min(options, key=options.__getitem__)
-        yield Effect(name, change, options[best.algorithm.name] / best.seconds - 1, then)
+    flats = {candidate.algorithm.name: flat_rounds(candidate.algorithm) for candidate in (best, *rivals)}
+    compiled: dict[str, Sequence[Program]] = {}
+    before = question
+    for name, change, then in _changes(question):
+        if (then.cluster, then.profile) != (before.cluster, before.profile):
+            compiled = {}
+        before, options = then, {}
+        for candidate in (best, *rivals):
+            own = candidate.algorithm.name
+            if own not in compiled:
+                compiled[own] = [compile_schedule(flat, then.cluster, then.profile) for flat in flats[own]]
+            options[own] = again(then, candidate, compiled[own])
+        yield Effect(name, change, options[best.algorithm.name] / best.seconds - 1, min(options, key=options.__getitem__))
 
 
-def again(question: Question, candidate: Candidate, schedules: Sequence[Schedule]) -> float:
+def again(question: Question, candidate: Candidate, programs: Sequence[Program]) -> float:
     """Seconds of a step that communicates as `candidate` does, for another question."""
-    first, *others = (compile_schedule(schedule, question.cluster, question.profile) for schedule in schedules)
+    first, *others = programs
     slowness = typical_slowness(question.cluster, question.host_spread)
     return predict_step(
         first, question.model, question.compute, question.per_rank, candidate.plan, slowness=slowness, rounds=others

@@ -55,6 +55,7 @@ def _ours(kind: str, points: float, study: Study) -> Evidence:
 
 
 ALL_SEEDS = (0, 1, 2)
+SLOW = "study_slow_networks.jsonl"
 EVIDENCE = (
     Evidence(
         "float16",
@@ -87,7 +88,13 @@ EVIDENCE = (
     _ours("gossip", -0.39, Study("cifar10", 10, "gossip", ALL_SEEDS, "study_gossip.jsonl")),
     _ours("gossip", -0.39, Study("fashion-mnist", 4, "gossip", ALL_SEEDS, "study_gossip.jsonl")),
     _ours("gossip", -1.09, Study("cifar10", 5, "gossip", ALL_SEEDS, "study_gossip.jsonl")),
-    _ours("gossip-exact", -0.43, Study("fashion-mnist", 4, "gossip, exact", (0, 1), "study_slow_networks.jsonl")),
+    _ours("gossip-exact", -0.49, Study("fashion-mnist", 4, "gossip, exact", ALL_SEEDS, SLOW)),
+    _ours("int8", 0.12, Study("cifar10", 10, "Int8", ALL_SEEDS, SLOW)),
+    _ours("powersgd", -0.25, Study("cifar10", 10, "PowerSGD, rank 4", ALL_SEEDS, SLOW)),
+    _ours("diloco", -0.73, Study("cifar10", 10, "DiLoCo, H=20", ALL_SEEDS, SLOW)),
+    _ours("int8", 0.10, Study("fashion-mnist", 4, "Int8", ALL_SEEDS, SLOW)),
+    _ours("powersgd", -0.11, Study("fashion-mnist", 4, "PowerSGD, rank 4", ALL_SEEDS, SLOW)),
+    _ours("diloco", -0.69, Study("fashion-mnist", 4, "DiLoCo, H=20", ALL_SEEDS, SLOW)),
 )
 
 

@@ -41,7 +41,7 @@ def _alone(phase: Phase) -> Phase:
         entered[queue.slots] |= queue.own
     if not entered.all():  # a message does not pass its sender's own port: no bound for this phase
         return replace(phase, rounds=0)
-    return replace(phase, one=Direct(one.src, one.dst, passing, one.latency, one.notice, everyone=False))
+    return replace(phase, one=Direct(one.src, one.dst, passing, one.latency, one.notice, by_sender=None))
 
 
 def _busiest(program: Program) -> float:

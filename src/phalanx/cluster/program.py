@@ -13,12 +13,12 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.schedule import Collective, Kind, Move, Schedule, Step, lower
+from phalanx.schedule import Collective, Kind, Move, Schedule, lower
 
 from .machine import Cluster, ClusterError
 from .profile import BackendProfile, CallGroup
 from .rounds import SINCE, Round, make_round
-from .routes import port_of, route, share
+from .routes import Routes, contended, distinct, port_of, route, share
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -74,55 +74,124 @@ class Program:
 def connections(program: Program) -> int:
     """The most connections to other hosts that one port carries, for messages only: library calls do not count."""
     ranks = program.cluster.ranks
-    pairs = [np.unique(phase.one.src * ranks + phase.one.dst) for phase in program.phases if isinstance(phase, Moves)]
+    pairs = [distinct(phase.one.src * ranks + phase.one.dst) for phase in program.phases if isinstance(phase, Moves)]
     if not pairs:
         return 0
-    src, dst = np.divmod(np.unique(np.concatenate(pairs)), ranks)
+    src, dst = np.divmod(distinct(np.concatenate(pairs)), ranks)
     crossing = src // program.cluster.per_host != dst // program.cluster.per_host
     return int(np.bincount(port_of(program.cluster, src[crossing]), minlength=1).max())
 
 
-def compile_schedule(schedule: Schedule, cluster: Cluster, profile: BackendProfile, *, code: float = 1.0) -> Program:
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """The moves of a step, as arrays. `chunks` of each are sent, and some of them are `coded`."""
+
+    label: str
+    src: Ints
+    dst: Ints
+    chunks: Ints
+    coded: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Collectives:
+    """The collectives of a step, of one kind and size, as arrays: one per row of `groups`, on `chunks` of the buffer."""
+
+    label: str
+    kind: Kind
+    groups: Ints
+    chunks: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """A schedule as arrays, not yet on a cluster. To compile one for several clusters, flatten it first: it has many moves."""
+
+    name: str
+    world: int
+    chunks: int
+    steps: tuple[Messages | Collectives, ...]
+
+
+def flatten(schedule: Schedule) -> Flat:
+    """`schedule` as arrays. Steps that mix sizes or kinds become messages."""
+    return Flat(schedule.name, schedule.world, schedule.chunks, tuple(_flat_steps(schedule)))
+
+
+def _flat_steps(schedule: Schedule) -> Iterator[Messages | Collectives]:
+    for step in schedule.steps:
+        ops = [op for op in step.ops if isinstance(op, (Move, Collective))]  # scaling and encoding take no time on a wire
+        if set(map(type, ops)) <= {Move}:
+            moves = cast("list[Move]", ops)
+            if moves:
+                src, dst = np.array([move.src for move in moves]), np.array([move.dst for move in moves])
+                chunks, coded = np.array([move.count for move in moves]), np.array([move.coded for move in moves])
+                yield Messages(step.label, src, dst, chunks, coded)
+            continue
+        if len({(op.kind, len(op.group)) if isinstance(op, Collective) else None for op in ops}) == 1:
+            collectives = cast("list[Collective]", ops)
+            groups, chunks = np.array([c.group for c in collectives]), np.array([len(c.chunks) for c in collectives])
+            yield Collectives(step.label, collectives[0].kind, groups, chunks)
+        else:
+            yield from _flat_steps(lower(replace(schedule, steps=(step,))))
+
+
+def compile_schedule(schedule: Schedule | Flat, cluster: Cluster, profile: BackendProfile, *, code: float = 1.0) -> Program:
     """`schedule` as arrays, with the routes of its messages on `cluster`. Encoded chunks have `code` times their length."""
     if schedule.world != cluster.ranks:
         raise ClusterError(
             f"{schedule.name} is for {schedule.world} ranks, cluster {cluster.name} has {cluster.ranks}"
             f" ({cluster.hosts} hosts of {cluster.per_host}); give equal numbers"
         )
-    compiler = _Compiler(schedule, cluster, profile, code)
-    phases = [phase for step in schedule.steps for phase in compiler.phases(step)]
-    return Program(schedule.name, cluster, profile, tuple(phases), tuple(sorted(compiler.ports.items())))
+    flat = schedule if isinstance(schedule, Flat) else flatten(schedule)
+    drafting = _Drafting(flat.chunks, cluster, profile, code)
+    drafts = [draft for step in flat.steps for draft in drafting.drafts(step)]
+    sends = [draft for draft in drafts if isinstance(draft, _Sends)]
+    ports = {stage.key: stage.ports for draft in sends for stage in draft.routes.stages}
+    # pieces of one buffer meet at every port
+    busy = set(ports) if profile.lanes > 1 else contended((draft.src, draft.dst, draft.routes) for draft in sends)
+    phases = [draft if isinstance(draft, Call) else draft.moves(cluster.ranks, busy, profile.queue) for draft in drafts]
+    if profile.queue:
+        ports.update((since, ports[key]) for key, since in SINCE.items() if key in ports)
+    return Program(flat.name, cluster, profile, tuple(phases), tuple(sorted(ports.items())))
 
 
-class _Compiler:
-    """Turns steps into phases, in order: whether messages must queue depends on the steps before."""
+@dataclass(frozen=True, slots=True)
+class _Sends:
+    """Messages of a step with their routes. Whether they must queue depends on those of all other steps."""
 
-    def __init__(self, schedule: Schedule, cluster: Cluster, profile: BackendProfile, code: float) -> None:
-        self.schedule, self.cluster, self.profile, self.code = schedule, cluster, profile, code
-        self.busy: set[str] = set()
-        self.ports: dict[str, int] = {}
+    label: str
+    src: Ints
+    dst: Ints
+    part: Floats
+    rounds: int
+    routes: Routes
 
-    def phases(self, step: Step) -> Iterator[Phase]:
-        ops = [op for op in step.ops if isinstance(op, (Move, Collective))]  # scaling and encoding take no time on a wire
-        if not ops:
-            return
-        chunks = self.schedule.chunks
-        if all(isinstance(op, Move) for op in ops):
-            moves = cast("list[Move]", ops)
-            src, dst = np.array([m.src for m in moves]), np.array([m.dst for m in moves])
-            yield self._moves(step.label, src, dst, np.array([m.count * (self.code if m.coded else 1.0) for m in moves]) / chunks)
-            return
-        if all(isinstance(op, Collective) for op in ops):
-            collectives = cast("list[Collective]", ops)
-            if len({(c.kind, len(c.group)) for c in collectives}) == 1:
-                groups = np.array([c.group for c in collectives])
-                part = np.array([len(c.chunks) for c in collectives]) / chunks
-                yield from self._collective(step.label, collectives[0].kind, groups, part)
-                return
-        for lowered in lower(replace(self.schedule, steps=(step,))).steps:
-            yield from self.phases(lowered)
+    def moves(self, ranks: int, busy: set[str], queue: float) -> Moves:
+        software = np.zeros(ranks)
+        np.add.at(software, self.src, self.routes.software / 2)  # so a rank of a ring, which sends one and receives one,
+        np.add.at(software, self.dst, self.routes.software / 2)  # is busy with one
+        one = make_round(self.src, self.dst, self.part, self.routes, ranks=ranks, busy=busy, queue=queue)
+        return Moves(self.label, one, self.rounds, software)
 
-    def _collective(self, label: str, kind: Kind, groups: Ints, part: Floats) -> Iterator[Phase]:
+
+@dataclass(frozen=True, slots=True)
+class _Drafting:
+    """Turns steps into library calls and messages."""
+
+    chunks: int
+    cluster: Cluster
+    profile: BackendProfile
+    code: float
+
+    def drafts(self, step: Messages | Collectives) -> Iterator[_Sends | Call]:
+        if isinstance(step, Messages):
+            part = step.chunks * np.where(step.coded, self.code, 1.0) / self.chunks
+            yield self._sends(step.label, step.src, step.dst, part)
+        else:
+            yield from self._collective(step.label, step.kind, step.groups, step.chunks / self.chunks)
+
+    def _collective(self, label: str, kind: Kind, groups: Ints, part: Floats) -> Iterator[_Sends | Call]:
         size = groups.shape[1]
         if size == 1:
             return
@@ -131,25 +200,14 @@ class _Compiler:
             yield Call(label, kind, groups, part, group)
         elif kind == "reduce":
             for i in reversed(range(1, size)):
-                yield self._moves(label, groups[:, i], groups[:, i - 1], part)
+                yield self._sends(label, groups[:, i], groups[:, i - 1], part)
         elif kind == "broadcast":
             for i in range(1, size):
-                yield self._moves(label, groups[:, i - 1], groups[:, i], part)
+                yield self._sends(label, groups[:, i - 1], groups[:, i], part)
         else:
             following = np.roll(groups, -1, axis=1)
             rounds = (size - 1) * (2 if kind == "all_reduce" else 1)
-            yield self._moves(label, groups.ravel(), following.ravel(), np.repeat(part / size, size), rounds)
+            yield self._sends(label, groups.ravel(), following.ravel(), np.repeat(part / size, size), rounds)
 
-    def _moves(self, label: str, src: Ints, dst: Ints, part: Floats, rounds: int = 1) -> Moves:
-        routes = route(self.cluster, self.profile, src, dst)
-        self.ports.update((stage.key, stage.ports) for stage in routes.stages)
-        if self.profile.lanes > 1:  # pieces of one buffer meet at every port
-            self.busy.update(stage.key for stage in routes.stages)
-        software = np.zeros(self.cluster.ranks)
-        np.add.at(software, src, routes.software / 2)  # so a rank of a ring, which sends one and receives one, is busy with one
-        np.add.at(software, dst, routes.software / 2)
-        queue = self.profile.queue
-        one = make_round(src, dst, part, routes, ranks=self.cluster.ranks, busy=self.busy, queue=queue)
-        if queue:
-            self.ports.update((since, self.ports[key]) for key, since in SINCE.items() if key in self.ports)
-        return Moves(label, one, rounds, software)
+    def _sends(self, label: str, src: Ints, dst: Ints, part: Floats, rounds: int = 1) -> _Sends:
+        return _Sends(label, src, dst, part, rounds, route(self.cluster, self.profile, src, dst))

@@ -16,9 +16,19 @@ from .routes import IN, OUT, Routes
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-NEARLY = 0.01  # of a message: those that begin closer together share their port as if they began at once
+NEARLY = 0.01  # of a message: in large programs, those that begin closer together share their port as if they began at once
 Ports = dict[str, Floats]  # by kind of port, when each of them is free again
 SINCE = {OUT: "port out, busy since", IN: "port in, busy since"}  # when ports were last idle
+
+
+@dataclass(slots=True)
+class Doubts:
+    """`met`: rounds are not exact for this run.
+
+    A message waited for one of another round, or of the messages of a port some were held back there and others elsewhere.
+    """
+
+    met: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +40,15 @@ class Direct:
     passing: Floats  # s per byte of the buffer, in the slowest port
     latency: Floats
     notice: Floats  # s after the receiver is ready
-    everyone: bool  # all ranks send and receive, and messages are in the order of receivers
+    by_sender: Ints | None  # if all ranks send and receive: the messages by sender; they are in the order of receivers
 
-    def scaled(self, nbytes: float, _: Ports) -> Callable[[Floats], Floats]:
+    def scaled(self, nbytes: float, _ports: Ports, _doubts: Doubts | None = None) -> Callable[[Floats], Floats]:
         """The round with buffers of `nbytes`."""
         src, dst, notice = self.src, self.dst, self.notice
         leaves = self.passing * nbytes
         arrives = leaves + self.latency
-        if self.everyone:
-            receiver = np.argsort(src)
+        receiver = self.by_sender
+        if receiver is not None:
             leaves = leaves[receiver]
 
             def all_ranks(clock: Floats) -> Floats:
@@ -72,16 +82,17 @@ class Queue:
     work: Floats  # s per byte of the buffer, by message, alone in its port
     taking: Floats  # the same, if all messages of the port come at once
     busy: Floats  # s per byte of the buffer, by port, until all of these have passed
-    most: float  # the part of a port's rate that one message can use
+    rate: float  # bytes/s of a port
+    most: float  # the part of it that one message can use
     own: bool  # the sender's own port, before the wire
 
     def serve(
-        self, head: Floats, taking: Floats, busy: Floats, work: Floats, free: Floats, since: Floats | None
+        self, head: Floats, taking: Floats, busy: Floats, work: Floats, near: Floats, free: Floats, since: Floats | None
     ) -> tuple[Floats, Floats]:
         """When the first and last bytes of messages pass that arrive at `head`. Updates `free`, when ports become free.
 
-        `taking`, `busy` and `work` are the fields of this name in seconds. `since`, if it matters, is when the ports were last
-        idle.
+        `taking`, `busy` and `work` are the fields of this name in seconds. Messages that are no more than `near` apart begin at
+        once. `since`, if it matters, is when the ports were last idle.
         """
         was_free = free[self.ports]
         if self.each:  # as a table, without an index
@@ -94,13 +105,18 @@ class Queue:
             equal = bool((begin == lead[self.column]).all())
         done, end = begin + taking, lead + busy
         if not equal:
-            apart = np.abs(begin - lead[self.column]) > np.maximum(TICK, NEARLY * work)
+            apart = np.abs(begin - lead[self.column]) > near
             if apart.any():
-                self._one_by_one(np.unique(self.column[apart]), begin, work, lead, done, end)
+                self._one_by_one(np.flatnonzero(np.bincount(self.column[apart])), begin, work, lead, done, end)
         if since is not None:
             since[self.ports] = np.where(lead > was_free, lead, since[self.ports])
         free[self.ports] = end
         return begin, done
+
+    def divided(self, elsewhere: NDArray[np.bool_]) -> bool:
+        """Whether a port holds back some of its messages, and others, which leave room to them, are held back `elsewhere`."""
+        some, every = np.logical_or.reduceat(elsewhere, self.first), np.logical_and.reduceat(elsewhere, self.first)
+        return bool((some & ~every).any())
 
     def _one_by_one(self, columns: Ints, begin: Floats, work: Floats, lead: Floats, done: Floats, end: Floats) -> None:
         """Correct `lead`, `done` and `end` where the messages of a port begin at different times."""
@@ -131,17 +147,21 @@ class Queued:
     queue: float  # s of data that it may wait behind in each
     queues: tuple[Queue, ...]
     alone: bool  # every rank sends at most one message and receives at most one
-    everyone: bool  # every rank sends one and receives one
+    by_rank: tuple[Ints, Ints] | None  # if every rank sends one and receives one: the messages by sender, and by receiver
 
-    def scaled(self, nbytes: float, free: Ports) -> Callable[[Floats], Floats]:
-        """The round with buffers of `nbytes`. It reads and updates when ports are `free`."""
+    def scaled(self, nbytes: float, free: Ports, doubts: Doubts | None = None) -> Callable[[Floats], Floats]:
+        """The round with buffers of `nbytes`. It reads and updates when ports are `free`. If it notes `doubts`, it is exact
+        where it has none.
+        """
         src, dst, latency, notice = self.src, self.dst, self.latency, self.notice
         words_queue = self.queue > 0 and OUT in free
-        by_rank = (np.argsort(src), np.argsort(dst)) if self.everyone else None
+        by_rank = self.by_rank
         queues = []
         for queue in self.queues:
             since = free[SINCE[queue.key]] if words_queue and queue.key in SINCE else None
-            queues.append((queue, queue.taking * nbytes, queue.busy * nbytes, queue.work * nbytes, free[queue.key], since))
+            work = queue.work * nbytes
+            near = np.maximum(TICK, work * (NEARLY if doubts is None else 0.0))
+            queues.append((queue, queue.taking * nbytes, queue.busy * nbytes, work, near, free[queue.key], since))
 
         def one_round(clock: Floats) -> Floats:
             word = clock[dst]
@@ -152,13 +172,18 @@ class Queued:
             else:
                 word += notice
             head = np.maximum(clock[src], word)
-            tail = head.copy()
-            for queue, taking, busy, work, ports, since in queues:
+            tail, passed = head.copy(), []
+            for queue, taking, busy, work, near, ports, since in queues:
                 of = queue.slots
-                first, last = queue.serve(head[of], taking, busy, work, ports, since)
+                first, last = queue.serve(head[of], taking, busy, work, near, ports, since)
+                if doubts is not None:
+                    doubts.met |= bool((first > head[of] + TICK).any())
                 if queue.own:
                     first, last = first + latency[of], last + latency[of]
                 head[of], tail[of] = first, np.maximum(tail[of], last)
+                passed.append((queue, last))
+            if doubts is not None:
+                doubts.met |= any(queue.divided(last < tail[queue.slots] - TICK) for queue, last in passed)
             left = tail - latency  # a message has one rate from end to end: its slowest port holds back its sender, too
             if by_rank is not None:
                 sent, received = by_rank
@@ -188,12 +213,16 @@ def make_round(src: Ints, dst: Ints, part: Floats, routes: Routes, *, ranks: int
 
     Receivers' requests wait behind at most `queue` seconds of data.
     """
-    alone = np.unique(src).size == src.size and np.unique(dst).size == dst.size
-    crowded = {stage.key for stage in routes.stages if np.unique(stage.port).size < stage.of.size}
-    if alone and not crowded and busy.isdisjoint(stage.key for stage in routes.stages):
+    alone = _differ(src) and _differ(dst)
+    if alone and all(_differ(stage.port) for stage in routes.stages) and busy.isdisjoint(stage.key for stage in routes.stages):
         return _direct(src, dst, part, routes, ranks)
     busy.update(stage.key for stage in routes.stages)
     return _queued(src, dst, part, routes, alone=alone, ranks=ranks, queue=queue)
+
+
+def _differ(numbers: Ints) -> bool:
+    """Whether no number is there twice."""
+    return numbers.size == 0 or int(np.bincount(numbers).max()) == 1
 
 
 def _direct(src: Ints, dst: Ints, part: Floats, routes: Routes, ranks: int) -> Direct:
@@ -202,17 +231,25 @@ def _direct(src: Ints, dst: Ints, part: Floats, routes: Routes, ranks: int) -> D
         passing[stage.of] = np.maximum(passing[stage.of], part[stage.of] / min(stage.rate, stage.most))
     order = np.argsort(dst)
     src, dst = src[order], dst[order]
-    everyone = src.size == ranks  # no two share a sender or a receiver
-    return Direct(src, dst, passing[order], routes.latency[order], routes.notice[order], everyone)
+    by_sender = _inverse(src) if src.size == ranks else None  # no two share a sender or a receiver
+    return Direct(src, dst, passing[order], routes.latency[order], routes.notice[order], by_sender)
+
+
+def _inverse(permutation: Ints) -> Ints:
+    places = np.empty_like(permutation)
+    places[permutation] = np.arange(permutation.size)
+    return places
 
 
 def _queued(src: Ints, dst: Ints, part: Floats, routes: Routes, *, alone: bool, ranks: int, queue: float) -> Queued:
     """Numbers messages where they queue first, port by port, so that these queues read and write slices."""
     queues, number = [], np.full(src.size, -1)
     for stage in routes.stages:
-        ports, column, counts = np.unique(stage.port, return_inverse=True, return_counts=True)
-        order = np.argsort(column, kind="stable")
-        of, column = stage.of[order], column[order]
+        carried = np.bincount(stage.port, minlength=stage.ports)
+        ports = np.flatnonzero(carried)
+        counts, place = carried[ports], np.cumsum(carried > 0) - 1  # the place of a port among those that carry messages
+        order = np.argsort(stage.port, kind="stable")
+        of, column = stage.of[order], place[stage.port[order]]
         new = of[number[of] < 0]
         number[new] = np.arange(new.size) + number.max() + 1
         first = np.cumsum(counts) - counts
@@ -229,14 +266,16 @@ def _queued(src: Ints, dst: Ints, part: Floats, routes: Routes, *, alone: bool, 
             work=part[of] / stage.rate,
             taking=np.empty(0),
             busy=np.empty(0),
+            rate=stage.rate,
             most=min(1.0, stage.most / stage.rate),
             own=new.size == of.size,
         )
         queues.append(_at_once(stand))
-    order = np.argsort(number)
+    order = _inverse(number)
+    src, dst = src[order], dst[order]
     return Queued(
-        src=src[order],
-        dst=dst[order],
+        src=src,
+        dst=dst,
         latency=routes.latency[order],
         notice=routes.notice[order],
         back=routes.back[order],
@@ -244,7 +283,7 @@ def _queued(src: Ints, dst: Ints, part: Floats, routes: Routes, *, alone: bool, 
         queue=queue,
         queues=tuple(queues),
         alone=alone,
-        everyone=alone and src.size == ranks,
+        by_rank=(_inverse(src), _inverse(dst)) if alone and src.size == ranks else None,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -85,6 +86,30 @@ def route(cluster: Cluster, profile: BackendProfile, src: Ints, dst: Ints) -> Ro
     )
 
 
+def contended(moves: Iterable[tuple[Ints, Ints, Routes]]) -> set[str]:
+    """The kinds of ports at which messages of different steps may meet: no one rank takes part in all messages of a port.
+
+    If one does, it has finished a step before it begins the next, and so has its port. `moves` has src, dst and routes of each
+    step.
+    """
+    owners: dict[str, tuple[Ints, NDArray[np.bool_]]] = {}  # by port: the ends of its first message, and which of them are in all
+    for src, dst, routes in moves:
+        for stage in routes.stages:
+            rank, every = owners.setdefault(stage.key, (np.full((2, stage.ports), -1), np.ones((2, stage.ports), dtype=np.bool_)))
+            ends = np.stack((src[stage.of], dst[stage.of]))
+            new = rank[0, stage.port] < 0
+            rank[:, stage.port[new]] = ends[:, new]
+            for owner, stays in zip(rank, every):
+                stays[stage.port[(ends != owner[stage.port]).all(axis=0)]] = False
+    return {key for key, (_, every) in owners.items() if not every.any(axis=0).all()}
+
+
+def distinct(numbers: Ints) -> Ints:
+    """Each of these numbers once, in order: np.unique, which takes ten times as long for numbers that nearly all differ."""
+    ordered = np.sort(numbers)
+    return np.asarray(ordered[np.flatnonzero(np.diff(ordered, prepend=ordered[:1] - 1))])
+
+
 def share(cluster: Cluster, groups: Ints) -> CallGroup:
     """The bandwidth that each of `groups` (a row of ranks each) gets if all communicate at once.
 
@@ -94,9 +119,9 @@ def share(cluster: Cluster, groups: Ints) -> CallGroup:
     number = np.repeat(np.arange(count), size)
     host, port = groups.ravel() // cluster.per_host, port_of(cluster, groups.ravel())
     ports = cluster.hosts * cluster.ports
-    used = np.unique(number * ports + port)  # (group, port)
+    used = distinct(number * ports + port)  # (group, port)
     users = np.bincount(used % ports, minlength=ports)
-    at_host = np.unique(number * cluster.hosts + host)  # (group, host)
+    at_host = distinct(number * cluster.hosts + host)  # (group, host)
     hosts = np.bincount(at_host // cluster.hosts, minlength=count)
     mine = np.zeros(at_host.size)
     places = np.searchsorted(at_host, used // ports * cluster.hosts + used % ports // cluster.ports)
@@ -114,7 +139,7 @@ def _below_uplinks(cluster: Cluster, groups: Ints, number: Ints, host: Ints) -> 
     """Bytes/s of each group through uplinks: a ring passes each uplink once, so its users divide it."""
     assert cluster.uplink is not None
     racks = -(-cluster.hosts // cluster.uplink.hosts)
-    used = np.unique(number * racks + host // cluster.uplink.hosts)  # (group, rack)
+    used = distinct(number * racks + host // cluster.uplink.hosts)  # (group, rack)
     spans = np.bincount(used // racks, minlength=len(groups))
     crossing = used[spans[used // racks] > 1]
     users = np.bincount(crossing % racks, minlength=racks)

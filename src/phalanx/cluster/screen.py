@@ -8,26 +8,31 @@ family, and the best of all, rank by rank.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .candidates import Algorithm, algorithms
+from phalanx.schedule.tree import tree_edges
+
+from .candidates import Algorithm, algorithms, flat_rounds
 from .hosts_differ import typical_slowness
 from .least import crowded, least_of
-from .machine import ClusterError
+from .machine import Cluster, ClusterError
 from .program import Program, compile_schedule, connections
 from .question import Candidate, Question
+from .routes import port_of
 from .simulate import run
 from .step import GradientGroup, StepPlan, Sync, agreeing, beside_backward, exchanged, make_groups, predict_step, price
 from .workload import Model
 
 Floats = NDArray[np.float64]
+Seconds = Callable[[float], float]  # of an all-reduce, by the bytes of its buffer
 SCREENED_SIZES, SCREENED_RANGE = 6, 4**7
 SIMULATED = 12  # of the best screened candidates, plus the best of every family
-HOPELESS = 1.1  # times as slow as another one of the family, at every size; screening errs by less for a whole step
+HOPELESS = 1.1  # times as slow as another grid of the family, at every size
 TIE = 0.01  # of the step: predictions that differ by less are equal
 
 
@@ -37,18 +42,18 @@ def rank_candidates(question: Question) -> tuple[Candidate, ...]:
     screened: list[Candidate] = []
     groups = {size: make_groups(question.model, size) for size in question.groups}
     sizes = screened_sizes(question.model)
-    best = np.full(sizes.size, np.inf)  # seconds of one all-reduce, by size
     for family in families_of((*algorithms(question.cluster, question.families), *question.own)):
-        if bool((least_seconds(question, family[0].family, sizes) >= best).all()):
-            continue  # slower than another one at every size
+        least = least_seconds(question, family[0].family)
+        if screened and least is not None:
+            fastest = min(candidate.seconds for candidate in screened)
+            if all(candidate.seconds > fastest for candidate in _screen(question, family[0], least, groups)):
+                continue  # slower than another one, whatever the groups
         made = [programs_of(question, algorithm) for algorithm in family]
         for algorithm, compiled, seconds in zip(family, made, price_family(family, made, sizes)):
             if seconds is None:
                 continue
             programs[algorithm.name] = compiled
-            if not algorithm.gossips:
-                best = np.minimum(best, seconds)
-            screened += _screen(question, algorithm, sizes, seconds, groups)
+            screened += _screen(question, algorithm, functools.partial(np.interp, xp=sizes, fp=seconds), groups)
     if not screened:
         raise ClusterError(f"none of {', '.join(question.families)} fits {question.cluster.ranks} ranks; allow another algorithm")
     screened.sort(key=lambda candidate: candidate.seconds)
@@ -99,7 +104,8 @@ def price_family(
     for i in sorted(range(len(family)), key=lambda i: float(np.log(least[i]).sum()) if i in least else -np.inf):
         if i in least and any(bool((least[i] > hopeless * other).all()) for other in seconds if other is not None):
             continue
-        seconds[i] = np.mean([[run(program, float(size)).seconds for size in sizes] for program in made[i]], axis=0)
+        by_program = [[run(program, float(size), most_by_events=0).seconds for size in sizes] for program in made[i]]
+        seconds[i] = np.mean(by_program, axis=0)
     return seconds
 
 
@@ -113,9 +119,7 @@ def choose(options: Sequence[tuple[float, int, int]]) -> int:
 
 def programs_of(question: Question, algorithm: Algorithm) -> tuple[Program, ...]:
     """The schedules of `algorithm`, compiled."""
-    return tuple(
-        compile_schedule(algorithm.make(number), question.cluster, question.profile) for number in range(algorithm.rounds)
-    )
+    return tuple(compile_schedule(flat, question.cluster, question.profile) for flat in flat_rounds(algorithm))
 
 
 def _step_plans(question: Question, algorithm: Algorithm) -> Iterator[StepPlan]:
@@ -130,8 +134,9 @@ def _step_plans(question: Question, algorithm: Algorithm) -> Iterator[StepPlan]:
 
 
 def _screen(
-    question: Question, algorithm: Algorithm, sizes: Floats, times: Floats, groups: dict[float, tuple[GradientGroup, ...]]
+    question: Question, algorithm: Algorithm, seconds: Seconds, groups: dict[float, tuple[GradientGroup, ...]]
 ) -> Iterator[Candidate]:
+    """A candidate for every way to group and send gradients, with a step in which an all-reduce takes `seconds`."""
     slowest = float(typical_slowness(question.cluster, question.host_spread).max())
     work = question.compute.seconds(question.per_rank) * slowest
     forward = work * question.compute.forward
@@ -139,7 +144,7 @@ def _screen(
         if plan.sync == "all-reduce":
 
             def send(group: GradientGroup, begin: float, wire: int = plan.wire) -> float:
-                return begin + float(np.interp(group.elements * wire, sizes, times))
+                return begin + float(seconds(group.elements * wire))
 
             end, computed = beside_backward(
                 price(question.profile, question.cluster), groups[plan.group_bytes], forward, work, send
@@ -147,7 +152,7 @@ def _screen(
             total = max(end, computed) + question.compute.optimizer
         else:
             nbytes, mixing = exchanged(question.profile, question.model, plan)
-            travel = float(np.interp(nbytes, sizes, times))
+            travel = float(seconds(nbytes))
             total = max(work + question.compute.optimizer, travel) + mixing
         total += agreeing(question.profile, question.cluster)
         yield Candidate(algorithm, plan, max(total, plan.input))
@@ -159,21 +164,33 @@ def screened_sizes(model: Model) -> Floats:
     return np.concatenate(([0.0], np.geomspace(largest / SCREENED_RANGE, largest, SCREENED_SIZES)))
 
 
-def least_seconds(question: Question, family: str, sizes: Floats) -> Floats:
+def least_seconds(question: Question, family: str) -> Seconds | None:
     """A lower bound for an all-reduce of this family, if one is easy to find: for messages that a library launches singly.
 
     Trees, and halving and doubling, need two messages one after the other for every doubling of the ranks. With halving and
-    doubling, a host's part of the sum enters and leaves through all of its ports, and its ranks add up inside it. In each of two
-    trees, half of the sum passes one port.
+    doubling, a host's part of the sum enters and leaves through all of its ports, and its ranks add up inside it.
     """
     cluster, profile = question.cluster, question.profile
     if profile.calls != "always" or family not in ("tree", "halving-doubling"):
-        return np.zeros(sizes.size)
+        return None
     doublings, doublings_inside = cluster.hosts.bit_length() - 1, cluster.per_host.bit_length() - 1
     launched = doublings * (profile.message + cluster.network.latency)
     launched += doublings_inside * (profile.message_inside + cluster.inside.latency)
-    between = (1 - 1 / cluster.hosts) * sizes / (cluster.network.bandwidth * profile.network)
+    network = cluster.network.bandwidth * profile.network
     if family == "tree":
-        return np.asarray(2 * launched + between / 2)
-    inside = (1 - 1 / cluster.per_host) * sizes / (cluster.inside.bandwidth * profile.inside)
-    return np.asarray(2 * (launched + between / cluster.ports + inside))
+        busiest = busiest_port_of_trees(cluster)
+        half = (1 - 1 / cluster.hosts) / 2  # of the sum passes the root's port, after the launches
+        return lambda nbytes: max(2 * launched + half * nbytes / network, busiest * nbytes / network)
+    between = (1 - 1 / cluster.hosts) / (network * cluster.ports)
+    inside = (1 - 1 / cluster.per_host) / (cluster.inside.bandwidth * profile.inside)
+    return lambda nbytes: 2 * (launched + (between + inside) * nbytes)
+
+
+def busiest_port_of_trees(cluster: Cluster) -> float:
+    """How many buffers leave through the busiest port to the network: an edge of a tree carries half of one in each direction."""
+    halves = np.zeros(cluster.hosts * cluster.ports)
+    for edges in tree_edges(cluster.ranks):
+        ends = np.array([(edge.rank, edge.parent) for edge in edges])
+        crossing = ends[ends[:, 0] // cluster.per_host != ends[:, 1] // cluster.per_host]
+        np.add.at(halves, port_of(cluster, crossing.ravel()), 1)
+    return float(halves.max()) / 2

@@ -1,8 +1,12 @@
 """The price of a schedule on a cluster: a clock per rank, ports that messages share, no barrier between steps.
 
 A message begins when its sender and its receiver have finished their previous step. With a rendezvous, it begins when the
-receiver's request has reached the sender. It passes all ports on its way at once, at one rate. Messages of one round share a port
-fairly, as TCP and InfiniBand do. Those of different rounds, or pieces of one buffer, take turns: most of them share a connection.
+receiver's request has reached the sender. It passes all ports on its way at once, at one rate. Messages share a port fairly, as
+TCP and InfiniBand do. Pieces of one buffer take turns: most of them share a connection.
+
+Arrays price one round after the other, and look at one port after the other. They note doubts where this is not exact: if
+messages of different rounds met, which take turns here, or if the rates of messages depended on each other. With doubts, a
+program is priced event by event, if it is small and its profile has nothing that events do not know.
 
 Every round is a function of maxima and sums, so adding a constant to all clocks adds it to the result. This allows an exact
 shortcut: once a round has moved all clocks by the same amount, all later rounds of the same messages will, too.
@@ -17,12 +21,16 @@ from numpy.typing import NDArray
 
 from phalanx.schedule import Schedule
 
+from .events import run_events
 from .machine import Cluster
 from .profile import PLAIN, BackendProfile, call_seconds
 from .program import Call, Moves, Program, compile_schedule
-from .rounds import SINCE, Ports, Queued, Round
+from .rounds import SINCE, Doubts, Ports, Queued, Round
 
 Floats = NDArray[np.float64]
+# Messages of a program that is priced event by event, where each takes up to 0.2 ms: of one program, and of one of the hundreds
+# that a plan compares. With 10,000 in a plan, one for 128 ranks took 92 s instead of 4.
+MOST_BY_EVENTS, MOST_IN_A_PLAN = 10_000, 2_000
 SAME = 1e-12  # relative; clocks that differ by less have moved equally
 
 
@@ -71,13 +79,24 @@ def simulate(
 
     `shortcut=False` computes every round of every ring, to measure or to check the simulator itself.
     """
-    return run(compile_schedule(schedule, cluster, profile, code=code), nbytes, start=start, shortcut=shortcut)
+    program = compile_schedule(schedule, cluster, profile, code=code)
+    return run(program, nbytes, start=start, shortcut=shortcut, most_by_events=MOST_BY_EVENTS)
 
 
 def run(
-    program: Program, nbytes: float, *, start: Floats | None = None, ports: Ports | None = None, shortcut: bool = True
+    program: Program,
+    nbytes: float,
+    *,
+    start: Floats | None = None,
+    ports: Ports | None = None,
+    shortcut: bool = True,
+    most_by_events: int = MOST_IN_A_PLAN,
 ) -> Timeline:
-    """The timeline of a compiled schedule. `ports` has when the run before frees the ports; it is updated for the next run."""
+    """The timeline of a compiled schedule. `ports` has when the run before frees the ports; it is updated for the next run.
+
+    A program with more messages than `most_by_events` is priced round by round. So is any with `ports`, because events cannot
+    continue an earlier run.
+    """
     if nbytes < 0:
         raise ValueError(f"simulate {program.name}: {nbytes} bytes; give at least 0")
     clock = np.zeros(program.cluster.ranks) if start is None else np.array(start, dtype=np.float64)
@@ -85,20 +104,29 @@ def run(
         raise ValueError(
             f"simulate {program.name}: start has shape {clock.shape}; give one time per rank, {program.cluster.ranks}"
         )
-    clocks, pieces = [clock], 1
+    labels, clocks, pieces = tuple(phase.label for phase in program.phases), [clock], 1
     if any(isinstance(phase, Moves) for phase in program.phases):
         clock, pieces = clock + program.profile.start, program.profile.pieces(nbytes)
     free = {} if ports is None else ports
     for key, count in program.ports:
         free.setdefault(key, np.full(count, clock.min()))
+    by_events = ports is None and pieces == 1 and program.messages <= most_by_events and _for_events(program)
+    doubts = Doubts() if by_events else None
     state = _State([clock] * pieces, clock, free)
     for phase in program.phases:
         if isinstance(phase, Call):
             _call(phase, program.profile, state, nbytes / pieces)
         else:
-            _moves(phase, state, nbytes / pieces, shortcut=shortcut)
+            _moves(phase, state, nbytes / pieces, doubts, shortcut=shortcut)
         clocks.append(np.maximum.reduce(state.lanes))
-    return Timeline(program.name, tuple(phase.label for phase in program.phases), np.array(clocks), program.messages)
+        if doubts is not None and doubts.met:
+            return Timeline(program.name, labels, np.array([clocks[0], *run_events(program, nbytes, clock)]), program.messages)
+    return Timeline(program.name, labels, np.array(clocks), program.messages)
+
+
+def _for_events(program: Program) -> bool:
+    """Whether `run_events` knows all that this program and its profile have."""
+    return all(isinstance(phase, Moves) for phase in program.phases) and program.profile.queue == 0
 
 
 @dataclass(slots=True)
@@ -123,8 +151,8 @@ def _call(phase: Call, profile: BackendProfile, state: _State, nbytes: float) ->
         state.lanes[lane] = state.begun = after
 
 
-def _moves(phase: Moves, state: _State, nbytes: float, *, shortcut: bool) -> None:
-    one_round = phase.one.scaled(nbytes, state.free)
+def _moves(phase: Moves, state: _State, nbytes: float, doubts: Doubts | None, *, shortcut: bool) -> None:
+    one_round = phase.one.scaled(nbytes, state.free, doubts)
     keys = (*(queue.key for queue in phase.one.queues), *SINCE.values()) if isinstance(phase.one, Queued) else ()
     watched = [state.free[key] for key in keys if key in state.free]
     for done in range(1, phase.rounds + 1):

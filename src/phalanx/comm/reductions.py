@@ -108,9 +108,8 @@ class Reductions:
         if not x.is_cuda or not x.is_floating_point() or len(steps) != 1 or len(steps[0].ops) != 1:
             return False
         call = steps[0].ops[0]
-        if not isinstance(call, Collective) or call.kind != "all_reduce":
-            return False
-        return self._operations.transport.calls(call, x, self._operations.members.ranks)
+        transport, ranks = self._operations.transport, self._operations.members.ranks
+        return isinstance(call, Collective) and call.kind == "all_reduce" and transport.calls(call, x, ranks)
 
 
 def _name_of(dtype: torch.dtype, shape: Sequence[int], op: str, label: str) -> str:

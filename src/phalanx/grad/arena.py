@@ -18,7 +18,7 @@ from phalanx._torch_private import foreach_copy_
 from phalanx.comm.heap import keep_freed_memory
 
 ALIGN = 64  # bytes of a cache line, so that two groups never share one
-FLAGS = 4  # elements at the end of the last group that hold flags instead of gradients: flags.py
+FLAGS = 5  # elements at the end of the last group that hold a weight and flags instead of gradients: flags.py
 
 Allocate = Callable[[int, torch.dtype, torch.device], torch.Tensor]
 

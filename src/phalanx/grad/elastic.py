@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -22,6 +22,7 @@ from phalanx.grad.measure import Overlap
 from phalanx.grad.pace import SlowRank
 from phalanx.grad.reducer import Group, GroupReducer
 from phalanx.grad.slow_ranks import SlowRanks
+from phalanx.grad.wire import SumOp
 from phalanx.grad.wires import Wire
 
 
@@ -32,9 +33,9 @@ class KeepingReducer(GroupReducer):
         super().__init__(comm, weighted=weighted)
         self.kept = Kept()
 
-    def _load(self, group: Group, flags: Sequence[bool]) -> tuple[torch.Tensor, Literal["sum", "mean"]]:
+    def _load(self, group: Group, flags: Sequence[bool], *, along: int | None = None) -> tuple[torch.Tensor, SumOp]:
         self.kept.leaves(group.params, group.arena)
-        return super()._load(group, flags)
+        return super()._load(group, flags, along=along)
 
 
 class ElasticAverager(Averager):
@@ -64,6 +65,8 @@ class ElasticAverager(Averager):
 
     def _weigh(self) -> None:
         """If the number of ranks does not divide the batch, the gradients count by samples: the mean stays exact."""
+        if not self._exchange.begun:  # noted before the first group leaves, on every rank, wherever it is when a rank dies
+            self._begun_with = self._reducer.weights.usual
         loader = self.following.loader
         if loader is not None and not self._sync.weighted and not self._exchange.begun:
             world, weights = loader.world, self._reducer.weights
@@ -89,8 +92,6 @@ class ElasticAverager(Averager):
         begun = time.perf_counter()
         self._weigh()
         self._overlap.now = bool(self._overlap.told)
-        if not self._exchange.begun:
-            self._begun_with = self._reducer.weights.usual
         warned = self._health.warned
 
         def exchange() -> None:

@@ -190,10 +190,9 @@ class Exchange:
 
     def finish(self) -> None:
         """Prepare for the next backward. No group is in flight."""
-        self._again = False
+        self._again, self._next = False, 0
         self._untouched.forget()
         self._complete.clear()
-        self._next = 0
         self._writers.forget()
         for group in self.groups:
             group.missing, group.left, group.left_early = len(group.params), None, False

@@ -6,6 +6,8 @@ A rank writes 1 or 0, and a flag comes back nonzero if any rank wrote 1:
     IN_BACKWARD, AT_STEP    if both are set, some ranks are at their step and wait for ranks that are still in a backward
     NOT_FINITE              a rank has NaN or inf in its own gradients
 
+The element before them is for the weight of a rank, if gradients count by samples (`weights.py`).
+
 On the CPU they are sent in the last elements of the last group. On a GPU they are sent in their own message between the hosts'
 memories: to read them from the group, the host would have to wait for the device. A wire that rounds a 1 to 0 needs that, too.
 """
@@ -21,7 +23,7 @@ from phalanx.comm.communicator import Communicator
 from phalanx.comm.pending import Pending
 from phalanx.grad.arena import FLAGS
 
-SENT_AGAIN, IN_BACKWARD, AT_STEP, NOT_FINITE = range(-FLAGS, 0)
+WEIGHT, SENT_AGAIN, IN_BACKWARD, AT_STEP, NOT_FINITE = range(-FLAGS, 0)
 
 
 @dataclass(frozen=True, slots=True)

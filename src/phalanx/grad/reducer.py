@@ -5,14 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 
 from phalanx.comm.communicator import Communicator
 from phalanx.comm.pending import Pending
 from phalanx.grad.arena import Arena
+from phalanx.grad.flags import WEIGHT
 from phalanx.grad.weights import Weights
+from phalanx.grad.wire import SumOp
 from phalanx.grad.wires.carrier import Carrier
 
 
@@ -71,16 +73,16 @@ class GroupReducer:
 
     def average(self, group: Group, label: str, *, flags: Sequence[bool] = ()) -> None:
         """Send the group and wait for its mean, in this thread if ranks share memory. The group must have no wire."""
-        x, op = self._load(group, flags)
+        x, op = self._load(group, flags, along=WEIGHT)
         self._comm.all_reduce(x, op, label=label)
         self.transfers.append(TransferTime(group.set_out, time.perf_counter(), x.nbytes))
         self.weights.correct(x)
 
-    def _load(self, group: Group, flags: Sequence[bool]) -> tuple[torch.Tensor, Literal["sum", "mean"]]:
+    def _load(self, group: Group, flags: Sequence[bool], *, along: int | None = None) -> tuple[torch.Tensor, SumOp]:
         group.left = group.set_out = time.perf_counter()
         x, weighted = group.travels, self.weights.by_samples
         if weighted:
-            self.weights.weigh(x)
+            self.weights.weigh(x, along=along)
         if flags:
             x[-len(flags) :] = torch.tensor(flags, dtype=x.dtype, device=x.device)
         return x, "sum" if weighted else "mean"

@@ -46,10 +46,12 @@ class SlowRanks:
             median(getattr(each, name) for each in steps) if steps else -1.0 for name in ("input", "compute", "wait", "samples")
         ]
         epoch = self._comm.membership.epoch
-        table = self._comm.allgather(torch.tensor(usual, dtype=torch.float64))
-        if self._comm.membership.epoch != epoch or any(float(own[0]) < 0 for own in table):
+        table = torch.zeros(self._comm.size, len(usual), dtype=torch.float64)
+        table[self._comm.rank] = torch.tensor(usual, dtype=torch.float64)
+        self._comm.all_reduce(table)  # not allgather: ranks that share memory do this without their communication threads
+        if self._comm.membership.epoch != epoch or bool((table[:, 0] < 0).any()):
             return  # a rank died, or is new
-        paces = [Pace(*own.tolist()) for own in table]
+        paces = [Pace(*own) for own in table.tolist()]
         named = self._suspicion.window(paces)
         if named is not None:
             self._name(SlowRank(step, *named, self._action(named[0])))

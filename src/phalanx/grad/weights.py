@@ -1,7 +1,8 @@
 """How much the gradients of each rank count in the mean: all the same, or by the samples in each rank's batch.
 
 The sum of all weights is known only when the gradients have arrived. So they are first divided by the sum of the previous step,
-which keeps a 16-bit sum small, and corrected when they arrive.
+which keeps a 16-bit sum small, and corrected when they arrive. The weights travel in a message of their own, or in an element
+beside the gradients if all of these are one message of 32 or 64 bits.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ class Weights:
     def __init__(self, comm: Communicator, *, by_samples: bool) -> None:
         self._comm, self.by_samples = comm, by_samples
         self.mine: float = 1.0
-        self._total: tuple[torch.Tensor, Pending] | None = None  # the sum of this step's weights, in flight
+        self._total: tuple[torch.Tensor, Pending | None] | None = None  # the sum of this step's weights; Pending: in flight
+        self._along: int | None = None  # the element beside the gradients in which they travel
         self._usual: torch.Tensor | None = None  # the sum of an earlier step's weights
 
     @property
@@ -28,26 +30,37 @@ class Weights:
         """Whether the gradients of this rank are in the mean."""
         return not self.by_samples or self.mine > 0
 
-    def weigh(self, x: torch.Tensor) -> None:
-        """Multiply by this rank's share of the samples, as far as it is known: a 16-bit sum of gradient * samples overflows."""
-        if self._total is None:
+    def weigh(self, x: torch.Tensor, *, along: int | None = None) -> None:
+        """Multiply by this rank's share of the samples, as far as it is known: a 16-bit sum of gradient * samples overflows.
+
+        `along`: the element of `x` that may carry the weight, if `x` is all that is sent.
+        """
+        self._along = along if self._usual is not None and x.dtype in (torch.float32, torch.float64) else None
+        if self._total is None and self._along is None:
             total = torch.full((), self.mine, dtype=torch.float64, device=x.device)  # a fill: a copy would make the host wait
             self._total = total, self._comm.all_reduce_async(total)
         if self._usual is None:
-            total, pending = self._total
-            pending.wait()
-            self._usual = _positive(total)
+            self._usual = _positive(self._arrived())
         if self.mine:
             x.mul_((self.mine / self._usual).to(x.device))
         else:
             x.zero_()  # the mean over an empty batch is NaN, and so is 0 * NaN
+        if self._along is not None:
+            x[self._along] = self.mine
 
     def correct(self, x: torch.Tensor) -> None:
         """Turn a sum of weighted gradients into the mean. Its share was a guess from the previous step."""
+        if self._along is not None:
+            self._total, self._along = (x[self._along].to(torch.float64, copy=True), None), None
         if self._total is not None and self._usual is not None:
-            total, pending = self._total
+            x.mul_((self._usual / _positive(self._arrived())).to(x.device))
+
+    def _arrived(self) -> torch.Tensor:
+        assert self._total is not None
+        total, pending = self._total
+        if pending is not None:
             pending.wait()
-            x.mul_((self._usual / _positive(total)).to(x.device))
+        return total
 
     def settle(self) -> None:
         """End the step. Its sum of weights is the guess for the next one."""
@@ -56,7 +69,7 @@ class Weights:
 
     def forget(self, usual: float | None) -> None:
         """Prepare to repeat a step that broke, with the sum of weights that it started with."""
-        self._total, self.usual = None, usual
+        self._total, self._along, self.usual = None, None, usual
 
     @property
     def usual(self) -> float | None:

@@ -7,8 +7,11 @@ and reported with the names of the parameters. The gradient keeps its inf, as wi
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 import torch
+
+SumOp = Literal["sum", "mean"]  # what becomes of gradients on any wire
 
 BLOCK = 128 << 10  # elements
 WIRES = (torch.float16, torch.bfloat16)

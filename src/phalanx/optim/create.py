@@ -162,6 +162,11 @@ def _check_elastic(optimizer: torch.optim.Optimizer, sync: AllReduce | Gossip | 
             f"{type(sync).__name__}(overlap={sync.overlap!r}) excludes elastic=True: parts in flight for several steps would be "
             "lost when a rank dies; use overlap=False"
         )
+    if isinstance(sync, LocalSGD | DiLoCo) and sync.start:
+        raise ValueError(
+            f"{type(sync).__name__}(start={sync.start}) excludes elastic=True: a rank that dies would end those steps; "
+            "leave start out"
+        )
     if isinstance(sync, Gossip) and sync.topology == "hypercube":
         raise ValueError(
             "Gossip(topology='hypercube') needs a power of two, and elastic=True changes the number of ranks: use "

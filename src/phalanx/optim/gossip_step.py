@@ -12,35 +12,27 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from phalanx.comm.communicator import Communicator
-from phalanx.grad.allreduce import AllReduce
-from phalanx.grad.averager import Averager
 from phalanx.grad.gossip import Gossip, level_of
 from phalanx.grad.gossip.elastic import ElasticGossiper
 from phalanx.grad.gossip.gossiper import Gossiper
 from phalanx.grad.gossip.packet import real
 from phalanx.grad.record import StepRecord
 from phalanx.grad.reducer import TransferTime
-from phalanx.grad.replicas import check_replicas, some
+from phalanx.grad.replicas import some
 from phalanx.grad.twice import GOSSIPED, SecondAverage
 from phalanx.grad.wire import check_wire
+from phalanx.optim.own_replica import OwnReplica
 from phalanx.optim.replica import replica, whole_replica
-from phalanx.optim.unscaling import Unscaling
-from phalanx.optim.wrapped import WrappedOptimizer
 
 
-class GossipOptimizer(WrappedOptimizer):
+class GossipOptimizer(OwnReplica):
     """Made by `create_multi_node_optimizer(..., sync=phalanx.Gossip(...))`. A torch optimizer for schedulers and checkpoints."""
-
-    # GradScaler would not call `step` on a rank whose gradients overflowed, and its partner would wait
-    _step_supports_amp_scaling = True
-    replicas_differ: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -50,7 +42,7 @@ class GossipOptimizer(WrappedOptimizer):
         wire: torch.dtype | None,
         bucket_bytes: int | None,
     ) -> None:
-        super().__init__(optimizer, comm)
+        super().__init__(optimizer, comm, bucket_bytes)
         check_wire(wire)
         self.sync = sync
         home = comm.split(comm.inter_rank) if level_of(comm, sync) == "host" else None
@@ -60,32 +52,22 @@ class GossipOptimizer(WrappedOptimizer):
         else:
             self._gossiper = Gossiper(comm, home, sync, wire)
         self._gossiper.offer(self._whole_replica)
-        self._home: Averager | None = None
-        if home is not None:
-            self._home = Averager(*self.parameters(), home, AllReduce(), wire=None, bucket_bytes=bucket_bytes, delayed=False)
-        self._wire, self._bucket_bytes = wire, bucket_bytes
-        self._checked: list[torch.nn.Parameter] = []
+        self._average_among(home)
+        self._wire = wire
         self._second = SecondAverage(comm, GOSSIPED, self._trained() if home is None else ())
         self._mixed = self._overflowed = False  # this step's gradients
-        self._steps, self._unused_told = 0, False
+        self._unused_told = False
 
     # ---- the step ----------------------------------------------------------------------------------------------------------
-
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update this replica and exchange, or exchange gradients and update. Each rank calls its own `closure`."""
-        if not self.comm.elastic:
-            return self._step(closure)
-        from phalanx.optim.shared_state import elastic_step
-
-        with elastic_step(self):
-            return self._step(closure)
 
     def _step(self, closure: Callable[[], Any] | None) -> Any:
         result = None
         if closure is not None and self.sync.exchange == "gradients":
             raise ValueError("step(closure) needs Gossip(exchange='weights'): ranks may call it a different number of times")
+        if closure is None:
+            self._average_at_home()  # first: a rank that had no backward joins the others of its host here
         self._check_replicas()
-        scaler = Unscaling(self, self.optimizer)
+        scaler = self._unscaling()
         gradients = [p.grad for p in self._trained() if p.grad is not None]
         overflowed = self._overflowed = scaler.unscale(gradients, mixes=self.sync.exchange == "gradients")
         if closure is not None:
@@ -116,12 +98,9 @@ class GossipOptimizer(WrappedOptimizer):
 
         Then they are this rank's own, or the mean over its host. With exchange="gradients" they are mixed with the partner's.
         """
+        self._average_at_home()
         self._check_replicas()
-        if self._home is not None:
-            if not self._home.watches(self.parameters()[0]):
-                self._home.watch(*self.parameters())
-            self._home.synchronize()
-        else:
+        if self._home is None or self._overflowed:
             self._fill_missing()
         if self.sync.exchange == "gradients" and not self._mixed:
             self._mixed = True
@@ -163,17 +142,7 @@ class GossipOptimizer(WrappedOptimizer):
             )
 
     def _check_replicas(self) -> None:
-        """Raise, on all ranks, if new parameters differ. Later they may."""
-        params, names = self.parameters()
-        known = {id(p) for p in self._checked}
-        new = [(p, name) for p, name in zip(params, names) if id(p) not in known]
-        if new:
-            own = [p for p, _ in new], [name for _, name in new], [repr(self.sync), str(self._wire)], self.comm
-            self.comm.as_one(lambda: check_replicas(*own))
-            self._checked = params
-
-    def _trained(self) -> list[torch.nn.Parameter]:
-        return [p for p in self.parameters()[0] if p.requires_grad]
+        self._check_new(lambda: [repr(self.sync), str(self._wire)])
 
     def _replica(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         return replica(self.optimizer, self._trained())
@@ -236,21 +205,10 @@ class GossipOptimizer(WrappedOptimizer):
 
     # ---- as every multi-node optimizer's --------------------------------------------------------------------------------------
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Backward inside only accumulates; outside, too, unless the ranks of a host act as one."""
-        if self._home is None:
-            yield
-        else:
-            with self._home.pause():
-                yield
-
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's."""
         self._mixed = False
-        if self._home is not None:
-            self._home.drop()
-        self.optimizer.zero_grad(set_to_none)
+        super().zero_grad(set_to_none)
 
     @property
     def last_record(self) -> StepRecord | None:
@@ -267,11 +225,6 @@ class GossipOptimizer(WrappedOptimizer):
         """The next exchange and the one in flight, as `state_dict()`. With it a checkpoint continues bit for bit."""
         return self._gossiper
 
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The inner optimizer's groups."""
-        return self.optimizer.param_groups
-
     def state_dict(self) -> dict[str, Any]:
         """The inner optimizer's, readable without Phalanx, plus the steps and the next round of gossip."""
         return self.optimizer.state_dict() | {"gossip": {"steps": self._steps, "round": self._gossiper.round}}
@@ -282,12 +235,6 @@ class GossipOptimizer(WrappedOptimizer):
         self._steps, self._gossiper.round = stands["steps"], stands["round"]
         if self._steps:  # replicas that have trained may differ
             self._checked = self.parameters()[0]
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """All ranks call it."""
-        self.optimizer.add_param_group(param_group)
-        if self._home is not None:
-            self._home.watch(*self.parameters())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GossipOptimizer:
         """On the same communicator, with copies of the parameters and of the inner optimizer's state. All ranks make it."""

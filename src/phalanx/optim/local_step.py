@@ -5,41 +5,33 @@
     ...
     opt.average_()                       # before an evaluation, and at the end: the exact mean of all replicas
 
-`LocalSGD` is `DiLoCo` whose outer step has rate 1. docs/slow-networks.md has the papers and the differences.
+In the first `start` steps all ranks average their gradients instead. `LocalSGD` is `DiLoCo` whose outer step has rate 1.
+docs/slow-networks.md has the papers and the differences.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from phalanx.comm.communicator import Communicator
-from phalanx.grad.allreduce import AllReduce
-from phalanx.grad.averager import Averager
 from phalanx.grad.gossip.packet import Packet, mean_packet, real
 from phalanx.grad.gossip.spread import spread
 from phalanx.grad.local import DiLoCo, LocalSGD, level_of
 from phalanx.grad.local.rounds import Rounds
 from phalanx.grad.record import StepRecord
 from phalanx.grad.reducer import TransferTime
-from phalanx.grad.replicas import check_replicas
 from phalanx.grad.unfinished import NothingElse
 from phalanx.grad.wires import PowerSGD, Wire, check_any_wire
+from phalanx.optim.own_replica import OwnReplica
 from phalanx.optim.replica import replica
-from phalanx.optim.unscaling import Unscaling
-from phalanx.optim.wrapped import WrappedOptimizer
 
 
-class LocalOptimizer(WrappedOptimizer):
+class LocalOptimizer(OwnReplica):
     """Made by `create_multi_node_optimizer(..., sync=phalanx.LocalSGD(...))` or `DiLoCo`. A torch optimizer for schedulers."""
-
-    # GradScaler would not call `step` on a rank whose gradients overflowed, and ranks would count differently
-    _step_supports_amp_scaling = True
-    replicas_differ: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -49,7 +41,7 @@ class LocalOptimizer(WrappedOptimizer):
         wire: Wire | None,
         bucket_bytes: int | None,
     ) -> None:
-        super().__init__(optimizer, comm)
+        super().__init__(optimizer, comm, bucket_bytes)
         self.sync = sync
         plan = sync.as_outer_steps() if isinstance(sync, LocalSGD) else sync
         if plan.wire is not None and wire is not None:
@@ -60,43 +52,31 @@ class LocalOptimizer(WrappedOptimizer):
         check_any_wire(self._wire)
         if self._wire is not None and plan.partners == "random":
             raise ValueError(f"wire={self._wire} needs partners='all': one partner gets uncompressed parameters")
-        self._plan, self._bucket_bytes = plan, bucket_bytes
+        self._plan = plan
         self._rounds = Rounds(comm, plan, self._wire)
-        self._home: Averager | None = None
-        if level_of(comm, plan) == "host":
-            home = comm.split(comm.inter_rank)
-            self._home = Averager(*self.parameters(), home, AllReduce(), wire=None, bucket_bytes=bucket_bytes, delayed=False)
-        elif bucket_bytes is not None:
-            raise ValueError(f"bucket_bytes={bucket_bytes}: local steps send parts; only the ranks of a host have groups")
-        self._checked: list[torch.nn.Parameter] = []
-        self._steps = 0
+        acts_as_one = level_of(comm, plan) == "host"
+        if bucket_bytes is not None and not (acts_as_one or plan.start):
+            raise ValueError(
+                f"bucket_bytes={bucket_bytes}: local steps send parts. Groups are for level='host' and the first `start` steps"
+            )
+        self._host = comm.split(comm.inter_rank) if acts_as_one else None
         self._averaged_at = 0  # the step after which `average_` made the replicas equal
+        self._gather()
         if comm.elastic:
             self.following.comm.on_landing(self._land)
 
     # ---- the step ----------------------------------------------------------------------------------------------------------
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update this replica. Once in `every` steps, or more often for a part of it, make an outer step with the others.
-
-        Each rank calls its own `closure`.
-        """
-        if not self.comm.elastic:
-            return self._step(closure)
-        from phalanx.optim.shared_state import elastic_step
-
-        with elastic_step(self):
-            return self._step(closure)
-
     def _step(self, closure: Callable[[], Any] | None) -> Any:
+        if closure is None:
+            self._average_at_home()  # first: a rank that had no backward joins the others here
         self._begin()
-        scaler = Unscaling(self, self.optimizer)
+        scaler = self._unscaling()
         overflowed = False
         if scaler.found is not None and not scaler.is_inner:
             overflowed = bool(scaler.found)
             if not overflowed:
                 scaler.divide([p.grad for p in self._trained() if p.grad is not None])
-        self.synchronize()
         result = None
         if closure is not None:
             result = self.optimizer.step(self._at_home(closure))
@@ -105,18 +85,28 @@ class LocalOptimizer(WrappedOptimizer):
         if self._home is not None:
             self._home.next_step()
         self._steps += 1
-        self._rounds.after(self._steps)
+        if self._steps > self._plan.start:
+            self._rounds.after(self._steps - self._plan.start)
+        self._gather()
         return result
 
+    def _gather(self) -> None:
+        """Let gradients be averaged by those ranks that the next step wants: all, those of a host, or none."""
+        together = self.comm if self._steps < self._plan.start else self._host
+        if together is not self._together:
+            self._average_among(together)
+            self._forget()  # the next step compares the replicas before they part
+
+    def _forget(self) -> None:
+        """There is no outer state yet, and it is not known whether the replicas are equal."""
+        self._rounds, self._checked = Rounds(self.comm, self._plan, self._wire), []
+
     def synchronize(self) -> None:
-        """If the ranks of a host act as one, make every gradient their mean. After any `backward()` it already is."""
-        if self._home is not None:
-            if not self._home.watches(self.parameters()[0]):
-                self._home.watch(*self.parameters())
-            self._home.synchronize()
+        """Make every gradient the mean over the ranks that average in every step. After any `backward()` it already is."""
+        self._average_at_home()
 
     def _at_home(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """The closure. If the ranks of a host act as one, with means over them."""
+        """The closure, with means over the ranks that average in every step, if there are such."""
         if self._home is None:
             return closure
         home = self._home
@@ -132,21 +122,15 @@ class LocalOptimizer(WrappedOptimizer):
 
     def _begin(self) -> None:
         """Compare parameters that were not seen before, on all ranks: later they may differ."""
-        params, names = self.parameters()
-        known = {id(p) for p in self._checked}
-        new = [(p, name) for p, name in zip(params, names) if id(p) not in known]
-        if new:
-            trained = self._trained()
-            self._rounds.begin(trained)
-            outer = self._rounds.optimizer
-            options = [*(repr(getattr(self._plan, name)) for name in COMPARED), str(self._wire)]
-            options += [type(outer).__name__, repr(sorted(outer.defaults.items()))] if outer is not None else []
-            own = [p for p, _ in new], [name for _, name in new], options, self.comm
-            self.comm.as_one(lambda: check_replicas(*own))
-            self._checked = params
 
-    def _trained(self) -> list[torch.nn.Parameter]:
-        return [p for p in self.parameters()[0] if p.requires_grad]
+        def options() -> list[str]:
+            if self._steps >= self._plan.start:
+                self._rounds.begin(self._trained())
+            outer = self._rounds.optimizer
+            own = [*(repr(getattr(self._plan, name)) for name in COMPARED), str(self._wire)]
+            return own if outer is None else [*own, type(outer).__name__, repr(sorted(outer.defaults.items()))]
+
+        self._check_new(options)
 
     # ---- all replicas ----------------------------------------------------------------------------------------------------------
 
@@ -154,11 +138,14 @@ class LocalOptimizer(WrappedOptimizer):
     def average_(self) -> None:
         """Make all replicas equal, bit for bit: parameters, optimizer state and followed statistics become the exact mean.
 
-        Parts in flight arrive first. All ranks call it. It costs an all-reduce of everything.
+        Parts in flight arrive first. All ranks call it. It costs an all-reduce of everything; before the first local step, one of
+        the statistics.
         """
         self._rounds.land_all()
         parameters, state = replica(self.optimizer, self._trained())
         always = [*parameters, *self._rounds.outer_tensors(), *self._statistics]
+        if 0 < self._steps <= self._plan.start:  # all replicas are equal, and their mean would be rounded
+            always, state = self._statistics, []
 
         def means() -> list[tuple[list[torch.Tensor], Packet]]:
             alike = self.comm.allgather_obj([list(x.shape) for x in state])
@@ -201,32 +188,12 @@ class LocalOptimizer(WrappedOptimizer):
 
     @property
     def outer(self) -> torch.optim.Optimizer:
-        """The outer optimizer, for a schedule of its rate. It exists from the first step on."""
+        """The outer optimizer, for a schedule of its rate. It exists from the first local step on."""
         if self._rounds.optimizer is None:
-            raise RuntimeError("opt.outer exists from the first step on: until then parameters may still be loaded or broadcast")
+            raise RuntimeError("opt.outer exists from the first local step on: until then parameters may still change together")
         return self._rounds.optimizer
 
-    @property
-    def steps(self) -> int:
-        """The number of inner steps, the same on every rank."""
-        return self._steps
-
     # ---- as every multi-node optimizer's --------------------------------------------------------------------------------------
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Backward inside only accumulates; outside, too, unless the ranks of a host act as one."""
-        if self._home is None:
-            yield
-        else:
-            with self._home.pause():
-                yield
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch's."""
-        if self._home is not None:
-            self._home.drop()
-        self.optimizer.zero_grad(set_to_none)
 
     @property
     def last_record(self) -> StepRecord | None:
@@ -243,11 +210,6 @@ class LocalOptimizer(WrappedOptimizer):
         """Empty: parts in flight are in `opt.state_dict()`."""
         return NothingElse()
 
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The inner optimizer's groups."""
-        return self.optimizer.param_groups
-
     def state_dict(self) -> dict[str, Any]:
         """The inner optimizer's, readable without Phalanx, plus the state of the outer steps and the parts in flight.
 
@@ -257,25 +219,29 @@ class LocalOptimizer(WrappedOptimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue bit for bit, each rank with its own replica. Load the parameters first."""
-        stands = state_dict.get("local", {"steps": 0, "rounds": {}})
+        stands = state_dict.get("local")
+        if stands and stands["rounds"] and stands["steps"] < self._plan.start:
+            raise ValueError(
+                f"the state has local steps before step {stands['steps']}, so replicas differ, but start={self._plan.start} "
+                f"would average gradients after it: use a start of at most {stands['steps']}"
+            )
         self.optimizer.load_state_dict({key: value for key, value in state_dict.items() if key != "local"})
+        if stands is None:  # the state of the inner optimizer alone
+            return
         self._steps = stands["steps"]
+        self._gather()
         if stands["rounds"]:  # replicas that have trained may differ
             self._rounds.begin(self._trained())
             self._rounds.load_state_dict(stands["rounds"])
             self._checked = self.parameters()[0]
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """All ranks call it. Parts in flight arrive at the next step, and the parameters are cut into parts anew."""
-        self.optimizer.add_param_group(param_group)
-        if self._home is not None:
-            self._home.watch(*self.parameters())
+        else:  # the first local step is still to come
+            self._forget()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LocalOptimizer:
         """On the same communicator, with copies of parameters and of all state. All ranks make it."""
         wire = None if self._plan.wire is not None else self._wire
         twin = LocalOptimizer(copy.deepcopy(self.optimizer, memo), self.comm, self.sync, wire, self._bucket_bytes)
-        if self._rounds.optimizer is not None:
+        if self._steps:
             twin.load_state_dict(copy.deepcopy(self.state_dict()))
         twin._statistics = copy.deepcopy(self._statistics, memo)
         memo[id(self)] = twin
@@ -285,4 +251,4 @@ class LocalOptimizer(WrappedOptimizer):
         return f"LocalOptimizer({self.optimizer!r}, {self.comm!r}, {self.sync!r})"
 
 
-COMPARED = ("every", "fragments", "overlap", "partners", "seed")
+COMPARED = ("every", "fragments", "overlap", "partners", "seed", "start")

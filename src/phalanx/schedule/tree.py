@@ -11,6 +11,9 @@ worlds and is shifted by one rank in odd ones, again as in NCCL.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from .ops import Move, Op, Schedule, Step
 
 
@@ -41,16 +44,39 @@ def tree(n: int, *, pipeline: int | None = None) -> Schedule:
     length = pipeline or max(1, 2 * height)
     ups: list[list[Op]] = [[] for _ in range(2 * height + length - 1)] if n > 1 else []
     downs: list[list[Op]] = [[] for _ in ups]
-    second = [(n - 1 - r) if n % 2 == 0 else (r + 1) % n for r in range(n)]  # the rank at each place of the second tree
-    for half, ranks in enumerate((range(n), second)):
-        for place in range(1, n):
-            rank, parent = ranks[place], ranks[_parent(place, n)]
+    for half, edges in enumerate(tree_edges(n)):
+        for edge in edges:
             for c in range(length):
                 chunk = range(half * length + c, half * length + c + 1)
-                ups[_height(place) + c].append(Move(rank, parent, chunk, reduce=True))
-                downs[height + _depth(place, n) - 1 + c].append(Move(parent, rank, chunk))
+                ups[edge.height + c].append(Move(edge.rank, edge.parent, chunk, reduce=True))
+                downs[height + edge.depth - 1 + c].append(Move(edge.parent, edge.rank, chunk))
     steps = tuple(Step((*up, *down), _label(up, down)) for up, down in zip(ups, downs, strict=True))
     return Schedule(name, n, 2 * length, steps)
+
+
+class Edge(NamedTuple):
+    """A rank of a tree and its parent, with the rank's height above the leaves and its depth below the root."""
+
+    rank: int
+    parent: int
+    height: int
+    depth: int
+
+
+def tree_edges(n: int) -> tuple[list[Edge], list[Edge]]:
+    """The edges of the two trees of `n` ranks, in the order of the places below their roots."""
+    second = [(n - 1 - r) if n % 2 == 0 else (r + 1) % n for r in range(n)]  # the rank at each place of the second tree
+    parents = [0, *(_parent(place, n) for place in range(1, n))]
+    heights = [0, *((place & -place).bit_length() - 1 for place in range(1, n))]
+    depths = [0] * n
+    for height in range((n - 1).bit_length() - 1, -1, -1):  # parents are higher than their children
+        for place in range(1 << height, n, 2 << height):
+            depths[place] = depths[parents[place]] + 1
+
+    def edges(ranks: Sequence[int]) -> list[Edge]:
+        return [Edge(ranks[i], ranks[parents[i]], heights[i], depths[i]) for i in range(1, n)]
+
+    return edges(range(n)), edges(second)
 
 
 def _parent(place: int, n: int) -> int:
@@ -58,17 +84,6 @@ def _parent(place: int, n: int) -> int:
     reach = place & -place  # distance to the parent; children are half as far
     left = place & (2 * reach) or place + reach >= n  # also `left` if the tree is cut off on the right
     return place - reach if left else place + reach
-
-
-def _height(place: int) -> int:
-    return (place & -place).bit_length() - 1
-
-
-def _depth(place: int, n: int) -> int:
-    depth = 0
-    while place:
-        place, depth = _parent(place, n), depth + 1
-    return depth
 
 
 def _label(up: list[Op], down: list[Op]) -> str:

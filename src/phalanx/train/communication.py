@@ -129,6 +129,8 @@ class CommConfig:
                 raise ValueError(f"on_slow={self.on_slow} is for sync=allreduce")
             if self.sync in ("local-sgd", "diloco") and self.local.overlap:
                 raise ValueError("elastic=True does not allow local.overlap: parts under way would be lost with a rank")
+            if self.sync in ("local-sgd", "diloco") and self.local.start:
+                raise ValueError("elastic=True does not allow local.start: leave it out")
             if self.sync == "gossip" and (self.gossip.topology == "hypercube" or self.gossip.patience is not None):
                 raise ValueError("elastic=True does not allow gossip.topology=hypercube or gossip.patience: ranks come and go")
             level = self.gossip.level if self.sync == "gossip" else self.local.level if self.sync != "allreduce" else None

@@ -129,6 +129,10 @@ class RunConfig:
                 "use data.on_bad=error, and data.last=drop or pad"
             )
 
+        if self.comm.sync in ("local-sgd", "diloco") and self.comm.local.start and self.uneven:
+            raise ConfigError(
+                "comm.local.start needs equally many samples on all ranks: use data.on_bad=error, and data.last=drop or pad"
+            )
         if self.comm.elastic and self.model.batchnorm.statistics == "shared":
             raise ConfigError("model.batchnorm.statistics=shared does not go with comm.elastic: ranks may die in a layer")
 

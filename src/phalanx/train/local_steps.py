@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from phalanx.grad.local import DiLoCo, LocalSGD
 from phalanx.train.settings import setting
@@ -28,12 +28,15 @@ class LocalConfig:
         "Let every rank take local steps, or the ranks of a host act as one; none for hosts where several hold several ranks.",
     )
 
+    start: int = setting(0, "Steps in which all ranks average their gradients, before the first local step.")
+
     def __post_init__(self) -> None:
         self.of("diloco")
 
     def of(self, sync: str) -> LocalSGD | DiLoCo:
         """The `sync` argument for the optimizer."""
         if sync == "local-sgd":
-            return LocalSGD(self.every, self.fragments, self.overlap, self.level)
+            return LocalSGD(self.every, self.fragments, self.overlap, self.level, self.start)
         outer = {"lr": self.outer_rate, "momentum": self.outer_momentum, "nesterov": self.outer_nesterov}
-        return DiLoCo(self.every, outer, self.fragments, self.overlap, partners=self.partners, seed=self.seed, level=self.level)
+        draw: dict[str, Any] = {"partners": self.partners, "seed": self.seed}
+        return DiLoCo(self.every, outer, self.fragments, self.overlap, level=self.level, start=self.start, **draw)

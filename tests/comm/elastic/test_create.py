@@ -48,6 +48,7 @@ def test_it_trains(comm):
         ({"sync": phalanx.Gossip(level="host")}, "cannot be split"),
         ({"sync": phalanx.LocalSGD(every=4, level="host")}, "cannot be split"),
         ({"sync": phalanx.DiLoCo(every=4, overlap=True)}, "use overlap=False"),
+        ({"sync": phalanx.DiLoCo(every=4, start=10)}, "leave start out"),
         ({"wire": phalanx.Int8()}, "keeps what it rounded away"),
         ({"sync": phalanx.DiLoCo(every=4, wire=phalanx.Int8())}, "keeps what it rounded away"),
     ],

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from phalanx.comm.elastic import coordinator, head
+from phalanx.comm.elastic import coordinator, head, line
 from phalanx.comm.elastic.agents import AgentKeys, Card, End
 from phalanx.comm.elastic.board import Ready
 from phalanx.comm.elastic.head import Head
@@ -86,3 +86,54 @@ def test_a_signal_ends_a_job_whose_hosts_are_silent(job):
     job.head.signal(15)
     assert job.until_over() == 143
     assert not job.head.deserted
+
+
+def bans_after(job, signs):
+    """How often a host was banned that fell silent once, and then gave this many more signs of life."""
+    (there, silent), last, end = job.hosts, job.count, time.monotonic() + DEADLINE
+    while not any("may have ranks again" in line for line in job.words):
+        job.look([there])
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    for sign in range(1, signs + 1):
+        job.keys.live(silent, last + sign, 0)
+        time.sleep(2 * head.BEAT)
+        job.look([there])
+    until = time.monotonic() + 5 * head.STILL
+    while time.monotonic() < until:
+        job.look([there])
+        time.sleep(0.01)
+    return sum("may have ranks again" in line for line in job.words)
+
+
+@pytest.mark.parametrize("signs", [0, 1])
+def test_one_cut_bans_a_host_once(job, signs):
+    """When a cut heals, TCP delivers the last sign of life of an agent that has given up."""
+    assert bans_after(job, signs) == 1, job.words
+
+
+def test_a_host_that_is_back_can_be_banned_again(job):
+    assert bans_after(job, 2) == 2, job.words
+
+
+def test_an_agent_that_has_given_up_gives_no_more_signs_of_life(board, monkeypatch):
+    """Its ranks may need half a minute to save and end, and the network may work again meanwhile."""
+    monkeypatch.setattr(line, "BEAT", 0.01)
+    keys = AgentKeys(board.another())
+    agent = keys.introduce(Card("node0", "10.0.0.2", 1, 1, "t", "p"))
+    talking = line.Line(AgentKeys(board.another()), agent, lambda: 0, far=False)
+    try:
+        end = time.monotonic() + DEADLINE
+        while (keys.pulse(agent) or (0, 0))[0] < 3:
+            assert time.monotonic() < end
+            assert not talking.lost()
+            time.sleep(0.01)
+        monkeypatch.setattr(line, "LOST", -1.0)
+        assert talking.lost()
+        time.sleep(0.2)  # the one under way
+        last = keys.pulse(agent)
+        talking.post(lambda _: None)
+        time.sleep(0.2)
+        assert keys.pulse(agent) == last
+    finally:
+        talking.close()

@@ -51,7 +51,15 @@ def test_each_time_a_host_waits_longer():
     assert waits[0] == FIRST_WAIT
     assert waits == sorted(waits)
     assert waits[-1] == LONGEST_WAIT
-    assert ban.again(ban.until + FORGOTTEN + 1) == Ban(ban.until + FORGOTTEN + 1 + FIRST_WAIT, 1)
+
+
+def test_a_host_that_was_inside_for_a_while_begins_anew():
+    ban = Ban().again(100.0).again(101.0)
+    back = ban.let_in(150.0)
+    assert back.let_in(155.0) == back  # it has been inside since the first time
+    assert back.again(150.0 + FORGOTTEN) == Ban(150.0 + FORGOTTEN + 4 * FIRST_WAIT, 3)
+    assert back.again(151.0 + FORGOTTEN) == Ban(151.0 + FORGOTTEN + FIRST_WAIT, 1)
+    assert ban.again(300.0) == Ban(300.0 + 4 * FIRST_WAIT, 3)  # it was never inside
 
 
 @pytest.fixture

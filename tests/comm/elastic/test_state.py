@@ -90,3 +90,27 @@ def test_a_flipped_bit_is_noticed(piece):
 def test_what_cannot_travel_is_named():
     with pytest.raises(TypeError, match=r"the state\['model'\]\['hook'\] is a builtins.set"):
         travelled({"model": {"hook": {1, 2}}})
+
+
+def test_a_checksum_sees_flipped_bits_and_what_changed_places():
+    """On lengths around a whole number of rows of words."""
+    row = 8 * state.COLUMNS
+    for length in (0, 1, row - 1, row, row + 1, 3 * row + 5):
+        piece = torch.randint(256, (length,), dtype=torch.uint8, generator=torch.Generator().manual_seed(length))
+        before = state._checksum(piece)
+        assert before == state._checksum(piece.clone())
+        for at in {0, 7, length // 2, length - 1} & set(range(length)):
+            for bit in range(8):
+                piece[at] ^= 1 << bit
+                assert state._checksum(piece) != before
+                piece[at] ^= 1 << bit
+        if length > 16:
+            assert state._checksum(piece.roll(8)) != before
+        if length > 2 * row:
+            swapped = torch.cat([piece[row : 2 * row], piece[:row], piece[2 * row :]])
+            assert state._checksum(swapped) != before
+            for at in (7, row - 1):  # the highest bits of two words of a column: their sum does not change
+                for bit in (1 << 7, 1 << 3):
+                    piece[[at, at + row]] ^= bit
+                    assert state._checksum(piece) != before
+                    piece[[at, at + row]] ^= bit

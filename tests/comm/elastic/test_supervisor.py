@@ -16,7 +16,7 @@ from phalanx.comm.elastic.agents import End
 from phalanx.comm.elastic.children import Children
 from phalanx.comm.elastic.door import Door
 from phalanx.comm.elastic.head import TOO_FEW, Head
-from phalanx.comm.elastic.supervisor import Supervisor, _Host
+from phalanx.comm.elastic.supervisor import Supervisor, _Host, pause_after
 
 
 class Line:
@@ -144,3 +144,11 @@ def test_the_meeting_point_opens_again_if_all_ranks_fell_silent(door, monkeypatc
     words = capfd.readouterr().err
     assert "0 of 2 hosts have come within 0.1 s" in words
     assert "returns to" not in words
+
+
+def test_the_pause_before_coming_back_doubles_only_while_cuts_follow_each_other():
+    pauses, pause = [], 0.0
+    for inside in (60.0, 6.0, 6.0, 6.0, 6.0, 6.0, 6.0, 60.0, 15.0, 15.1):
+        pause = pause_after(pause, inside)
+        pauses.append(pause)
+    assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 1.0, 2.0, 1.0]

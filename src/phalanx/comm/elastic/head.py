@@ -124,7 +124,10 @@ class Head:
 
     def _listen(self, now: float) -> None:
         for agent, host in self.agents.items():
-            if (pulse := self._keys.pulse(agent)) is not None and pulse[0] != host.count:
+            # When a cut heals, TCP delivers the sign of life that was under way, though the agent may have given up. An agent
+            # that has given up gives no other, and one that has not gives the next: two of them prove that it is still there.
+            news = 2 if host.lost else 1
+            if (pulse := self._keys.pulse(agent)) is not None and pulse[0] >= host.count + news:
                 host.count, host.budget = pulse
                 host.heard, host.lost = now, False
 
@@ -206,6 +209,7 @@ class Head:
             return False
         others = {other for other, host in self.agents.items() if other != agent and self._members.intersection(host.members)}
         if self._probing.reaches(agent, others, now):
+            self._bans[self.agents[agent].card.name] = ban.let_in(now)
             return True
         self._curious = True
         return False

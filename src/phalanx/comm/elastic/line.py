@@ -27,6 +27,7 @@ class Line:
         self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
         self._answered = self._looked = time.monotonic()
         self._broken = ""
+        self._given_up = False  # the agent has learned that the board is lost, and will come back as another one
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._talk, name="phalanx-line", daemon=True)
         self._thread.start()
@@ -42,13 +43,15 @@ class Line:
         return found
 
     def lost(self) -> str:
-        """Why the board cannot be reached; empty while it can."""
+        """Why the board cannot be reached; empty while it can. Once it is not empty, the agent gives no more signs of life."""
         now = time.monotonic()
         if now - self._looked > ASLEEP:  # this process was stopped: the board may have answered meanwhile
             self._answered = now
         self._looked = now
         silent = now - self._answered
-        return self._broken or (f"has not answered for {silent:.1f} s" if silent > LOST else "")
+        why = self._broken or (f"has not answered for {silent:.1f} s" if silent > LOST else "")
+        self._given_up = self._given_up or bool(why)
+        return why
 
     def close(self) -> None:
         """Send what was posted, if the board still answers."""
@@ -65,7 +68,7 @@ class Line:
             while not (self._over.is_set() and self._posted.empty()):
                 with contextlib.suppress(queue.Empty):
                     self._posted.get(timeout=self._pause)(self._keys)
-                if (now := time.monotonic()) - beaten >= BEAT:
+                if not self._given_up and (now := time.monotonic()) - beaten >= BEAT:
                     beaten, count = now, count + 1
                     self._keys.live(self._agent, count, self._budget())
                 while (order := self._keys.order_at(read)) is not None:

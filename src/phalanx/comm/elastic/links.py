@@ -11,7 +11,7 @@ again, twice as long each time if it soon fails again.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 FIRST_WAIT, LONGEST_WAIT = 5.0, 60.0  # seconds outside after a link failed
 FORGOTTEN = 10.0  # seconds inside without a failure after which the next one counts as the first
@@ -42,11 +42,16 @@ def to_give_up(links: frozenset[Link], ranks: Mapping[int, int], keeper: int) ->
 
 @dataclass(frozen=True, slots=True)
 class Ban:
-    """How long a host waits outside, and how often it had to."""
+    """How long a host waits outside, how often it had to, and since when it has been inside again."""
 
     until: float = 0.0
     times: int = 0
+    inside: float | None = None
+
+    def let_in(self, now: float) -> Ban:
+        return self if self.inside is not None else replace(self, inside=now)
 
     def again(self, now: float) -> Ban:
-        times = self.times if now - self.until < FORGOTTEN else 0
+        calm = self.inside is not None and now - self.inside > FORGOTTEN
+        times = 0 if calm else self.times
         return Ban(now + min(LONGEST_WAIT, FIRST_WAIT * 2.0**times), times + 1)

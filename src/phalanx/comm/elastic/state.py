@@ -24,6 +24,7 @@ from phalanx.comm.failure import CommunicationError
 
 TAG = 0x5747  # of the messages that carry a state
 PIECE = 16 << 20  # bytes of a message
+COLUMNS = 509  # of words that a checksum adds up; a prime, so that tensors of equal size are not in equal columns
 
 
 class StateDamagedError(CommunicationError):
@@ -99,7 +100,17 @@ def _fill(parts: Sequence[torch.Tensor], next_piece: Callable[[], torch.Tensor])
 
 
 def _checksum(piece: torch.Tensor) -> int:
-    return zlib.crc32(piece.numpy().data)
+    """Sees one or two flipped bits anywhere, and two words or rows that changed places.
+
+    Words stand in rows of COLUMNS. It is a CRC of the sums of all columns and of all rows, and of the last bytes. A CRC of all
+    bytes would take a tenth of the time that the others wait.
+    """
+    whole = len(piece) // (8 * COLUMNS) * (8 * COLUMNS)
+    words = piece[:whole].view(torch.int64).view(-1, COLUMNS)
+    found = zlib.crc32(piece[whole:].numpy().data)
+    for sums in (words.sum(dim=0), words.sum(dim=1)):
+        found = zlib.crc32(sums.numpy().data, found)
+    return found
 
 
 class _Tensors:

@@ -32,11 +32,13 @@ from phalanx.comm.bounded import bounded
 from phalanx.comm.elastic.agents import AgentKeys, Card, Order
 from phalanx.comm.elastic.board import Board, MeetingPoint, wait_until
 from phalanx.comm.elastic.children import Children, environment
+from phalanx.comm.elastic.coordinator import LOST
 from phalanx.comm.elastic.door import Door, enter
 from phalanx.comm.elastic.echo import Echo
 from phalanx.comm.elastic.guard import FENCED
 from phalanx.comm.elastic.head import GRACE, Head
 from phalanx.comm.elastic.line import Line
+from phalanx.comm.elastic.links import FORGOTTEN
 from phalanx.comm.elastic.quorum import Rule
 from phalanx.comm.elastic.spares import Spares
 from phalanx.comm.ending import say_last
@@ -46,7 +48,7 @@ from phalanx.comm.start import handling
 LOOK = 0.02  # seconds between two looks at the ranks
 NO_MEETING = 69  # the exit code of an agent that cannot reach the meeting point: EX_UNAVAILABLE of sysexits.h
 WAIT = 300.0  # seconds to wait for other hosts, by default
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds before an agent comes back, after it was cut off; twice as long each time
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds before an agent comes back, after it was cut off
 
 
 @dataclass
@@ -69,7 +71,7 @@ class Supervisor:
         secret = secrets.token_hex(32) if self.door.one_host else os.environ[SECRET]
         os.environ[SECRET] = secret
         heard: list[int] = []
-        pause = FIRST_PAUSE
+        pause = 0.0
         with handling(heard):
             while True:
                 try:
@@ -90,12 +92,21 @@ class Supervisor:
                     return code
                 if store is None and not heard:
                     say_last(f"returns to {self.door} with new ranks, if it answers within {self.wait:g} s")
+                    pause = pause_after(pause, host.inside)
                     wait_until(lambda: heard or None, pause, LOOK)  # `time.sleep(pause)` would continue after Ctrl-C
-                    pause = min(2 * pause, LONGEST_PAUSE)
                 if heard:
                     return 128 + heard[0]
                 del host, store  # the last references, but for cycles, to the store: its port is free for the next job
                 gc.collect()
+
+
+def pause_after(last: float, inside: float) -> float:
+    """Seconds that an agent waits before it comes back. `inside`: how long it was in the job. `last`: its pause before that.
+
+    Twice as long each time, so that an agent that fails at once does not try all the time. After a calm time it begins anew.
+    """
+    calm = inside > FORGOTTEN + LOST  # it takes LOST seconds to notice the cut
+    return FIRST_PAUSE if calm else min(max(2 * last, FIRST_PAUSE), LONGEST_PAUSE)
 
 
 class _Host:
@@ -113,6 +124,8 @@ class _Host:
         self._granted: queue.SimpleQueue[int] = queue.SimpleQueue()  # numbers for them, from the thread of the line
         self._until = float("inf")
         self._ending: int | None = None  # the exit code of this agent, if a signal ends it
+        self._came = time.monotonic()
+        self.inside = 0.0  # seconds in the job, without those in which its ranks stopped
 
     def run(self) -> int | None:
         """The exit code of the job; None if this agent has to begin again, with new ranks."""
@@ -181,6 +194,7 @@ class _Host:
                 return code
             if head is not None and head.deserted:
                 return None
+            self.inside = time.monotonic() - self._came
             if head is None and (why := self._line.lost()):
                 self._stop(f"the meeting point {self._order.door} {why}: the ranks of this host stop")
                 return None

@@ -32,6 +32,7 @@ class LocalSGD:
             is sent, at most 5. What a rank did meanwhile is kept. False waits in `step`.
         level: `"rank"`, or `"host"`: the ranks of a host average their gradients in every step, as with `AllReduce`. None is
             `"host"` where several hosts hold several ranks.
+        start: Average the gradients of all ranks in the first `start` steps, as `AllReduce` does. Local steps come after them.
 
     Raises:
         ValueError: If an option makes no sense.
@@ -47,13 +48,14 @@ class LocalSGD:
     fragments: int = 1
     overlap: bool | int = False
     level: Literal["rank", "host"] | None = None
+    start: int = 0
 
     def __post_init__(self) -> None:
         _check("LocalSGD", self)
 
     def as_outer_steps(self) -> DiLoCo:
         """Its average is an outer step with rate 1 and no momentum."""
-        return DiLoCo(self.every, {"lr": 1.0}, self.fragments, self.overlap, level=self.level)
+        return DiLoCo(self.every, {"lr": 1.0}, self.fragments, self.overlap, level=self.level, start=self.start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,7 @@ class DiLoCo:
         seed: Seeds the draw of partners. All ranks pass the same.
         level: `"rank"`, or `"host"`: the ranks of a host average their gradients in every step, as with `AllReduce`. None is
             `"host"` where several hosts hold several ranks, unless partners are random.
+        start: Average the gradients of all ranks in the first `start` steps, as `AllReduce` does. Local steps come after them.
 
     Raises:
         ValueError: If an option makes no sense.
@@ -98,6 +101,7 @@ class DiLoCo:
     partners: Literal["all", "random"] = "all"
     seed: int = 0
     level: Literal["rank", "host"] | None = None
+    start: int = 0
 
     def __post_init__(self) -> None:
         _check("DiLoCo", self)
@@ -146,12 +150,12 @@ def _like(model: torch.optim.Optimizer, params: list[torch.nn.Parameter]) -> tor
 
 
 def _check(name: str, sync: LocalSGD | DiLoCo) -> None:
-    for option in ("every", "fragments"):
+    for option, least in (("every", 1), ("fragments", 1), ("start", 0)):
         value = getattr(sync, option)
         if not isinstance(value, int) or isinstance(value, bool):
             raise TypeError(f"{name}({option}={value!r}): a whole number")
-        if value < 1:
-            raise ValueError(f"{name}({option}={value}): at least 1")
+        if value < least:
+            raise ValueError(f"{name}({option}={value}): at least {least}")
     if sync.fragments > sync.every:
         raise ValueError(f"{name}(every={sync.every}, fragments={sync.fragments}): at most one part leaves in a step")
     if not isinstance(sync.overlap, int) or not 0 <= sync.overlap <= sync.every:

@@ -9,13 +9,13 @@ finite = carrier.arrive(flat)    # now `flat` is the mean over the ranks, the sa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 
 from phalanx.comm.communicator import Communicator
 from phalanx.comm.pending import Pending
-from phalanx.grad.wire import carries
+from phalanx.grad.wire import SumOp, carries
 from phalanx.grad.wires import Int8, PowerSGD, Wire
 from phalanx.grad.wires.halves import Halves
 
@@ -25,7 +25,7 @@ class Carrier(Protocol):
 
     keeps_flags: bool  # whether a 1 among the gradients arrives as something other than 0
 
-    def leave(self, x: torch.Tensor, op: Literal["sum", "mean"], *, label: str) -> Pending:
+    def leave(self, x: torch.Tensor, op: SumOp, *, label: str) -> Pending:
         """Start to sum or average `x` over the ranks. Don't touch `x` until `arrive`."""
 
     def arrive(self, x: torch.Tensor) -> torch.Tensor:

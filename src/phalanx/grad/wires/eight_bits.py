@@ -8,7 +8,6 @@ place, so nothing is lost, only delayed. If groups are sent twice in one step, t
 from __future__ import annotations
 
 import hashlib
-from typing import Literal
 
 import torch
 
@@ -16,6 +15,7 @@ from phalanx.comm.block_code import Coder
 from phalanx.comm.communicator import Communicator
 from phalanx.comm.compound import Turn
 from phalanx.comm.pending import Pending
+from phalanx.grad.wire import SumOp
 from phalanx.grad.wires import Int8
 
 
@@ -30,7 +30,7 @@ class EightBits:
         self._turn = 0  # how often the group was sent
         self._finite = torch.ones((), dtype=torch.bool, device=flat.device)
 
-    def leave(self, x: torch.Tensor, op: Literal["sum", "mean"], *, label: str) -> Pending:
+    def leave(self, x: torch.Tensor, op: SumOp, *, label: str) -> Pending:
         self._turn += 1
         factor = 1 / self._comm.size if op == "mean" else 1.0
         coder = Coder(self._wire.code, self._error, key=self._key() if self._wire.code.stochastic else 0, factor=factor)

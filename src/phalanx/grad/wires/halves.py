@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 
 from phalanx.comm.communicator import Communicator
 from phalanx.comm.pending import Pending
-from phalanx.grad.wire import pack, unpack
+from phalanx.grad.wire import SumOp, pack, unpack
 
 
 class Halves:
@@ -19,7 +17,7 @@ class Halves:
     def __init__(self, comm: Communicator, wire: torch.Tensor) -> None:
         self._comm, self._wire = comm, wire
 
-    def leave(self, x: torch.Tensor, op: Literal["sum", "mean"], *, label: str) -> Pending:
+    def leave(self, x: torch.Tensor, op: SumOp, *, label: str) -> Pending:
         return self._comm.all_reduce_async(pack(x, self._wire, 1 / self._comm.size if op == "mean" else 1.0), "sum", label=label)
 
     def arrive(self, x: torch.Tensor) -> torch.Tensor:

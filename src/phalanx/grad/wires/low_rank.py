@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
 from phalanx.comm.communicator import Communicator
 from phalanx.comm.compound import Turn
 from phalanx.comm.pending import Pending
+from phalanx.grad.wire import SumOp
 from phalanx.grad.wires import PowerSGD
 
 SAVES = 2  # a matrix is compressed if that makes it less than 1 / SAVES as long, as in torch's hook
@@ -60,7 +60,7 @@ class LowRank:
         self._turn = 0  # how often the group was sent
         self._finite = torch.ones((), dtype=torch.bool, device=flat.device)
 
-    def leave(self, x: torch.Tensor, op: Literal["sum", "mean"], *, label: str) -> Pending:
+    def leave(self, x: torch.Tensor, op: SumOp, *, label: str) -> Pending:
         self._turn += 1
         mean = op == "mean"
         compressed = self._turn > self._wire.start and bool(self._matrices)
@@ -80,29 +80,47 @@ class LowRank:
         """Sum or average over the ranks, in place. Return whether the whole result is finite."""
         size, wanted, errors = self._comm.size, self._matrices_in(flat), self._matrices_in(self._error)
         vectors, before = self._p[self._p.numel() - sum(map(len, self._plain)) :], self._q.clone()
-        for own, error, p, q in zip(wanted, errors, self._ps, self._qs):
-            torch.mm(own.add_(error), q, out=p)
+        added = self._add_to_errors(wanted, errors)
+        for fine, full, p, q in zip(added, errors, self._ps, self._qs):
+            torch.mm(full, q, out=p)
+            if not fine:
+                p.fill_(float("nan"))  # on all ranks, after the sum
         for place, part in zip(self._plain, vectors.split([len(place) for place in self._plain])):
             part.copy_(flat[place.start : place.stop])
         turn.add_up(self._p)
         self._orthogonalise()
-        for own, p, q in zip(wanted, self._ps, self._qs):
-            torch.mm(own.t(), p, out=q)
+        for full, p, q in zip(errors, self._ps, self._qs):
+            q.copy_(torch.mm(p.t(), full).t())  # on a CPU twice as fast as full.t() @ p
         turn.add_up(self._q)
         self._q.div_(size)
         # the same on all ranks, because it depends on what was received and not on what a rank sent
         sound = [bool(torch.isfinite(p.sum() + q.sum())) for p, q in zip(self._ps, self._qs)]
-        for fine, own, error, p, q in zip(sound, wanted, errors, self._ps, self._qs):
+        for fine, mine, own, error, p, q in zip(sound, added, wanted, errors, self._ps, self._qs):
             if fine:
-                torch.addmm(own, p, q.t(), alpha=-1.0, out=error)
+                error.addmm_(p, q.t(), alpha=-1.0)
                 torch.mm(p, q.t() if mean else q.t() * size, out=own)
             else:
+                if mine:
+                    error.sub_(own)  # as it was, but for rounding
                 own.fill_(float("nan"))
         self._repair_directions(before, sound)
         finite = _share(vectors, size if mean else 1)
         for place, part in zip(self._plain, vectors.split([len(place) for place in self._plain])):
             flat[place.start : place.stop] = part
         return finite & all(sound)
+
+    def _add_to_errors(self, wanted: list[torch.Tensor], errors: list[torch.Tensor]) -> list[bool]:
+        """Add every gradient to its error, unless it is not finite. Return to which it was added.
+
+        The error has the memory for the sum, because the gradient's will get the result.
+        """
+        if not wanted:
+            return []
+        finite: list[bool] = torch.isfinite(torch.stack([own.sum() for own in wanted])).tolist()
+        for fine, own, error in zip(finite, wanted, errors):
+            if fine:
+                error.add_(own)
+        return finite
 
     def _matrices_in(self, flat: torch.Tensor) -> list[torch.Tensor]:
         return [flat[m.place.start : m.place.stop].view(m.rows, m.columns) for m in self._matrices]
