@@ -26,7 +26,7 @@ from phalanx.comm.signed import SIGNATURE, SignedStore, Signer, peek
 from phalanx.comm.store import Store
 
 FIRST_LOOK, LOOK = 0.005, 0.05  # seconds between two polls, at first and later
-STRANGE = 1.0  # seconds that rank 0 has to repair a description that a stranger overwrote
+STRANGE = 3.0  # seconds that rank 0 has to repair a description that a stranger overwrote; it may not have a core for one
 LONGEST = 4096  # maximum bytes of a job's description
 REMEDY = "another job meets there: choose another MASTER_PORT"
 
