@@ -74,4 +74,9 @@ struct Arguments {
     }
 };
 
+// A function with METH_FASTCALL in the type that PyMethodDef has for all functions.
+inline PyCFunction fast(PyObject* (*call)(PyObject*, PyObject* const*, Py_ssize_t)) {
+    return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)(void)>(call));
+}
+
 }  // namespace phalanx

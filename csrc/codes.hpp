@@ -1,4 +1,5 @@
-// 8-bit codes of float32 for Python. The arithmetic is in kernels.hpp; src/phalanx/comm/block_code.py defines the format.
+// What compresses gradients, for Python. The arithmetic is in kernels.hpp; src/phalanx/comm/block_code.py defines the format of
+// 8-bit codes, src/phalanx/grad/wires/low_rank.py that of thin matrices.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -6,6 +7,8 @@
 
 namespace phalanx {
 
-extern PyMethodDef code_methods[];  // ends with an empty entry
+// each ends with an empty entry
+extern PyMethodDef code_methods[];
+extern PyMethodDef low_rank_methods[];
 
 }  // namespace phalanx

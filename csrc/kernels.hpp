@@ -74,6 +74,15 @@ using Encode = void (*)(const float* x, float* error, char* out, std::size_t cou
 using AddCodes = void (*)(const char* const* source, int sources, float* x, std::size_t count, std::size_t block);
 using Decode = void (*)(const char* code, float* x, std::size_t count, std::size_t block, float factor);
 
+// A matrix M of rows x columns, and its two thin ones: P of rows x rank, Q of rank x columns. All are stored row by row.
+struct Shape {
+    std::size_t rows, columns, rank;
+};
+// M = M - P Q + x, then P = M Q'. Without an x nothing is added.
+using Advance = void (*)(const float* x, float* m, float* p, const float* q, const Shape& shape);
+// x = factor * P Q, with the same bits for every instruction set.
+using Expand = void (*)(const float* p, const float* q, float* x, const Shape& shape, float factor);
+
 struct Kernels {
     const char* name;
     Reduce reduce[types][ops];
@@ -86,6 +95,8 @@ struct Kernels {
     Encode encode;
     AddCodes add_codes;
     Decode decode;
+    Advance advance;
+    Expand expand;
 };
 
 const Kernels& kernels();            // the best for this processor, or the chosen ones

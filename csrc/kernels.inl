@@ -191,6 +191,7 @@ void reduce_elements(void* const* dst, int targets, const void* const* src, int 
 #include "update.inl"
 #include "adam.inl"
 #include "codes.inl"
+#include "low_rank.inl"
 
 constexpr std::size_t copy_step = group * PHALANX_REGISTER;
 
@@ -254,6 +255,8 @@ const Kernels table = {
     encode,
     add_codes,
     decode,
+    advance,
+    expand,
 };
 
 #undef ROW

@@ -79,8 +79,7 @@ PyMethodDef module_methods[] = {
     {"choose_kernels", module_choose_kernels, METH_O, "(name) -> whether this processor has them; for tests and comparisons"},
     {"third_bytes", module_third_bytes, METH_O, "(ranks) -> bytes of one piece of a long tensor that passes through the stage"},
     {"whole_bytes", module_whole_bytes, METH_O, "(ranks) -> bytes up to which a tensor is all-reduced through the stage in one piece"},
-    {"lars_step", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)(void)>(module_lars_step)), METH_FASTCALL,
-     "(tensors, rows, count): one step of tensors of this process"},
+    {"lars_step", fast(module_lars_step), METH_FASTCALL, "(tensors, rows, count): one step of tensors of this process"},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -101,7 +100,7 @@ bool add_names(PyObject* module, const char* name, const char* const (&names)[n]
 PyMODINIT_FUNC PyInit__native() {
     PyObject* module = PyModule_Create(&definition);
     if (module == nullptr) return nullptr;
-    if (PyModule_AddFunctions(module, code_methods) < 0) return nullptr;
+    if (PyModule_AddFunctions(module, code_methods) < 0 || PyModule_AddFunctions(module, low_rank_methods) < 0) return nullptr;
     PyObject* arena = make_arena_type();
     PyObject* team = make_team_type();
     // the layout of the control segment: ranks that run different builds must not share one

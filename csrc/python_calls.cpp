@@ -185,7 +185,7 @@ PyObject* team_failure(PyObject* object, PyObject*) {
 
 }  // namespace
 
-#define FAST(name) reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)(void)>(team_##name)), METH_FASTCALL
+#define FAST(name) fast(team_##name), METH_FASTCALL
 
 PyMethodDef team_methods[] = {
     {"meet", team_meet, METH_NOARGS, "All ranks have mapped the control segment: forget its place, watch the processes."},

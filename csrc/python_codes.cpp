@@ -66,10 +66,6 @@ PyObject* decode_blocks(PyObject*, PyObject* const* values, Py_ssize_t n) {
     Py_RETURN_NONE;
 }
 
-PyCFunction fast(PyObject* (*call)(PyObject*, PyObject* const*, Py_ssize_t)) {
-    return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)(void)>(call));
-}
-
 }  // namespace
 
 PyMethodDef code_methods[] = {

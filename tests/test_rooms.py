@@ -32,7 +32,7 @@ ROOMS = {
         "launch": ("mpi4py",),
     },  # an mpirun over hosts tells no address
     "backend": {"": ("phalanx.comm", "phalanx.native", "phalanx.schedule", "torch")},
-    "grad": {"": ("phalanx.comm", "torch"), "partners": ("phalanx.schedule",)},
+    "grad": {"": ("phalanx.comm", "torch"), "partners": ("phalanx.schedule",), "low_rank": ("phalanx.native",)},
     "optim": {
         "": ("torch",),
         "lars": ("phalanx.native",),

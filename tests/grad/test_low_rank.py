@@ -161,6 +161,43 @@ def test_what_is_not_finite_is_seen_on_all_ranks_and_forgotten(bad, at):
     assert phalanx.run_local(3, run) == [[(True, True), (False, False), (True, True), (True, True)]] * 3
 
 
+@pytest.mark.parametrize("native", ["1", "0"])
+def test_what_has_not_arrived_is_in_the_errors(native, monkeypatch):
+    """Over steps with zeros, with a column that is always zero, and with NaN, which counts for nothing."""
+    monkeypatch.setenv("PHALANX_NATIVE", native)
+    place, dead = range(ROWS * COLUMNS), 11
+
+    def run(comm):
+        carrier = carrier_of(phalanx.PowerSGD(rank=RANK), comm, torch.empty(LENGTH), shapes=SHAPES)
+        sent = torch.zeros(ROWS, COLUMNS, dtype=torch.float64)
+        arrived, owed = sent.clone(), []
+        for step in range(9):
+            x = torch.zeros(LENGTH) if step in (1, 4, 5) else gradients(comm.rank, step)
+            matrix = x[: len(place)].view(ROWS, COLUMNS)
+            matrix[:, dead] = 0
+            own = matrix.double()
+            if step == 3 and comm.rank == 1:
+                x[7] = float("nan")
+            if step == 6:  # what a checkpoint would hold
+                kept = carrier.state(place)
+                carrier = carrier_of(phalanx.PowerSGD(rank=RANK, seed=5), comm, torch.empty(LENGTH), shapes=SHAPES)
+                carrier.load(place, kept)
+            carrier.leave(x, "mean", label=f"{step}").wait()
+            if bool(carrier.arrive(x)):
+                sent += own
+                arrived += matrix.double()
+            owed.append(carrier.state(place)["error"].double().view(ROWS, COLUMNS))
+        return sent, arrived, owed
+
+    every = phalanx.run_local(3, run)
+    mean = sum(sent for sent, _, _ in every) / 3
+    for _, arrived, owed in every:
+        assert torch.allclose(arrived + sum(own[-1] for _, _, own in every) / 3, mean, atol=1e-4)
+        assert torch.allclose(owed[3], owed[2], atol=1e-5)  # NaN leaves them as they were
+        assert float(owed[-1].abs().max()) > 0.1
+        assert float(owed[-1][:, dead].abs().max()) < 1e-6
+
+
 def test_what_is_short_already_travels_as_it_is():
     assert matrix_of(range(100 * 100), 100, 4) is not None
     assert matrix_of(range(100), 1, 4) is None

@@ -1,4 +1,4 @@
-"""A carrier of low-rank gradients: a matrix M is sent as two thin ones, P = M Q and Q = M' P, of `rank` columns each.
+"""A carrier of low-rank gradients: a matrix M is sent as two thin ones, P = M Q' and Q = P' M, with `rank` columns and rows.
 
 Paper: Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization", arXiv
 1905.13727: one step of subspace iteration per gradient, which starts with the Q of the previous step (warm start), and error
@@ -7,7 +7,9 @@ feedback.
 Differences from the paper, and from torch's hook based on it: P is sent in one message with the vectors and small matrices that
 are not compressed, and Q in a second one. Both are one operation of the issuing thread, so a group overlaps with backward.
 Gradients may be weighted: the error that a rank keeps is its own M less an equal share of the result. A matrix that is not finite
-leaves Q and the error unchanged. A column of Q that has become zero is replaced, because it would stay zero.
+leaves Q and the error unchanged. A row of Q that has become zero is replaced, because it would stay zero.
+
+The error M - P Q is not computed until the next gradient is added to it. So one pass over memory does both, and multiplies by Q.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from phalanx.comm.compound import Turn
 from phalanx.comm.pending import Pending
 from phalanx.grad.wire import SumOp
 from phalanx.grad.wires import PowerSGD
+from phalanx.native import low_rank
 
 SAVES = 2  # a matrix is compressed if that makes it less than 1 / SAVES as long, as in torch's hook
 EPSILON = 1e-8  # added to the length of a column, so that columns of a zero gradient stay zero
@@ -51,9 +54,9 @@ class LowRank:
         self._plain = [place for place in sorted(shapes, key=lambda place: place.start) if place not in taken]
         self._p = flat.new_zeros(sum(m.rows * m.rank for m in self._matrices) + sum(map(len, self._plain)))
         self._q = flat.new_zeros(sum(m.columns * m.rank for m in self._matrices))
-        self._error = torch.zeros_like(flat)
+        self._m = torch.zeros_like(flat)  # what was compressed in the last exchange
         self._ps = _cut(self._p, [(m.rows, m.rank) for m in self._matrices])
-        self._qs = _cut(self._q, [(m.columns, m.rank) for m in self._matrices])
+        self._qs = self._cut_q(self._q)
         self._fresh = _random(self._qs, wire.seed)
         for q, fresh in zip(self._qs, self._fresh):
             q.copy_(fresh)
@@ -78,49 +81,41 @@ class LowRank:
 
     def _reduce(self, flat: torch.Tensor, turn: Turn, *, mean: bool) -> torch.Tensor:
         """Sum or average over the ranks, in place. Return whether the whole result is finite."""
-        size, wanted, errors = self._comm.size, self._matrices_in(flat), self._matrices_in(self._error)
+        size, wanted, sums = self._comm.size, self._matrices_in(flat), self._matrices_in(self._m)
         vectors, before = self._p[self._p.numel() - sum(map(len, self._plain)) :], self._q.clone()
-        added = self._add_to_errors(wanted, errors)
-        for fine, full, p, q in zip(added, errors, self._ps, self._qs):
-            torch.mm(full, q, out=p)
+        added = self._finite_ones(wanted)
+        for fine, own, m, p, q in zip(added, wanted, sums, self._ps, self._qs):
+            low_rank.advance(own if fine else None, m, p, q)
             if not fine:
                 p.fill_(float("nan"))  # on all ranks, after the sum
         for place, part in zip(self._plain, vectors.split([len(place) for place in self._plain])):
             part.copy_(flat[place.start : place.stop])
         turn.add_up(self._p)
         self._orthogonalise()
-        for full, p, q in zip(errors, self._ps, self._qs):
-            q.copy_(torch.mm(p.t(), full).t())  # on a CPU twice as fast as full.t() @ p
+        for m, p, q in zip(sums, self._ps, self._qs):
+            torch.mm(p.t(), m, out=q)
         turn.add_up(self._q)
         self._q.div_(size)
         # the same on all ranks, because it depends on what was received and not on what a rank sent
         sound = [bool(torch.isfinite(p.sum() + q.sum())) for p, q in zip(self._ps, self._qs)]
-        for fine, mine, own, error, p, q in zip(sound, added, wanted, errors, self._ps, self._qs):
+        for fine, mine, own, m, p, q in zip(sound, added, wanted, sums, self._ps, self._qs):
             if fine:
-                error.addmm_(p, q.t(), alpha=-1.0)
-                torch.mm(p, q.t() if mean else q.t() * size, out=own)
+                low_rank.expand(p, q, own, 1.0 if mean else float(size))
             else:
                 if mine:
-                    error.sub_(own)  # as it was, but for rounding
+                    m.sub_(own)  # the error as it was, but for rounding
                 own.fill_(float("nan"))
+                p.zero_()
         self._repair_directions(before, sound)
         finite = _share(vectors, size if mean else 1)
         for place, part in zip(self._plain, vectors.split([len(place) for place in self._plain])):
             flat[place.start : place.stop] = part
         return finite & all(sound)
 
-    def _add_to_errors(self, wanted: list[torch.Tensor], errors: list[torch.Tensor]) -> list[bool]:
-        """Add every gradient to its error, unless it is not finite. Return to which it was added.
-
-        The error has the memory for the sum, because the gradient's will get the result.
-        """
-        if not wanted:
-            return []
-        finite: list[bool] = torch.isfinite(torch.stack([own.sum() for own in wanted])).tolist()
-        for fine, own, error in zip(finite, wanted, errors):
-            if fine:
-                error.add_(own)
-        return finite
+    def _finite_ones(self, wanted: list[torch.Tensor]) -> list[bool]:
+        """Return which gradients are finite. The others are not added to their errors."""
+        found: list[bool] = torch.isfinite(torch.stack([own.sum() for own in wanted])).tolist()
+        return found
 
     def _matrices_in(self, flat: torch.Tensor) -> list[torch.Tensor]:
         return [flat[m.place.start : m.place.stop].view(m.rows, m.columns) for m in self._matrices]
@@ -138,31 +133,43 @@ class LowRank:
                 p.copy_(own)
 
     def _repair_directions(self, before: torch.Tensor, sound: Sequence[bool]) -> None:
-        """Restore the previous Q where the new one is not finite, and replace columns of zeros."""
-        olds = _cut(before, [(m.columns, m.rank) for m in self._matrices])
-        for fine, q, old, fresh in zip(sound, self._qs, olds, self._fresh):
+        """Restore the previous Q where the new one is not finite, and replace rows of zeros."""
+        for fine, q, old in zip(sound, self._qs, self._cut_q(before)):
             if not fine:
                 q.copy_(old)
-            q.copy_(torch.where(q.abs().amax(0) == 0, fresh, q))
+        if bool((self._q == 0).any()):
+            for p, q, fresh in zip(self._ps, self._qs, self._fresh):
+                dead = q.abs().amax(1) == 0
+                q.copy_(torch.where(dead[:, None], fresh, q))
+                p.masked_fill_(dead, 0)  # the error is still M - P Q
 
     def arrive(self, x: torch.Tensor) -> torch.Tensor:
         return self._finite
 
     def state(self, place: range) -> dict[str, torch.Tensor]:
         kept = {"turn": torch.tensor(self._turn)}
-        for m, q in zip(self._matrices, self._qs):
-            if m.place == place:
-                kept |= {"error": self._error[place.start : place.stop].clone(), "q": q.clone()}
+        for own, m, p, q in zip(self._matrices, self._matrices_in(self._m), self._ps, self._qs):
+            if own.place == place:
+                error = m.clone()
+                low_rank.advance(None, error, p.clone(), q)
+                kept |= {"error": error.flatten(), "q": q.t().clone()}
         return kept
 
     def load(self, place: range, state: dict[str, torch.Tensor]) -> None:
-        for m, q in zip(self._matrices, self._qs):
-            if m.place == place and "error" in state and state["error"].numel() == len(place):
-                self._error[place.start : place.stop] = state["error"]
-            if m.place == place and "q" in state and state["q"].shape == q.shape:
-                q.copy_(state["q"])
+        for own, m, p, q in zip(self._matrices, self._matrices_in(self._m), self._ps, self._qs):
+            if own.place != place:
+                continue
+            low_rank.advance(None, m, p, q)
+            p.zero_()  # now the error is M
+            if "error" in state and state["error"].numel() == len(place):
+                m.copy_(state["error"].view(m.shape))
+            if "q" in state and state["q"].shape == q.t().shape:
+                q.copy_(state["q"].t())
         if "turn" in state:
             self._turn = int(state["turn"])
+
+    def _cut_q(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        return _cut(flat, [(m.rank, m.columns) for m in self._matrices])
 
 
 def matrix_of(place: range, rows: int, rank: int) -> Matrix | None:
@@ -193,7 +200,7 @@ def _cut(flat: torch.Tensor, shapes: Sequence[tuple[int, int]]) -> list[torch.Te
 def _random(like: Sequence[torch.Tensor], seed: int) -> list[torch.Tensor]:
     """Return initial directions, the same on all ranks and devices."""
     own = torch.Generator().manual_seed(seed)
-    return [torch.randn(q.shape, generator=own).to(q) for q in like]
+    return [torch.randn(q.t().shape, generator=own).t().to(q).contiguous() for q in like]
 
 
 def _runs(shapes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

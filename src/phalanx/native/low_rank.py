@@ -1,0 +1,35 @@
+"""Arithmetic on a gradient matrix and its two thin ones: by the native core on a CPU, otherwise by torch.
+
+`m` has rows x columns, `p` rows x rank, `q` rank x columns. All are contiguous float32 on one device.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from phalanx.native import core
+
+
+def advance(x: torch.Tensor | None, m: torch.Tensor, p: torch.Tensor, q: torch.Tensor) -> None:
+    """`m = m - p q + x`, then `p = m q'`. Without an `x` nothing is added. The core reads and writes each number once."""
+    if _in_core(m):
+        added, (rows, columns) = 0 if x is None else x.data_ptr(), m.shape
+        core._native.advance_matrix(added, m.data_ptr(), p.data_ptr(), q.data_ptr(), rows, columns, p.shape[1])
+        return
+    m.addmm_(p, q, alpha=-1.0)
+    if x is not None:
+        m.add_(x)
+    torch.mm(m, q.t(), out=p)
+
+
+def expand(p: torch.Tensor, q: torch.Tensor, x: torch.Tensor, factor: float) -> None:
+    """`x = factor * p q`. The core computes the same bits on every processor."""
+    if _in_core(x):
+        rows, columns = x.shape
+        core._native.expand_matrix(p.data_ptr(), q.data_ptr(), x.data_ptr(), rows, columns, p.shape[1], factor)
+    else:
+        torch.mm(p, q if factor == 1 else q * factor, out=x)
+
+
+def _in_core(x: torch.Tensor) -> bool:
+    return core.is_native() and x.is_cpu
