@@ -15,23 +15,32 @@ def piece(request, monkeypatch):
     return request.param
 
 
-def travelled(sent, damage=lambda x: None):
-    """What rank 1 gets of a state that rank 0 sends. `damage` may change a message on its way."""
+@pytest.fixture(params=["messages", "broadcasts"])
+def way(request):
+    """How ranks 0 and 1 reach each other."""
+    if request.param == "messages":
+        return lambda comm: state.Messages(comm, 1 - comm.rank)
+    return lambda comm: state.Broadcasts(comm, 0)
+
+
+def travelled(way, sent, damage=lambda x: None):
+    """What rank 1 gets of a state that rank 0 sends. `damage` may change a piece on its way."""
     generator = torch.get_rng_state()  # a newcomer gets random numbers of its own, and here it is a thread of this process
 
     def run(comm):
+        own = way(comm)
         if comm.rank == 0:
-            state.send_state(comm, 1, sent)
+            state.send_state(own, sent)
             return None
-        real = comm.recv
+        real = own.take
 
-        def recv(*args):
-            x = real(*args)
+        def take(nbytes):
+            x = real(nbytes)
             damage(x)
             return x
 
-        comm.recv = recv
-        return state.receive_state(comm, 0, member=7)
+        own.take = take
+        return state.receive_state(own, member=7)
 
     try:
         return phalanx.run_local(2, run)[1]
@@ -39,7 +48,7 @@ def travelled(sent, damage=lambda x: None):
         torch.set_rng_state(generator)
 
 
-def test_every_kind_of_value_arrives_as_it_was():
+def test_every_kind_of_value_arrives_as_it_was(way):
     weight = torch.randn(3, 4)
     sent = {
         "plain": [None, True, 3, 2.5, "text", b"bytes", (1, "two"), torch.Size([2, 3]), torch.float16],
@@ -53,7 +62,7 @@ def test_every_kind_of_value_arrives_as_it_was():
             torch.tensor([True, False]),
         ],
     }
-    found = travelled(sent)
+    found = travelled(way, sent)
     assert found["plain"] == sent["plain"]
     assert found["kinds"] == sent["kinds"]
     assert type(found["kinds"]) is OrderedDict
@@ -63,33 +72,77 @@ def test_every_kind_of_value_arrives_as_it_was():
         assert torch.equal(mine, other)
 
 
-def test_a_tensor_that_is_there_twice_travels_once_but_a_view_of_it_is_another(piece):
+def test_a_tensor_that_is_there_twice_travels_once_but_a_view_of_it_is_another(way, piece):
     weight, empty = torch.randn(4, 4), torch.empty(0)
     parts = []
     sent = {"model": {"w": weight}, "parameters": [weight.detach(), weight.t(), weight[:2]], "empty": [empty, empty]}
-    found = travelled(sent, damage=lambda x: parts.append(x.numel()))
-    assert sum(parts[1:-1]) == 4 * (16 + 16 + 8)  # bytes; before and after them come the structure and the checksums
-    assert len(parts) - 2 == -(-160 // piece)
+    found = travelled(way, sent, damage=lambda x: parts.append(x.numel()))
+    assert sum(parts) == 4 * (16 + 16 + 8)  # bytes
+    assert len(parts) == -(-160 // piece)
     assert found["model"]["w"] is found["parameters"][0]
     assert torch.equal(found["parameters"][1], weight.t())
     assert torch.equal(found["parameters"][2], weight[:2])
 
 
-def test_a_flipped_bit_is_noticed(piece):
+def test_a_flipped_bit_is_noticed(way, piece):
     seen = []
 
     def damage(x):
         seen.append(x)
-        if len(seen) == 2:  # the first piece: before it comes the structure
+        if len(seen) == 1:
             x[3] ^= 1
 
     with pytest.raises(state.StateDamagedError, match="piece 0 of the state that rank 0 sent arrived with different bits"):
-        travelled({"a": torch.randn(5), "b": torch.randn(6)}, damage)
+        travelled(way, {"a": torch.randn(5), "b": torch.randn(6)}, damage)
 
 
-def test_what_cannot_travel_is_named():
+@pytest.mark.parametrize("nbytes", [0, 6, 7, 8, 14, 15])
+def test_who_has_the_state_can_listen_to_a_broadcast(nbytes):
+    """Ranks 1 and 3 are new, rank 2 sends, and rank 0 has to take as many pieces as they do."""
+    sent = {"x": torch.arange(nbytes, dtype=torch.uint8)}
+    generator = torch.get_rng_state()
+
+    def run(comm):
+        way, found = state.Broadcasts(comm, 2), None
+        if comm.rank == 2:
+            state.send_state(way, sent)
+        elif comm.rank == 0:
+            state.overhear_state(way)
+        else:
+            found = state.receive_state(way, member=comm.rank)["x"]
+        assert comm.bcast(torch.ones(1) if comm.rank == 2 else None, 2).tolist() == [1.0]  # not mistaken for a piece
+        return found
+
+    try:
+        found = phalanx.run_local(4, run)
+    finally:
+        torch.set_rng_state(generator)
+    assert torch.equal(found[1], sent["x"])
+    assert torch.equal(found[3], sent["x"])
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_all_newcomers_get_the_state_of_one_rank(hosts):
+    generator = torch.get_rng_state()
+
+    def run(comm):
+        found = state.hand_over(comm, 1, (0, 2), lambda: {"from": comm.rank, "x": torch.ones(3)}, member=10 + comm.rank)
+        comm.barrier()
+        return found
+
+    try:
+        found = phalanx.run_local(4, run, hosts=hosts)
+    finally:
+        torch.set_rng_state(generator)
+    assert found[1] is found[3] is None
+    for rank in (0, 2):
+        assert found[rank]["from"] == 1
+        assert torch.equal(found[rank]["x"], torch.ones(3))
+
+
+def test_what_cannot_travel_is_named(way):
     with pytest.raises(TypeError, match=r"the state\['model'\]\['hook'\] is a builtins.set"):
-        travelled({"model": {"hook": {1, 2}}})
+        travelled(way, {"model": {"hook": {1, 2}}})
 
 
 def test_a_checksum_sees_flipped_bits_and_what_changed_places():

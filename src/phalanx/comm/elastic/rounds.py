@@ -20,7 +20,7 @@ from phalanx.comm.communicator import Communicator
 from phalanx.comm.elastic.agreement import Proposal, Verdict
 from phalanx.comm.elastic.membership import Change, Membership
 from phalanx.comm.elastic.passage import Crossing, Passage
-from phalanx.comm.elastic.state import receive_state, send_state
+from phalanx.comm.elastic.state import hand_over
 from phalanx.comm.elastic.world import World
 from phalanx.comm.failure import CommunicationError
 
@@ -202,11 +202,8 @@ class Rounds(Communicator):
             raise RuntimeError("a process wants to join, but this rank has nothing to share: call opt.share(...) on all ranks")
         state, load = self._state
         self._passage.committed = crossing.conclusion.committed
-        if crossing.verdict is Verdict.HEAL:
-            load(receive_state(inner, source, self.member))
-        elif crossing.world.rank == source:
-            for rank in crossing.newcomers:
-                send_state(inner, rank, state())
+        if (found := hand_over(inner, source, crossing.newcomers, state, self.member)) is not None:
+            load(found)
         self._commit(inner)
 
     def _admit(self, crossing: Crossing, begun: float) -> None:

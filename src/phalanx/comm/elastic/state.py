@@ -1,9 +1,12 @@
-"""Sends the state of a training run to a newcomer: plain data and tensors over our own verbs, verified. No pickle, no disk.
+"""Hands the state of a training run to newcomers: plain data and tensors over our own verbs, verified. No pickle, no disk.
 
 A state is what `state_dict()` returns: nested dicts, lists and tuples of plain values and tensors. The structure is sent first,
 as plain data. Then the bytes of all tensors follow in pieces of 16 MiB, because most tensors are small, and a message for each
 would take longer than the bytes. Both sides compute the checksum of a piece after it was sent, at the same time, and the receiver
 compares them at the end.
+
+Between hosts each newcomer gets messages of its own. On one host the ranks wait anyway, so all of them take part in a broadcast
+through shared memory, which is faster, and those that have the state already forget what they hear.
 """
 
 from __future__ import annotations
@@ -31,37 +34,112 @@ class StateDamagedError(CommunicationError):
     """What arrived is not what was sent."""
 
 
-def send_state(comm: Communicator, dest: int, state: Mapping[str, Any]) -> None:
-    """Send a state, and the digest from which the newcomer derives its own random numbers."""
+class Messages:
+    """A way from one rank to another one, `peer`."""
+
+    def __init__(self, comm: Communicator, peer: int) -> None:
+        self._comm, self._peer = comm, peer
+        self.source = peer
+
+    def give(self, x: torch.Tensor) -> None:
+        self._comm.send(x, self._peer, TAG)
+
+    def take(self, nbytes: int) -> torch.Tensor:
+        return self._comm.recv(self._peer, TAG).cpu()
+
+    def give_obj(self, obj: Any) -> None:
+        self._comm.send_obj(obj, self._peer, TAG)
+
+    def take_obj(self) -> Any:
+        return self._comm.recv_obj(self._peer, TAG)
+
+
+class Broadcasts:
+    """A way from the rank `source` to all others, which take the same number of times. What they take is valid until the next."""
+
+    def __init__(self, comm: Communicator, source: int) -> None:
+        self._comm, self.source = comm, source
+        self._room = torch.empty(0, dtype=torch.uint8)
+
+    def give(self, x: torch.Tensor) -> None:
+        self._comm.bcast(x, self.source)
+
+    def take(self, nbytes: int) -> torch.Tensor:
+        if len(self._room) < nbytes:
+            self._room = torch.empty(nbytes, dtype=torch.uint8)
+        return self._comm.bcast(self._room[:nbytes], self.source)
+
+    def give_obj(self, obj: Any) -> None:
+        self._comm.bcast_obj(obj, self.source)
+
+    def take_obj(self) -> Any:
+        return self._comm.bcast_obj(None, self.source)
+
+
+def hand_over(
+    comm: Communicator, source: int, newcomers: Sequence[int], state: Callable[[], Mapping[str, Any]], member: int
+) -> dict[str, Any] | None:
+    """On each of the `newcomers`, the state of rank `source`; elsewhere None. All ranks call it. `member` is this process."""
+    if comm.shares_memory:
+        everybody = Broadcasts(comm, source)
+        if comm.rank == source:
+            send_state(everybody, state())
+        elif comm.rank in newcomers:
+            return receive_state(everybody, member)
+        else:
+            overhear_state(everybody)
+    elif comm.rank == source:
+        for rank in newcomers:
+            send_state(Messages(comm, rank), state())
+    elif comm.rank in newcomers:
+        return receive_state(Messages(comm, source), member)
+    return None
+
+
+def send_state(way: Messages | Broadcasts, state: Mapping[str, Any]) -> None:
+    """Send a state, and the digest from which a newcomer derives its own random numbers."""
     tensors = _Tensors()
     tree = _plain(dict(state), tensors, "the state")
     forms = [(str(x.dtype).removeprefix("torch."), tuple(x.shape)) for x in tensors.found]
-    comm.send_obj({"tree": tree, "tensors": forms, "random": _seen_random()}, dest, TAG)
+    way.give_obj({"tree": tree, "tensors": forms, "bytes": sum(x.nbytes for x in tensors.found), "random": _seen_random()})
     checks = []
     for piece in _pieces(tensors.found):
-        comm.send(piece, dest, TAG)
+        way.give(piece)
         checks.append(_checksum(piece))
-    comm.send_obj(checks, dest, TAG)
+    way.give_obj(checks)
 
 
-def receive_state(comm: Communicator, source: int, member: int) -> dict[str, Any]:
-    """The state that `source` sends; seeds the random generators of this process with numbers of its own."""
-    found = comm.recv_obj(source, TAG)
+def receive_state(way: Messages | Broadcasts, member: int) -> dict[str, Any]:
+    """The state that is sent; seeds the random generators of this process with numbers of its own."""
+    found = way.take_obj()
     tensors = [torch.empty(shape, dtype=getattr(torch, name)) for name, shape in found["tensors"]]
     checks: list[int] = []
 
-    def next_piece() -> torch.Tensor:
-        piece = comm.recv(source, TAG).cpu()
-        checks.append(_checksum(piece))
-        return piece
+    def pieces() -> Iterator[torch.Tensor]:
+        for length in _lengths(found["bytes"]):
+            piece = way.take(length)
+            checks.append(_checksum(piece))
+            yield piece
 
-    _fill([_bytes_of(x) for x in tensors], next_piece)
-    for number, (mine, check) in enumerate(zip(checks, comm.recv_obj(source, TAG), strict=True)):
+    _fill([_bytes_of(x) for x in tensors], pieces())
+    for number, (mine, check) in enumerate(zip(checks, way.take_obj(), strict=True)):
         if mine != check:
-            raise StateDamagedError(f"piece {number} of the state that rank {source} sent arrived with different bits")
+            raise StateDamagedError(f"piece {number} of the state that rank {way.source} sent arrived with different bits")
     _seed(found["random"], member)
     restored: dict[str, Any] = _restored(found["tree"], tensors)
     return restored
+
+
+def overhear_state(way: Broadcasts) -> None:
+    """Take part in the broadcasts of a state that this rank has."""
+    for length in _lengths(way.take_obj()["bytes"]):
+        way.take(length)
+    way.take_obj()
+
+
+def _lengths(nbytes: int) -> list[int]:
+    """Of the pieces of so many bytes."""
+    return [min(PIECE, nbytes - at) for at in range(0, nbytes, PIECE)]
 
 
 def _bytes_of(x: torch.Tensor) -> torch.Tensor:
@@ -86,14 +164,14 @@ def _pieces(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
         yield room[:filled]
 
 
-def _fill(parts: Sequence[torch.Tensor], next_piece: Callable[[], torch.Tensor]) -> None:
+def _fill(parts: Sequence[torch.Tensor], pieces: Iterator[torch.Tensor]) -> None:
     """The inverse: copy the bytes of the pieces into all parts."""
     piece = torch.empty(0, dtype=torch.uint8)
     for part in parts:
         done = 0
         while done < len(part):
             if not len(piece):
-                piece = next_piece()
+                piece = next(pieces)
             count = min(len(part) - done, len(piece))
             part[done : done + count] = piece[:count]
             done, piece = done + count, piece[count:]
