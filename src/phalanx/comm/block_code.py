@@ -55,6 +55,8 @@ class Coder:
     def encode(self, x: torch.Tensor, out: torch.Tensor, at: int) -> None:
         """Write the code of `x`, which begins at element `at` of the buffer, to the bytes `out`. Keep the rounding error."""
         error = None if self._error is None else self._error[at : at + x.numel()]
+        if error is not None and error.numel() != x.numel():
+            raise ValueError(f"the errors end at {at + error.numel()}, but what is encoded ends at {at + x.numel()}")
         codes.encode(x, error, out, self.code.block, self._key if self.code.stochastic else None, at)
 
     def add(self, encoded: Sequence[torch.Tensor], x: torch.Tensor) -> None:

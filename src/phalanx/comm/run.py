@@ -34,23 +34,33 @@ class Form:
     cut: bool  # whether library calls cut buffers into equal parts
     placed: bool  # whether an element's result depends on its chunk, as in a reduce-scatter
     lanes: int  # pieces of a buffer that can take turns, at most
+    at_once: bool = False  # whether a collective takes the whole buffer, and not piece by piece
 
     @staticmethod
-    def of(schedule: Schedule, lowered: Schedule, rank: int, *, calls: bool, scatters: bool = False) -> Form:
+    def of(
+        schedule: Schedule,
+        lowered: Schedule,
+        rank: int,
+        *,
+        calls: bool,
+        on_a_host: Callable[[Collective], bool],
+        scatters: bool = False,
+    ) -> Form:
         """`lowered` is `schedule` with only the collectives left that are library calls, if there are any (`calls`).
 
-        `scatters`: a reduce-scatter. A `mixing` may mix each chunk in its own way; all other goals of `verify` are the same for
-        all chunks.
+        `on_a_host`: whether a collective is one of the ranks of a host. `scatters`: a reduce-scatter. A `mixing` may mix each
+        chunk in its own way; all other goals of `verify` are the same for all chunks.
         """
         collectives = [op for op in schedule.ops() if isinstance(op, Collective)]
         cut = calls and any(op.kind in ("reduce_scatter", "all_gather") for op in collectives)
         moves = any(isinstance(op, Move) for op in lowered.ops())
         placed = scatters or schedule.goal == "mixing"
+        at_once = calls and schedule.coded and _can_meet_once(schedule, on_a_host)
         # where the place matters a piece is a part of each chunk, so neighbouring chunks of a piece are not one range of memory.
         # All ranks must decide alike: what is a call for the ranks of one host is messages for the others
         alike = not calls or all(len(op.group) == schedule.world for op in collectives)
-        can = moves and (not placed or (alike and all(len(run) == 1 for op in lowered.ops() for run in op.runs)))
-        return Form(schedule, joined(project(lowered, rank)), cut, placed, LANES if can else 1)
+        can = moves and (at_once or not placed or (alike and all(len(run) == 1 for op in lowered.ops() for run in op.runs)))
+        return Form(schedule, joined(project(lowered, rank)), cut, placed or at_once, LANES if can else 1, at_once)
 
     def cuts(self, flat: torch.Tensor) -> list[Bounds]:
         """The buffer in a few pieces, so that one travels while another is added up; small pieces would only add latency.
@@ -65,6 +75,27 @@ class Form:
         if self.placed:
             return [[cut(*chunk, count)[lane] for chunk in cut(0, numel, chunks)] for lane in range(count)]
         return [cut(*piece, chunks) for piece in cut(0, numel, count)]
+
+
+def _can_meet_once(schedule: Schedule, on_a_host: Callable[[Collective], bool]) -> bool:
+    """Whether the ranks of a host can reduce the whole buffer at once although it is sent in pieces.
+
+    Then they meet once, and not for each piece. Encoded messages are so short that the meetings would take as long. A piece is a
+    part of each chunk, so a message must be one chunk.
+    """
+    whole, found = range(schedule.chunks), False
+    for step in schedule.steps:
+        kinds = {isinstance(op, Collective) for op in step.ops}
+        if len(kinds) == 2:
+            return False
+        for op in step.ops:
+            if isinstance(op, Collective):
+                found = True
+                if op.chunks != whole or not on_a_host(op):
+                    return False
+            elif isinstance(op, Move) and any(len(run) != 1 for run in op.runs):
+                return False
+    return found
 
 
 Bounds = Sequence[tuple[int, int]]  # of each chunk: its first element in the buffer, and the one behind its last
@@ -92,15 +123,25 @@ def execute(
     scratch: Scratch,
     got_on: Callable[[], None],
     coder: Coder | None = None,
+    at_once: bool = False,
 ) -> None:
     """Run the `parts` of rank `me` in place on `flat`. `ranks[i]` is the transport's number of the schedule's rank i.
 
     The `cuts` are pieces of the buffer (`Form.cuts`), which take turns: while one piece is added up, the messages of the others
-    keep the network busy. A `coder` is needed if the schedule encodes.
+    keep the network busy. Collectives take the whole buffer if they are `at_once`. A `coder` is needed if the schedule encodes.
     """
     # a tag of its own for every piece: their messages do not wait in one queue
     pieces = [_Lane(bounds, flat, op, me, transport, ranks, tag ^ i, scratch, i, coder) for i, bounds in enumerate(cuts)]
     for part in parts:
+        if at_once and part.collective is not None:
+            for piece in pieces:
+                piece.finish()
+                piece.begin(part)
+            transport.collective(part.collective, flat, op, ranks)
+            for piece in pieces:
+                piece.compute(part)
+            got_on()
+            continue
         for piece in pieces:
             piece.finish()
             piece.start(part)
@@ -148,10 +189,14 @@ class _Lane:
         chunks = message.chunks
         return [self.view(run, coded=message.coded) for run in ((chunks,) if isinstance(chunks, range) else chunks)]
 
-    def start(self, part: Part) -> None:
-        """Post the messages of `part`. What may not be written yet, or is no single run, goes via the scratch."""
+    def begin(self, part: Part) -> None:
+        """Do what comes before the messages of `part`, and needs no other rank."""
         for own in part.before:
             self.compute(own)
+
+    def start(self, part: Part) -> None:
+        """Post the messages of `part`. What may not be written yet, or is no single run, goes via the scratch."""
+        self.begin(part)
         self.part = part
         beside = [r for r in part.receipts if not r.direct]
         packed = [send for send in part.sends if not isinstance(send.chunks, range)]

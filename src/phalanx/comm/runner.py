@@ -55,6 +55,7 @@ class Runner:
             scratch=self._room,
             got_on=operations.issuer.activity.got_on,
             coder=coder or (Coder(BlockCode()) if schedule.coded else None),
+            at_once=form.at_once,
         )
 
     def first_of_blocks(self, schedule: Schedule, flat: torch.Tensor, block: int) -> torch.Tensor:
@@ -75,7 +76,10 @@ class Runner:
             transport, members = self._operations.transport, self._operations.members
             lowered = lower(schedule, keep=lambda call: transport.calls(call, flat, members.ranks))
             calls = self._shared or transport.library
-            self._forms[key] = Form.of(schedule, lowered, members.rank, calls=calls, scatters=scatters)
+            hosts = members.hosts.ranks
+            self._forms[key] = Form.of(
+                schedule, lowered, members.rank, calls=calls, on_a_host=lambda call: call.group in hosts, scatters=scatters
+            )
         return self._forms[key]
 
     def _room(self, nbytes: int, device: torch.device, number: int) -> torch.Tensor:

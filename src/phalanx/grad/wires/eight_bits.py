@@ -26,7 +26,10 @@ class EightBits:
 
     def __init__(self, wire: Int8, comm: Communicator, flat: torch.Tensor, number: int) -> None:
         self._wire, self._comm, self._number = wire, comm, number
-        self._error = torch.zeros_like(flat) if wire.error_feedback else None
+        # An error belongs to a place of the buffer that is cut into chunks, so nobody may pad it later. Gradients never need that,
+        # because their arena is padded. Parts of local steps have any length.
+        self._padded = flat.new_zeros(flat.numel() + -flat.numel() % comm.multiple) if flat.numel() % comm.multiple else None
+        self._error = torch.zeros_like(flat if self._padded is None else self._padded) if wire.error_feedback else None
         self._turn = 0  # how often the group was sent
         self._finite = torch.ones((), dtype=torch.bool, device=flat.device)
 
@@ -34,14 +37,20 @@ class EightBits:
         self._turn += 1
         factor = 1 / self._comm.size if op == "mean" else 1.0
         coder = Coder(self._wire.code, self._error, key=self._key() if self._wire.code.stochastic else 0, factor=factor)
+        whole = x.detach()
+        if self._padded is not None:
+            self._padded[: x.numel()] = whole
+            whole = self._padded
 
         def work(turn: Turn) -> torch.Tensor:
-            self._finite = turn.add_up_coded(x.detach(), coder, self._wire.level)
+            self._finite = turn.add_up_coded(whole, coder, self._wire.level)
             return x
 
         return self._comm.compound_async(f"int8({x.numel()}, {label})", work, x)
 
     def arrive(self, x: torch.Tensor) -> torch.Tensor:
+        if self._padded is not None:
+            x.copy_(self._padded[: x.numel()])
         return self._finite
 
     def state(self, place: range) -> dict[str, torch.Tensor]:
