@@ -26,7 +26,7 @@ class EightBits:
 
     def __init__(self, wire: Int8, comm: Communicator, flat: torch.Tensor, number: int) -> None:
         self._wire, self._comm, self._number = wire, comm, number
-        # An error belongs to a place of the buffer that is cut into chunks, so nobody may pad it later. Gradients never need that,
+        # An error belongs to a place of the buffer that is cut into chunks, so nobody may pad it later. Gradients do not need it,
         # because their arena is padded. Parts of local steps have any length.
         self._padded = flat.new_zeros(flat.numel() + -flat.numel() % comm.multiple) if flat.numel() % comm.multiple else None
         self._error = torch.zeros_like(flat if self._padded is None else self._padded) if wire.error_feedback else None
