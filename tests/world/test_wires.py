@@ -53,6 +53,8 @@ def flat(model):
 
 def train(comm, model, options):
     opt = phalanx.create_multi_node_optimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), comm, **options)
+    if getattr(options.get("sync"), "weighted", False):
+        opt.weight = 1 + comm.rank
     for step in range(STEPS):
         own = torch.Generator().manual_seed(100 * comm.rank + step)
         opt.zero_grad()
