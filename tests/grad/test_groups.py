@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.grad.groups import even, growing
+from phalanx.grad.measure import encoded_bucket
 
 
 def covers(groups, count):
@@ -47,3 +48,18 @@ def test_resnet_50_has_the_groups_of_the_paper():
 def test_the_first_group_is_not_empty(first):
     with pytest.raises(ValueError, match="at least 1"):
         growing(10, first)
+
+
+@pytest.mark.parametrize(
+    ("measured", "nbytes", "wanted"),
+    [
+        (8 << 20, 94 << 20, 32 << 20),  # as many bytes on the wire
+        (17 << 20, 94 << 20, 47 << 20),  # one of two groups leaves during backward
+        (32 << 20, 1 << 30, 64 << 20),
+        (32 << 20, 33 << 20, 32 << 20),  # never less than was measured
+        (1 << 20, (1 << 20) + 1, 1 << 20),
+        (1 << 20, 3 * (1 << 20) + 1, (3 * (1 << 20) + 2) // 2),
+    ],
+)
+def test_groups_of_encoded_gradients_are_larger(measured, nbytes, wanted):
+    assert encoded_bucket(measured, nbytes) == wanted

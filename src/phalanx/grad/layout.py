@@ -16,10 +16,10 @@ from phalanx.comm.communicator import Communicator
 from phalanx.grad.allreduce import AllReduce
 from phalanx.grad.arena import Arena
 from phalanx.grad.groups import even, growing
-from phalanx.grad.measure import SMALLEST, measure_bucket
+from phalanx.grad.measure import SMALLEST, encoded_bucket, measure_bucket
 from phalanx.grad.reducer import Group
 from phalanx.grad.replicas import check_replicas
-from phalanx.grad.wires import Wire
+from phalanx.grad.wires import Wire, remembers
 from phalanx.grad.wires.carrier import carrier_of, rows_of
 
 Kind = tuple[torch.dtype, torch.device, torch.Size, tuple[int, ...]]
@@ -58,8 +58,16 @@ def agree_on_groups(
     order = [number[p] for p in dict.fromkeys([*seen, *reversed(params)]) if p in number and p.requires_grad]
     several = [number[p] for p, pieces in seen.items() if pieces > 1 and p in number]
     device = params[order[0]].device if order else torch.device("cpu")
-    small = sum(p.nbytes for p in params) <= SMALLEST  # one group, whatever a measurement would say
-    order, bucket = comm.bcast_obj((order, bucket_bytes or (SMALLEST if small else measure_bucket(comm, device))))
+    nbytes = sum(p.nbytes for p in params)
+    if bucket_bytes is not None:
+        bucket = bucket_bytes
+    elif nbytes <= SMALLEST:  # one group, whatever a measurement would say
+        bucket = SMALLEST
+    else:
+        bucket = measure_bucket(comm, device)
+        if remembers(wire) and comm.inter_size > 1:
+            bucket = encoded_bucket(bucket, nbytes)
+    order, bucket = comm.bcast_obj((order, bucket))
     late = {i for own in comm.allgather_obj(several) for i in own}
     by_kind: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     for i in order:
