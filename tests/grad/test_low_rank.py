@@ -1,6 +1,7 @@
 """Low-rank gradients: against the paper's text, against torch's own hook, and in training."""
 
 import copy
+import threading
 import warnings
 
 import pytest
@@ -12,6 +13,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 import phalanx
+from phalanx.comm.compound import Turn
 from phalanx.grad.wires.carrier import carrier_of, rows_of
 from phalanx.grad.wires.low_rank import matrix_of
 
@@ -196,6 +198,45 @@ def test_what_has_not_arrived_is_in_the_errors(native, monkeypatch):
         assert torch.allclose(owed[3], owed[2], atol=1e-5)  # NaN leaves them as they were
         assert float(owed[-1].abs().max()) > 0.1
         assert float(owed[-1][:, dead].abs().max()) < 1e-6
+
+
+@pytest.mark.parametrize("at", [1, 2], ids=["first sum", "second sum"])
+@pytest.mark.parametrize("then", ["save", "continue"])
+def test_an_exchange_that_fails_leaves_errors_that_can_be_saved(at, then, monkeypatch):
+    """They are those before it and the gradient that did not leave. Numbers are large: P and Q that do not fit would show."""
+    place, real, calls = range(ROWS * COLUMNS), Turn.add_up, threading.local()
+
+    def add_up(turn, x):  # in the thread of a rank
+        calls.left = getattr(calls, "left", 2 * 3 + at) - 1
+        if calls.left == 0:
+            raise ValueError("the exchange fails here")
+        real(turn, x)
+
+    monkeypatch.setattr(Turn, "add_up", add_up)
+
+    def run(comm):
+        def gradient(step):
+            return 1000 * gradients(comm.rank, step)
+
+        carrier = carrier_of(phalanx.PowerSGD(rank=RANK), comm, torch.empty(LENGTH), shapes=SHAPES)
+        for step in range(3):
+            carrier.leave(gradient(step), "mean", label=f"{step}").wait()
+        owed = carrier.state(place)["error"] + gradient(3)[: len(place)]
+        with pytest.raises(ValueError, match="fails here"):
+            carrier.leave(gradient(3), "mean", label="3").wait()
+        kept = carrier.state(place)
+        assert torch.allclose(kept["error"], owed, atol=0.1)
+        if then == "save":
+            carrier = carrier_of(phalanx.PowerSGD(rank=RANK), comm, torch.empty(LENGTH), shapes=SHAPES)
+            carrier.load(place, kept)
+        x = gradient(4)
+        owed += x[: len(place)]
+        carrier.leave(x, "mean", label="4").wait()
+        return owed, x[: len(place)], carrier.state(place)["error"]
+
+    found = phalanx.run_local(2, run)
+    owed, left = (sum(own[i] for own in found) / 2 for i in (0, 2))
+    assert all(torch.allclose(arrived + left, owed, atol=0.5) for _, arrived, _ in found)
 
 
 def test_what_is_short_already_travels_as_it_is():

@@ -61,16 +61,23 @@ def test_nothing_beside_the_matrices_is_touched(kernels):
 
 @pytest.mark.skipif(not core.is_native(), reason="no native core")
 @pytest.mark.parametrize("rank", RANKS)
-def test_every_processor_expands_to_the_same_bits(rank):
+@pytest.mark.parametrize("factor", [1.0, 3.0])
+def test_every_processor_expands_to_the_same_bits_with_the_core_and_without(rank, factor, monkeypatch):
     """Each rank computes the mean for itself, so replicas would part."""
     before, found = core._native.kernels(), []
+
+    def expand():
+        found.append(torch.empty(ROWS, 147))
+        low_rank.expand(some(ROWS, rank, seed=3), some(rank, 147, seed=4), found[-1], factor)
+
     try:
         for name in ("portable", "avx2", "avx512"):
             if core._native.choose_kernels(name):
-                found.append(torch.empty(ROWS, 147))
-                low_rank.expand(some(ROWS, rank, seed=3), some(rank, 147, seed=4), found[-1], 3.0)
+                expand()
     finally:
         core._native.choose_kernels(before)
+    monkeypatch.setattr(core, "is_native", lambda: False)
+    expand()
     assert all(torch.equal(own, found[0]) for own in found)
 
 

@@ -23,10 +23,15 @@ def advance(x: torch.Tensor | None, m: torch.Tensor, p: torch.Tensor, q: torch.T
 
 
 def expand(p: torch.Tensor, q: torch.Tensor, x: torch.Tensor, factor: float) -> None:
-    """`x = factor * p q`. The core computes the same bits on every processor."""
+    """`x = factor * p q`. On CPUs with the same bits everywhere, with the core and without it: each rank expands for itself."""
     if _in_core(x):
         rows, columns = x.shape
         core._native.expand_matrix(p.data_ptr(), q.data_ptr(), x.data_ptr(), rows, columns, p.shape[1], factor)
+    elif x.is_cpu:
+        torch.mul(p[:, :1], q[:1], out=x)
+        for k in range(1, p.shape[1]):
+            x.add_(p[:, k : k + 1] * q[k : k + 1])
+        x.mul_(factor)
     else:
         torch.mm(p, q if factor == 1 else q * factor, out=x)
 

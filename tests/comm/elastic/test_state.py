@@ -121,9 +121,11 @@ def test_who_has_the_state_can_listen_to_a_broadcast(nbytes):
     assert torch.equal(found[3], sent["x"])
 
 
-@pytest.mark.parametrize("hosts", [1, 2])
-def test_all_newcomers_get_the_state_of_one_rank(hosts):
+@pytest.mark.parametrize("shared", [True, False], ids=["broadcast", "messages"])
+def test_all_newcomers_get_the_state_of_one_rank(shared, monkeypatch):
+    """Rank 3 has the state already."""
     generator = torch.get_rng_state()
+    monkeypatch.setattr(phalanx.Communicator, "shares_memory", shared)
 
     def run(comm):
         found = state.hand_over(comm, 1, (0, 2), lambda: {"from": comm.rank, "x": torch.ones(3)}, member=10 + comm.rank)
@@ -131,7 +133,7 @@ def test_all_newcomers_get_the_state_of_one_rank(hosts):
         return found
 
     try:
-        found = phalanx.run_local(4, run, hosts=hosts)
+        found = phalanx.run_local(4, run)
     finally:
         torch.set_rng_state(generator)
     assert found[1] is found[3] is None

@@ -204,6 +204,7 @@ class Rounds(Communicator):
         self._passage.committed = crossing.conclusion.committed
         if (found := hand_over(inner, source, crossing.newcomers, state, self.member)) is not None:
             load(found)
+        del found  # a copy of the state, while others may still load theirs
         self._commit(inner)
 
     def _admit(self, crossing: Crossing, begun: float) -> None:

@@ -55,8 +55,11 @@ class LowRank:
         self._p = flat.new_zeros(sum(m.rows * m.rank for m in self._matrices) + sum(map(len, self._plain)))
         self._q = flat.new_zeros(sum(m.columns * m.rank for m in self._matrices))
         self._m = torch.zeros_like(flat)  # what was compressed in the last exchange
+        self._ms = self._matrices_in(self._m)
         self._ps = _cut(self._p, [(m.rows, m.rank) for m in self._matrices])
         self._qs = self._cut_q(self._q)
+        self._places = {m.place: i for i, m in enumerate(self._matrices)}
+        self._fit = True  # whether M - P Q are the errors; in an exchange, and after one that failed, M are
         self._fresh = _random(self._qs, wire.seed)
         for q, fresh in zip(self._qs, self._fresh):
             q.copy_(fresh)
@@ -81,10 +84,12 @@ class LowRank:
 
     def _reduce(self, flat: torch.Tensor, turn: Turn, *, mean: bool) -> torch.Tensor:
         """Sum or average over the ranks, in place. Return whether the whole result is finite."""
-        size, wanted, sums = self._comm.size, self._matrices_in(flat), self._matrices_in(self._m)
+        size, wanted = self._comm.size, self._matrices_in(flat)
         vectors, before = self._p[self._p.numel() - sum(map(len, self._plain)) :], self._q.clone()
-        added = self._finite_ones(wanted)
-        for fine, own, m, p, q in zip(added, wanted, sums, self._ps, self._qs):
+        added, fit, self._fit = self._finite_ones(wanted), self._fit, False
+        for fine, own, m, p, q in zip(added, wanted, self._ms, self._ps, self._qs):
+            if not fit:
+                p.zero_()
             low_rank.advance(own if fine else None, m, p, q)
             if not fine:
                 p.fill_(float("nan"))  # on all ranks, after the sum
@@ -92,13 +97,13 @@ class LowRank:
             part.copy_(flat[place.start : place.stop])
         turn.add_up(self._p)
         self._orthogonalise()
-        for m, p, q in zip(sums, self._ps, self._qs):
+        for m, p, q in zip(self._ms, self._ps, self._qs):
             torch.mm(p.t(), m, out=q)
         turn.add_up(self._q)
         self._q.div_(size)
         # the same on all ranks, because it depends on what was received and not on what a rank sent
         sound = [bool(torch.isfinite(p.sum() + q.sum())) for p, q in zip(self._ps, self._qs)]
-        for fine, mine, own, m, p, q in zip(sound, added, wanted, sums, self._ps, self._qs):
+        for fine, mine, own, m, p, q in zip(sound, added, wanted, self._ms, self._ps, self._qs):
             if fine:
                 low_rank.expand(p, q, own, 1.0 if mean else float(size))
             else:
@@ -107,6 +112,7 @@ class LowRank:
                 own.fill_(float("nan"))
                 p.zero_()
         self._repair_directions(before, sound)
+        self._fit = True
         finite = _share(vectors, size if mean else 1)
         for place, part in zip(self._plain, vectors.split([len(place) for place in self._plain])):
             flat[place.start : place.stop] = part
@@ -148,18 +154,18 @@ class LowRank:
 
     def state(self, place: range) -> dict[str, torch.Tensor]:
         kept = {"turn": torch.tensor(self._turn)}
-        for own, m, p, q in zip(self._matrices, self._matrices_in(self._m), self._ps, self._qs):
-            if own.place == place:
-                error = m.clone()
-                low_rank.advance(None, error, p.clone(), q)
-                kept |= {"error": error.flatten(), "q": q.t().clone()}
+        if (i := self._places.get(place)) is not None:
+            error, q = self._ms[i].clone(), self._qs[i]
+            if self._fit:
+                low_rank.advance(None, error, self._ps[i].clone(), q)
+            kept |= {"error": error.flatten(), "q": q.t().clone()}
         return kept
 
     def load(self, place: range, state: dict[str, torch.Tensor]) -> None:
-        for own, m, p, q in zip(self._matrices, self._matrices_in(self._m), self._ps, self._qs):
-            if own.place != place:
-                continue
-            low_rank.advance(None, m, p, q)
+        if (i := self._places.get(place)) is not None:
+            m, p, q = self._ms[i], self._ps[i], self._qs[i]
+            if self._fit:
+                low_rank.advance(None, m, p, q)
             p.zero_()  # now the error is M
             if "error" in state and state["error"].numel() == len(place):
                 m.copy_(state["error"].view(m.shape))
