@@ -163,6 +163,17 @@ def test_a_round_is_pairs_that_exchange_with_one_weight():
                 assert (shares[rank] == 0) == (to is None)
 
 
+def test_an_even_number_of_ranks_leaves_nobody_out_and_an_odd_one_few():
+    for n in range(2, 100):
+        alone = [n - 2 * len(pairs) for pairs in exact_rounds(n)]
+        assert all(count % 2 == n % 2 for count in alone)
+        if n % 2 == 0:
+            assert not any(alone), n
+        else:
+            assert max(alone) <= n / 3  # as 3 ranks do, and 9 in the first half
+            assert {7: 1, 11: 1, 15: 1, 33: 3}.get(n, n) >= max(alone), n
+
+
 def test_a_cycle_is_never_longer_than_the_papers_and_often_shorter():
     def papers(n):
         power = (n & -n).bit_length() - 1  # a hypercube for the power of two in n, 2 floor(log2 q) + 1 rounds for the odd part
