@@ -242,6 +242,33 @@ def test_a_grad_scaler_skips_a_step_that_overflows_and_training_continues():
     assert not torch.equal(found[0][0], weights(START))
 
 
+@pytest.mark.parametrize("elements", [5, 1000, 1024])
+@pytest.mark.parametrize("options", [{}, {"sync": phalanx.AllReduce(overlap=False)}], ids=str)
+def test_one_overflow_costs_one_step_whatever_lies_beside_the_gradients(elements, options):
+    """The overflow fills its block, and so the memory behind the gradients, which is sent with the next ones."""
+
+    def run(comm):
+        p, beside = nn.Parameter(torch.ones(elements)), nn.Parameter(torch.ones(3))
+        sgd = torch.optim.SGD([p, beside], lr=0.01)
+        opt = phalanx.create_multi_node_optimizer(sgd, comm, wire=phalanx.Int8(level="rank"), **options)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+        for step in range(8):
+            own = torch.Generator().manual_seed(10 * comm.rank + step)
+            opt.zero_grad()
+            large = 1e38 if step == 2 and comm.rank == 1 else 1.0
+            scaler.scale((p * torch.randn(elements, generator=own)).sum() * large + beside.sum()).backward()
+            scaler.step(opt)
+            scaler.update()
+        return p.detach().clone(), scaler.get_scale()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = on(2, 2, run)
+    assert torch.equal(found[0][0], found[1][0])
+    assert bool(found[0][0].isfinite().all())
+    assert [scale for _, scale in found] == [2.0**9, 2.0**9]
+
+
 def test_hosts_with_different_numbers_of_ranks_encode_every_message():
     uneven = Hosts(((0, 1, 2), (3,)))
     assert quantised_for(uneven, "host").name == "quantised(4x1)"

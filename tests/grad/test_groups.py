@@ -3,9 +3,12 @@
 import itertools
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import phalanx
+from phalanx.grad import layout
 from phalanx.grad.groups import even, growing
 from phalanx.grad.measure import encoded_bucket
 
@@ -63,3 +66,19 @@ def test_the_first_group_is_not_empty(first):
 )
 def test_groups_of_encoded_gradients_are_larger(measured, nbytes, wanted):
     assert encoded_bucket(measured, nbytes) == wanted
+
+
+def test_frozen_parameters_do_not_make_groups_larger(monkeypatch):
+    """Three tensors of 4 MiB are sent, in groups of half of their bytes at most."""
+    monkeypatch.setattr(layout, "measure_bucket", lambda comm, device: 4 << 20)
+
+    def run(comm, frozen):
+        params = [torch.nn.Parameter(torch.zeros(1 << 20)) for _ in range(3)]
+        frozen = [torch.nn.Parameter(torch.zeros(4 << 20), requires_grad=False) for _ in range(frozen)]
+        every = [*params, *frozen]
+        names = [str(i) for i in range(len(every))]
+        options = {"wire": phalanx.Int8(), "bucket_bytes": None, "delayed": False}
+        groups = layout.agree_on_groups(every, names, {}, comm, phalanx.AllReduce(), **options)
+        return [len(group.params) for group in groups]
+
+    assert phalanx.run_local(2, lambda comm: (run(comm, 0), run(comm, 3)), hosts=2) == [([1, 1, 1], [1, 1, 1])] * 2

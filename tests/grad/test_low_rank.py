@@ -1,6 +1,7 @@
 """Low-rank gradients: against the paper's text, against torch's own hook, and in training."""
 
 import copy
+import math
 import threading
 import warnings
 
@@ -129,6 +130,38 @@ def test_steps_of_one_gradient_end_at_its_best_approximation():
         return x.view(ROWS, COLUMNS)
 
     assert float((phalanx.run_local(2, run)[0] - best).norm()) < 1e-3 * float(best.norm())
+
+
+def test_an_exchange_that_fails_leaves_the_directions_of_the_one_before(monkeypatch):
+    sums = threading.local()
+    add_up = Turn.add_up
+
+    def breaks(turn, x):
+        sums.count = getattr(sums, "count", 0) + 1
+        if sums.count == 6:
+            raise ValueError("the second sum of the third exchange")
+        add_up(turn, x)
+
+    def run(comm):
+        carrier = carrier_of(phalanx.PowerSGD(rank=RANK), comm, torch.empty(LENGTH), shapes=SHAPES)
+        place, states, found = next(iter(SHAPES)), [], []
+        for step in range(5):
+            x = gradients(comm.rank, step)
+            if step == 2:
+                x[0] = math.nan
+                with pytest.raises(ValueError, match="third"):
+                    carrier.leave(x, "mean", label=f"{step}").wait()
+            else:
+                carrier.leave(x, "mean", label=f"{step}").wait()
+            found.append(x)
+            states.append(carrier.state(place))
+        return states, found
+
+    monkeypatch.setattr(Turn, "add_up", breaks)
+    for states, found in phalanx.run_local(2, run):
+        assert torch.equal(states[2]["q"], states[1]["q"])
+        assert all(bool(torch.isfinite(state["error"]).all()) for state in states)
+        assert all(bool(torch.isfinite(found[step]).all()) for step in (3, 4))
 
 
 def test_zeros_stay_zeros_and_directions_come_back_after_them():

@@ -3,6 +3,10 @@
 Ranks of one machine pretend to be on several hosts.
 """
 
+import os
+from dataclasses import replace
+from fractions import Fraction
+
 import pytest
 import torch
 from tests.long import often
@@ -10,6 +14,7 @@ from tests.long import often
 import phalanx
 from phalanx.comm.run import LANE_BYTES, LANES
 from phalanx.grad.wires.carrier import carrier_of
+from phalanx.schedule import Scale, Step, quantised
 
 STEPS = 3
 
@@ -25,6 +30,15 @@ def on_pretended_hosts(comm, per_host, work, *what):
             return work(spread, *what)
     finally:
         create.host_key = real
+
+
+def in_form(comm, form, work, *what):
+    """What `work` returns on hosts of two ranks without shared memory."""
+    os.environ["PHALANX_FORM"] = form
+    try:
+        return on_pretended_hosts(comm, 2, work, *what)
+    finally:
+        del os.environ["PHALANX_FORM"]
 
 
 def sent_and_arrived(comm, length, options):
@@ -64,6 +78,34 @@ def test_nothing_is_lost(pools, shape, options, in_buffer):
             assert torch.allclose(arrived + owed, wanted, atol=1e-3), length
         if length > 64:
             assert float(owed.abs().max()) > 0.01  # negative control: the sums alone are not what was sent
+
+
+@pytest.mark.parametrize("form", ["collectives", "moves"])
+def test_nothing_is_lost_without_shared_memory(pools, form):
+    for length in lengths(4):
+        found = pools.of(4).run(in_form, form, sent_and_arrived, length, {"in_buffer": False}, deadline=60)
+        wanted = sum(sent for sent, _, _ in found)
+        owed = sum(error for _, _, error in found)
+        for _, arrived, _ in found:
+            assert torch.equal(arrived, found[0][1]), length
+            assert torch.allclose(arrived + owed, wanted, atol=1e-3), length
+
+
+def scaled(comm, place, length):
+    """The mean of all ranks by a schedule that scales all chunks as step `place`."""
+    steps = list(quantised(2, 2).steps)
+    steps.insert(place, Step((Scale(range(4), range(4), Fraction(1, 4)),), "scale"))
+    mean = replace(quantised(2, 2), name=f"mean {place}", goal="mean", steps=tuple(steps))
+    return comm.run(mean, torch.randn(length, generator=torch.Generator().manual_seed(comm.rank)))
+
+
+@pytest.mark.parametrize("place", [0, len(quantised(2, 2).steps)])
+def test_what_scales_several_chunks_scales_each_number_once(pools, place):
+    for length in (4096, LANES * LANE_BYTES // 4):
+        found = pools.of(4).run(on_pretended_hosts, 2, scaled, place, length, deadline=60)
+        wanted = sum(torch.randn(length, generator=torch.Generator().manual_seed(rank)) for rank in range(4)) / 4
+        assert all(torch.equal(own, found[0]) for own in found)
+        assert float((found[0] - wanted).abs().max()) < 0.05
 
 
 def diloco(comm, elements):

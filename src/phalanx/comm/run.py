@@ -17,7 +17,7 @@ import torch
 from phalanx.comm.block_code import Coder
 from phalanx.comm.parts import Part, Receipt, Sending, joined, project
 from phalanx.comm.transports import Message, Transport
-from phalanx.schedule import Collective, Move, Schedule
+from phalanx.schedule import Collective, Move, Recode, Schedule
 
 ALIGN = 64  # bytes; messages that land side by side begin on a cache line
 LANES, LANE_BYTES = 4, 512 << 10  # pieces of a buffer that take turns on the network, and the least size of one
@@ -48,8 +48,8 @@ class Form:
     ) -> Form:
         """`lowered` is `schedule` with only the collectives left that are library calls, if there are any (`calls`).
 
-        `on_a_host`: whether a collective is one of the ranks of a host. `scatters`: a reduce-scatter. A `mixing` may mix each
-        chunk in its own way; all other goals of `verify` are the same for all chunks.
+        `on_a_host`: whether the ranks of a host do a collective in shared memory. `scatters`: a reduce-scatter. A `mixing` may
+        mix each chunk in its own way; all other goals of `verify` are the same for all chunks.
         """
         collectives = [op for op in schedule.ops() if isinstance(op, Collective)]
         cut = calls and any(op.kind in ("reduce_scatter", "all_gather") for op in collectives)
@@ -81,7 +81,7 @@ def _can_meet_once(schedule: Schedule, on_a_host: Callable[[Collective], bool]) 
     """Whether the ranks of a host can reduce the whole buffer at once although it is sent in pieces.
 
     Then they meet once, and not for each piece. Encoded messages are so short that the meetings would take as long. A piece is a
-    part of each chunk, so a message must be one chunk.
+    part of each chunk, so two chunks of a piece are not one range of memory: what is sent or scaled must be one chunk.
     """
     whole, found = range(schedule.chunks), False
     for step in schedule.steps:
@@ -93,7 +93,7 @@ def _can_meet_once(schedule: Schedule, on_a_host: Callable[[Collective], bool]) 
                 found = True
                 if op.chunks != whole or not on_a_host(op):
                     return False
-            elif isinstance(op, Move) and any(len(run) != 1 for run in op.runs):
+            elif not isinstance(op, Recode) and any(len(run) != 1 for run in op.runs):
                 return False
     return found
 

@@ -7,6 +7,7 @@ import torch
 from phalanx.comm.block_code import BlockCode, Coder
 from phalanx.comm.operations import Operations
 from phalanx.comm.run import Form, cut, execute
+from phalanx.comm.transports.shared import can_share
 from phalanx.schedule import Schedule, lower
 
 KEEP = 64 << 20  # bytes of scratch kept between operations
@@ -76,7 +77,8 @@ class Runner:
             transport, members = self._operations.transport, self._operations.members
             lowered = lower(schedule, keep=lambda call: transport.calls(call, flat, members.ranks))
             calls = self._shared or transport.library
-            hosts = members.hosts.ranks
+            # known of all hosts, not only of this one: all ranks must cut the buffer alike
+            hosts = members.hosts.ranks if self._shared and can_share(flat) else ()
             self._forms[key] = Form.of(
                 schedule, lowered, members.rank, calls=calls, on_a_host=lambda call: call.group in hosts, scatters=scatters
             )

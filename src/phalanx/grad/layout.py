@@ -58,15 +58,14 @@ def agree_on_groups(
     order = [number[p] for p in dict.fromkeys([*seen, *reversed(params)]) if p in number and p.requires_grad]
     several = [number[p] for p, pieces in seen.items() if pieces > 1 and p in number]
     device = params[order[0]].device if order else torch.device("cpu")
-    nbytes = sum(p.nbytes for p in params)
     if bucket_bytes is not None:
         bucket = bucket_bytes
-    elif nbytes <= SMALLEST:  # one group, whatever a measurement would say
+    elif sum(p.nbytes for p in params) <= SMALLEST:  # one group, whatever a measurement would say
         bucket = SMALLEST
     else:
         bucket = measure_bucket(comm, device)
         if remembers(wire) and comm.inter_size > 1:
-            bucket = encoded_bucket(bucket, nbytes)
+            bucket = encoded_bucket(bucket, sum(params[i].nbytes for i in order if params[i].dtype is torch.float32))
     order, bucket = comm.bcast_obj((order, bucket))
     late = {i for own in comm.allgather_obj(several) for i in own}
     by_kind: dict[tuple[torch.dtype, torch.device], list[int]] = {}

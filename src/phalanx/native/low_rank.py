@@ -9,6 +9,8 @@ import torch
 
 from phalanx.native import core
 
+CACHED = 64 << 10  # numbers that stay in a core's cache while torch reads them several times
+
 
 def advance(x: torch.Tensor | None, m: torch.Tensor, p: torch.Tensor, q: torch.Tensor) -> None:
     """`m = m - p q + x`, then `p = m q'`. Without an `x` nothing is added. The core reads and writes each number once."""
@@ -28,10 +30,12 @@ def expand(p: torch.Tensor, q: torch.Tensor, x: torch.Tensor, factor: float) -> 
         rows, columns = x.shape
         core._native.expand_matrix(p.data_ptr(), q.data_ptr(), x.data_ptr(), rows, columns, p.shape[1], factor)
     elif x.is_cpu:
-        torch.mul(p[:, :1], q[:1], out=x)
-        for k in range(1, p.shape[1]):
-            x.add_(p[:, k : k + 1] * q[k : k + 1])
-        x.mul_(factor)
+        together = max(1, CACHED // x.shape[1])
+        for rows, own in zip(x.split(together), p.split(together)):
+            torch.mul(own[:, :1], q[:1], out=rows)
+            for k in range(1, p.shape[1]):
+                rows.add_(own[:, k : k + 1] * q[k : k + 1])
+            rows.mul_(factor)
     else:
         torch.mm(p, q if factor == 1 else q * factor, out=x)
 

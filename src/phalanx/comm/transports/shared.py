@@ -71,4 +71,9 @@ class SharedTransport:
         self.below.close()
 
     def _shares(self, call: Collective, x: torch.Tensor, ranks: Sequence[int]) -> bool:
-        return x.is_cpu and x.dtype in TYPES and tuple(ranks[r] for r in call.group) == self.host
+        return can_share(x) and tuple(ranks[r] for r in call.group) == self.host
+
+
+def can_share(x: torch.Tensor) -> bool:
+    """Whether the native core reduces tensors like `x`."""
+    return x.is_cpu and x.dtype in TYPES

@@ -57,7 +57,7 @@ def carrier_of(
             return None
         from phalanx.grad.wires.eight_bits import EightBits  # imported here, because few scripts compress
 
-        return EightBits(wire, comm, flat, number)
+        return EightBits(wire, comm, flat, shapes, number)
     return Halves(comm, comm.buffer(flat.numel(), wire, flat.device)) if carries(flat) else None
 
 

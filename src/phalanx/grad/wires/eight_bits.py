@@ -8,6 +8,7 @@ place, so nothing is lost, only delayed. If groups are sent twice in one step, t
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 
 import torch
 
@@ -20,16 +21,20 @@ from phalanx.grad.wires import Int8
 
 
 class EightBits:
-    """Carries one group of float32 gradients."""
+    """Carries one group of float32 gradients. `places` are those of the tensors in it; between them is padding."""
 
     keeps_flags = False
 
-    def __init__(self, wire: Int8, comm: Communicator, flat: torch.Tensor, number: int) -> None:
+    def __init__(self, wire: Int8, comm: Communicator, flat: torch.Tensor, places: Iterable[range], number: int) -> None:
         self._wire, self._comm, self._number = wire, comm, number
         # An error belongs to a place of the buffer that is cut into chunks, so nobody may pad it later. Gradients do not need it,
         # because their arena is padded. Parts of local steps have any length.
         self._padded = flat.new_zeros(flat.numel() + -flat.numel() % comm.multiple) if flat.numel() % comm.multiple else None
         self._error = torch.zeros_like(flat if self._padded is None else self._padded) if wire.error_feedback else None
+        padding = torch.ones(flat.numel(), dtype=torch.bool)
+        for place in places:
+            padding[place.start : place.stop] = False
+        self._padding = padding.nonzero().flatten().to(flat.device)
         self._turn = 0  # how often the group was sent
         self._finite = torch.ones((), dtype=torch.bool, device=flat.device)
 
@@ -40,6 +45,7 @@ class EightBits:
         whole = x.detach()
         if self._padded is not None:
             self._padded[: x.numel()] = whole
+            self._padded[x.numel() :] = 0
             whole = self._padded
 
         def work(turn: Turn) -> torch.Tensor:
@@ -51,6 +57,8 @@ class EightBits:
     def arrive(self, x: torch.Tensor) -> torch.Tensor:
         if self._padded is not None:
             x.copy_(self._padded[: x.numel()])
+        # a number that is not finite has filled its block, and what stays in the padding would fill it again in every step
+        x.index_fill_(0, self._padding, 0)
         return self._finite
 
     def state(self, place: range) -> dict[str, torch.Tensor]:

@@ -59,6 +59,7 @@ class LowRank:
         self._ps = _cut(self._p, [(m.rows, m.rank) for m in self._matrices])
         self._qs = self._cut_q(self._q)
         self._places = {m.place: i for i, m in enumerate(self._matrices)}
+        self._before = self._q.clone()  # the Q of the last exchange that ended
         self._fit = True  # whether M - P Q are the errors; in an exchange, and after one that failed, M are
         self._fresh = _random(self._qs, wire.seed)
         for q, fresh in zip(self._qs, self._fresh):
@@ -84,12 +85,13 @@ class LowRank:
 
     def _reduce(self, flat: torch.Tensor, turn: Turn, *, mean: bool) -> torch.Tensor:
         """Sum or average over the ranks, in place. Return whether the whole result is finite."""
+        self._recover()
         size, wanted = self._comm.size, self._matrices_in(flat)
-        vectors, before = self._p[self._p.numel() - sum(map(len, self._plain)) :], self._q.clone()
-        added, fit, self._fit = self._finite_ones(wanted), self._fit, False
+        vectors = self._p[self._p.numel() - sum(map(len, self._plain)) :]
+        added = self._finite_ones(wanted)
+        self._before.copy_(self._q)
+        self._fit = False
         for fine, own, m, p, q in zip(added, wanted, self._ms, self._ps, self._qs):
-            if not fit:
-                p.zero_()
             low_rank.advance(own if fine else None, m, p, q)
             if not fine:
                 p.fill_(float("nan"))  # on all ranks, after the sum
@@ -111,7 +113,7 @@ class LowRank:
                     m.sub_(own)  # the error as it was, but for rounding
                 own.fill_(float("nan"))
                 p.zero_()
-        self._repair_directions(before, sound)
+        self._repair_directions(sound)
         self._fit = True
         finite = _share(vectors, size if mean else 1)
         for place, part in zip(self._plain, vectors.split([len(place) for place in self._plain])):
@@ -138,9 +140,16 @@ class LowRank:
             for p, own in zip(self._ps[first:last], batch):
                 p.copy_(own)
 
-    def _repair_directions(self, before: torch.Tensor, sound: Sequence[bool]) -> None:
+    def _recover(self) -> None:
+        """After an exchange that failed: its Q may differ from rank to rank, or not be finite."""
+        if not self._fit:
+            self._p.zero_()
+            self._q.copy_(self._before)
+            self._fit = True
+
+    def _repair_directions(self, sound: Sequence[bool]) -> None:
         """Restore the previous Q where the new one is not finite, and replace rows of zeros."""
-        for fine, q, old in zip(sound, self._qs, self._cut_q(before)):
+        for fine, q, old in zip(sound, self._qs, self._cut_q(self._before)):
             if not fine:
                 q.copy_(old)
         if bool((self._q == 0).any()):
@@ -155,17 +164,17 @@ class LowRank:
     def state(self, place: range) -> dict[str, torch.Tensor]:
         kept = {"turn": torch.tensor(self._turn)}
         if (i := self._places.get(place)) is not None:
+            self._recover()
             error, q = self._ms[i].clone(), self._qs[i]
-            if self._fit:
-                low_rank.advance(None, error, self._ps[i].clone(), q)
+            low_rank.advance(None, error, self._ps[i].clone(), q)
             kept |= {"error": error.flatten(), "q": q.t().clone()}
         return kept
 
     def load(self, place: range, state: dict[str, torch.Tensor]) -> None:
         if (i := self._places.get(place)) is not None:
+            self._recover()
             m, p, q = self._ms[i], self._ps[i], self._qs[i]
-            if self._fit:
-                low_rank.advance(None, m, p, q)
+            low_rank.advance(None, m, p, q)
             p.zero_()  # now the error is M
             if "error" in state and state["error"].numel() == len(place):
                 m.copy_(state["error"].view(m.shape))
