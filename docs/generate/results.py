@@ -18,9 +18,9 @@ Each row has the bar we set before we measured. **Missed** marks a result that d
 comes from a program in `benchmarks/` or from `phalanx bench`, which writes its rows to `benchmarks/results/`.
 
 The machines have 2 cores and no GPU: an Intel Xeon with AVX-512 for the rows of 2026-11-16 and 2026-11-18, an AMD EPYC with AVX2
-for those of 2026-11-17. Linux 6.18, Python 3.11, torch 2.13.0. Contenders run side by side in one run, in turns. Numbers are
-medians unless a row says otherwise. Ranks beyond 2 share the cores. "The lab" is a set of [emulated hosts](lab.md): network
-namespaces on this machine, joined by links of a given rate and delay.
+for those of 2026-11-17, and one with AVX-512 for those of 2026-11-19. Linux 6.18, Python 3.11, torch 2.13.0. Contenders run side
+by side in one run, in turns. Numbers are medians unless a row says otherwise. Ranks beyond 2 share the cores. "The lab" is
+a set of [emulated hosts](lab.md): network namespaces on this machine, joined by links of a given rate and delay.
 
 ![Step time against DDP, and all-reduce against gloo](images/results.svg)
 """
@@ -155,8 +155,27 @@ def _all_reduce(ranks: int, size: int, contender: str) -> float:
 
 
 def _wires() -> list[Result]:
-    """What compressed gradients save."""
+    """What compressed gradients and local steps save, and cost."""
     found = []
+    for rate, said, bar in (("300mbit", "300 Mbit/s", 3), ("1gbit", "1 Gbit/s", 1.8)):
+        record = f"lab_wires_4x2_{rate}"
+        contenders = ("DDP", "DDP PowerSGD", "phalanx int8", "phalanx PowerSGD")
+        step = {name: find(record, contender=name)["step_ms"] for name in contenders}
+        what = f"Step of ResNet-50 at {said}, `Int8()`: speed-up over DDP"
+        found.append(least(what, step["DDP"] / step["phalanx int8"], bar, record))
+        what = f"Step of ResNet-50 at {said}, `PowerSGD(rank=4)`: speed-up over DDP's own PowerSGD hook, rank 4"
+        found.append(least(what, step["DDP PowerSGD"] / step["phalanx PowerSGD"], 1.3, record))
+    for rounding in ("nearest", "stochastic"):
+        speed = find("codes_speed", block=256, rounding=rounding)["gb_per_s"]
+        what = f"`Int8()`, {rounding} rounding: encode, add and decode on one core"
+        found.append(least(what, speed, 2, "codes_speed", "{:.1f} GB/s"))
+    theirs = max(row["gb_per_s"] for row in rows("codes_speed") if "hivemind" in row.get("code", ""))
+    what = "The same with nearest rounding: speed-up over the fastest of hivemind's three 8-bit codes"
+    found.append(least(what, find("codes_speed", block=256, rounding="nearest")["gb_per_s"] / theirs, 1, "codes_speed"))
+    for contender in ("LocalSGD", "DiLoCo", "DiLoCo, 4 parts, overlapped"):
+        times = find("local_steps_peers", contender=f"phalanx {contender}")["times_torchft"]
+        what = f"{contender}, every 20 steps, 101 MB, 4 hosts at 300 Mbit/s: speed-up of a step over torchft 0.2"
+        found.append(least(what, times, 1, "local_steps_peers"))
     for wire, said, bar in (("int8", "`Int8()`", 0.27), ("powersgd", "`PowerSGD(rank=4)`", 0.03)):
         row = find("bytes_of_wires", wire=wire)
         what = f"ResNet-50 step, {said}: bytes that leave a host, as a share of float32's"
@@ -321,7 +340,21 @@ def slow_networks() -> list[Result]:
         name = {"cifar10": "CIFAR-10", "fashion-mnist": "Fashion-MNIST"}[data]
         what = f"Accuracy against all-reduce: {said}, {name}, 8 ranks, {epochs} epochs, seeds: {seeds}"
         found.append(least(what, points, bar, "study_slow_networks", "{:+.2f} points"))
+    for data, said in (("cifar10", "CIFAR-10"), ("fashion-mnist", "Fashion-MNIST")):
+        points, seeds = _exact_against_dissemination(data)
+        what = f'Accuracy of `Gossip(topology="exact")` against dissemination, {said}, 6 ranks, seeds: {seeds}'
+        found.append(least(what, points, 0, "study_slow_networks_6_ranks", "{:+.2f} points"))
     return found
+
+
+def _exact_against_dissemination(data: str) -> tuple[float, int]:
+    """The same on 6 ranks, where the two differ."""
+    own = [row for row in rows("study_slow_networks_6_ranks") if row["data"] == data]
+    exact, plain = (
+        {row["seed"]: row["accuracy"] for row in own if row["variant"] == name} for name in ("gossip, exact", "gossip")
+    )
+    both = exact.keys() & plain.keys()
+    return 100 * statistics.mean(exact[seed] - plain[seed] for seed in both), len(both)
 
 
 def _against_all_reduce(data: str, epochs: int, variant: str) -> tuple[float, int]:

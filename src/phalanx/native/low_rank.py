@@ -31,7 +31,8 @@ def expand(p: torch.Tensor, q: torch.Tensor, x: torch.Tensor, factor: float) -> 
         core._native.expand_matrix(p.data_ptr(), q.data_ptr(), x.data_ptr(), rows, columns, p.shape[1], factor)
     elif x.is_cpu:
         together = max(1, CACHED // x.shape[1])
-        for rows, own in zip(x.split(together), p.split(together)):
+        for at in range(0, len(x), together):
+            rows, own = x[at : at + together], p[at : at + together]
             torch.mul(own[:, :1], q[:1], out=rows)
             for k in range(1, p.shape[1]):
                 rows.add_(own[:, k : k + 1] * q[k : k + 1])
