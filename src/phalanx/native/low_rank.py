@@ -32,11 +32,11 @@ def expand(p: torch.Tensor, q: torch.Tensor, x: torch.Tensor, factor: float) -> 
     elif x.is_cpu:
         together = max(1, CACHED // x.shape[1])
         for at in range(0, len(x), together):
-            rows, own = x[at : at + together], p[at : at + together]
-            torch.mul(own[:, :1], q[:1], out=rows)
+            into, own = x[at : at + together], p[at : at + together]
+            torch.mul(own[:, :1], q[:1], out=into)
             for k in range(1, p.shape[1]):
-                rows.add_(own[:, k : k + 1] * q[k : k + 1])
-            rows.mul_(factor)
+                into.add_(own[:, k : k + 1] * q[k : k + 1])
+            into.mul_(factor)
     else:
         torch.mm(p, q if factor == 1 else q * factor, out=x)
 
