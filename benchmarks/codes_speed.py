@@ -83,7 +83,7 @@ def hivemind(nbytes: int, repeat: int) -> list[Record]:
             "add": lambda code=code, others=others: [parts[0].add_(code.extract(other)) for other in others],
             "decode": lambda code=code, codes=codes: [code.extract(each) for each in codes],
         }
-        error = float((code.extract(codes[0]) - parts[0]).square().mean().sqrt())
+        error = float((code.extract(codes[1]) - parts[1]).square().mean().sqrt())  # nothing is added to this part
         rows.append({"code": f"hivemind {name}"} | _times(steps, nbytes, repeat) | {"rms": error})
     return rows
 

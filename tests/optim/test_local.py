@@ -12,6 +12,7 @@ from tests.optim.oracle import SMALL, flat, loss_of, sgd
 
 import phalanx
 from phalanx import DiLoCo, Gossip, LocalSGD, ReplicaError, create_multi_node_optimizer
+from phalanx.grad.local import flight as flights
 from phalanx.grad.local.flight import partner_of
 from phalanx.grad.local.parts import cut
 
@@ -137,6 +138,30 @@ def test_all_ranks_do_what_one_process_does_that_plays_them(n):
         for mine, his in zip(found, wanted, strict=True):
             for t, (a, b) in enumerate(zip(mine, his, strict=True)):
                 torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11, msg=lambda text, t=t, sync=sync: f"{sync}, {t}: {text}")
+
+
+@pytest.mark.parametrize("sync", [LocalSGD(every=2), DiLoCo(every=4, outer=NESTEROV, fragments=2, overlap=True)], ids=repr)
+def test_a_part_that_is_sent_in_pieces_is_the_same(monkeypatch, sync):
+    """With empty tensors at the end of a piece, alone in one, and beside another type."""
+    model = torch.nn.ParameterList(
+        [torch.zeros(0), torch.ones(40), torch.ones(3, dtype=torch.float64), torch.zeros(0), torch.ones(7)]
+    )
+
+    def run(comm):
+        own = copy.deepcopy(model)
+        opt = create_multi_node_optimizer(plain_sgd(own), comm, sync=sync)
+        for step in range(8):
+            opt.zero_grad()
+            sum((p.double() * (1 + comm.rank + step)).square().sum() for p in own).backward()
+            opt.step()
+        opt.average_()
+        return [p.detach().clone() for p in own]
+
+    whole = phalanx.run_local(3, run)
+    for nbytes in (1, 100, 170):
+        monkeypatch.setattr(flights, "PIECE", nbytes)
+        for mine, wanted in zip(phalanx.run_local(3, run), whole, strict=True):
+            assert all(torch.allclose(a, b, rtol=1e-6) for a, b in zip(mine, wanted, strict=True))
 
 
 def test_local_sgd_of_every_step_is_all_reduce_for_plain_sgd_and_not_with_momentum():

@@ -76,7 +76,8 @@ class Packet:
         self.layout = layout
         count = layout.nbytes // WORD.itemsize
         self.words = allocate(count, WORD, device) if allocate else torch.empty(count, dtype=WORD, device=device)
-        self.words.zero_()  # the padding is sent, too
+        filled = max((end * dtype.itemsize for dtype, _, end in layout.segments), default=0)
+        self.words.view(torch.uint8)[filled:] = 0  # the padding is sent, too
         whole = {slot.wire: self.words.view(slot.wire) for slot in layout.slots}
         self.views = [
             whole[slot.wire].as_strided(slot.shape, slot.stride, whole[slot.wire].storage_offset() + slot.start)

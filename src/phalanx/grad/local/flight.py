@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,21 +21,24 @@ from phalanx.grad.wires import Int8, Wire
 from phalanx.grad.wires.carrier import Carrier
 
 TAGS = 3 << 50  # of messages to one partner; those of gossip are below
+PIECE = 16 << 20  # bytes of one of the all-reduces that send a part
 
 
 class Flight:
-    """One part in flight since inner step `left`. `fast` and `slow` are the tensors of the part."""
+    """One part in flight since inner step `left`. `fast` and `slow` are the tensors of the part.
 
-    def __init__(self, left: int, fast: Sequence[torch.Tensor], slow: Sequence[torch.Tensor], *, both: bool) -> None:
+    `both`: slow is sent, too. `travels`: `fast` moves on meanwhile, so what was sent is kept.
+    """
+
+    def __init__(
+        self, left: int, fast: Sequence[torch.Tensor], slow: Sequence[torch.Tensor], *, both: bool, travels: bool
+    ) -> None:
         self.left, self.set_out = left, time.perf_counter()
-        self.sent = [x.clone() for x in fast]
+        self.sent = [x.clone() for x in fast] if travels else []
+        self._fast, self._slow = fast, slow
         tensors = [*slow, *slow] if both else list(slow)
         self.packet = Packet(lay_out(tensors, None), slow[0].device)
         self.count = len(slow)
-        for view, outer, inner in zip(self.packet.views, slow, fast):
-            torch.sub(outer, inner, out=view)
-        for view, outer in zip(self.packet.views[self.count :], slow):
-            view.copy_(outer)
         self.finite = True
         self.took: TransferTime | None = None  # once it has landed
         self._carried: list[tuple[Carrier, torch.Tensor]] = []
@@ -51,17 +54,47 @@ class Flight:
     def to_all(self, comm: Communicator, carriers: Sequence[Carrier | None], wire: Wire | None, label: str) -> None:
         """Send to all; the mean over all ranks comes back. Each of `segments` has its carrier, or None to be sent as it is."""
         self._nbytes = 0
-        for flat, carrier in zip(self.segments, carriers, strict=True):
+        for flat, (dtype, begin, _), carrier in zip(self.segments, self.packet.layout.segments, carriers, strict=True):
+            own = [i for i, slot in enumerate(self.packet.layout.slots) if slot.wire == dtype]
             if carrier is None:
-                self._pending.append(comm.all_reduce_async(flat, "mean", label=label))
+                for piece in self._pieces(own):
+                    self._compute(piece)
+                    first, last = (self.packet.layout.slots[i].start - begin for i in (piece[0], piece[-1]))
+                    sent = flat[first : last + self.packet.views[piece[-1]].numel()]
+                    self._pending.append(comm.all_reduce_async(sent, "mean", label=label))
                 self._nbytes += flat.nbytes
             else:
+                self._compute(own)
                 self._pending.append(carrier.leave(flat, "mean", label=label))
                 self._carried.append((carrier, flat))
                 self._nbytes += wire.code.nbytes(flat.numel()) if isinstance(wire, Int8) else 2 * flat.numel()
 
+    def _compute(self, which: Iterable[int]) -> None:
+        """Compute these of the numbers that are sent."""
+        for i in which:
+            if i < self.count:
+                torch.sub(self._slow[i], self._fast[i], out=self.packet.views[i])
+            else:
+                self.packet.views[i].copy_(self._slow[i - self.count])
+
+    def _pieces(self, which: Sequence[int]) -> Iterator[list[int]]:
+        """Runs of these tensors of about PIECE bytes: one is on its way while the next one is computed."""
+        piece: list[int] = []
+        for i in which:
+            piece.append(i)
+            if sum(self.packet.views[k].nbytes for k in piece) >= PIECE:
+                yield piece
+                piece = []
+        if piece:
+            yield piece
+
+    def to_nobody(self) -> None:
+        """No rank is left for this one: the result is its own."""
+        self._compute(range(len(self.packet.views)))
+
     def to_one(self, comm: Communicator, partner: int, number: int) -> None:
         """Send to `partner`, and receive what it sends."""
+        self._compute(range(len(self.packet.views)))
         self._theirs = Packet(self.packet.layout, self.packet.words.device)
         tag = TAGS + number
         self._pending.append(comm.exchange_async(self.packet.words, partner, self._theirs.words, partner, tag))

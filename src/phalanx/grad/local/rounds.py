@@ -136,12 +136,14 @@ class Rounds:
 
     def _started(self, part: int, step: int) -> Flight:
         random = self._sync.partners == "random"
-        flight = Flight(step, self._fast(part), self._outer(part), both=random)
+        flight = Flight(step, self._fast(part), self._outer(part), both=random, travels=bool(self._sync.travels))
         if not random:
             flight.to_all(self._comm, self._carriers_of(part, flight), self._wire, f"outer step, part {part}")
         else:
             partner = partner_of(self._comm.rank, self._comm.size, self._sync.seed, step)
-            if partner is not None:
+            if partner is None:
+                flight.to_nobody()
+            else:
                 flight.to_one(self._comm, partner, step)
         return flight
 
@@ -166,10 +168,10 @@ class Rounds:
             p.copy_(mean)  # a pair continues from the mean of both
         with torch.enable_grad():
             self.optimizer.step()
-        for x, p, sent in zip(self._fast(part), slow, flight.sent):
+        for i, (x, p) in enumerate(zip(self._fast(part), slow)):
             p.grad = None
             if self._sync.travels:
-                x.sub_(sent).add_(p.detach())
+                x.sub_(flight.sent[i]).add_(p.detach())
             else:
                 x.copy_(p.detach())
 
@@ -224,7 +226,7 @@ class Rounds:
         for name, saved in state["under_way"].items():
             part = int(name)
             both = self._sync.partners == "random"
-            self._flights[part] = Flight(int(saved["left"]), self._fast(part), self._outer(part), both=both)
+            self._flights[part] = Flight(int(saved["left"]), self._fast(part), self._outer(part), both=both, travels=True)
             self._flights[part].load_state_dict(saved)
 
 
