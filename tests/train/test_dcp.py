@@ -124,6 +124,8 @@ def test_every_type_and_shape(tmp_path, dtype, shape):
 
 
 SHARDED = """
+import faulthandler
+faulthandler.dump_traceback_later(100, exit=True)  # it stood still once in many thousand runs
 import os, sys, warnings, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict
 warnings.simplefilter("ignore")
