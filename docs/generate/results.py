@@ -18,7 +18,7 @@ Each row has the bar we set before we measured. **Missed** marks a result that d
 comes from a program in `benchmarks/` or from `phalanx bench`, which writes its rows to `benchmarks/results/`.
 
 The machines have 2 cores and no GPU: an Intel Xeon with AVX-512 for the rows of 2026-11-16 and 2026-11-18, an AMD EPYC with AVX2
-for those of 2026-11-17, and one with AVX-512 for those of 2026-11-19. Linux 6.18, Python 3.11, torch 2.13.0. Contenders run side
+for those of 2026-11-17, and one with AVX-512 for those of 2026-11-19 and 20. Linux 6.18, Python 3.11, torch 2.13.0. Contenders run side
 by side in one run, in turns. Numbers are medians unless a row says otherwise. Ranks beyond 2 share the cores. "The lab" is
 a set of [emulated hosts](lab.md): network namespaces on this machine, joined by links of a given rate and delay.
 
@@ -526,7 +526,7 @@ def deaths_on_one_host() -> list[Result]:
     gone = sum(row.get("gone", False) for row in flips)
     found = sum(row["named"] and row["after_steps"] <= row["every"] for row in flips)
     alarms = find("silent_corruption", kind="clean")
-    slow = [row for row in rows("slow_ranks") if row["kind"] == "named"]
+    slow = [row for row in rows("slow_ranks") if row["kind"] == "named"][-20:]
     in_time = sum(row["right"] and row["after_steps"] <= 20 for row in slow)
     fast = [row["of_ideal"] for row in rows("slow_ranks") if row["kind"] == "rebalance"][-8:]
     return [
