@@ -19,8 +19,8 @@ comes from a program in `benchmarks/` or from `phalanx bench`, which writes its 
 
 The machines have 2 cores and no GPU: an Intel Xeon with AVX-512 for the rows of 2026-11-16 and 2026-11-18, an AMD EPYC with AVX2
 for those of 2026-11-17, and one with AVX-512 for those of 2026-11-19 and 20. Linux 6.18, Python 3.11, torch 2.13.0. Contenders
-run side by side in one run, in turns. Numbers are medians unless a row says otherwise. Ranks beyond 2 share the cores. "The lab" is
-a set of [emulated hosts](lab.md): network namespaces on this machine, joined by links of a given rate and delay.
+run side by side in one run, in turns. Numbers are medians unless a row says otherwise. Ranks beyond 2 share the cores. "The lab"
+is a set of [emulated hosts](lab.md): network namespaces on this machine, joined by links of a given rate and delay.
 
 ![Step time against DDP, and all-reduce against gloo](images/results.svg)
 """
