@@ -52,9 +52,11 @@ class Hotline:
         self._places = [(host, port) for host, port, _ in places]
         self._lines = _SignedLines(bytes.fromhex(places[0][2]))
         self._wake, self._end = socket.socketpair()
+        # made here: if this process has no descriptors left, its caller hears of it, and not a thread that dies
+        waiting = selectors.DefaultSelector()
         self._thread = threading.Thread(
             target=_serve,
-            args=(self._listener, self._wake, self._lines, places.index(mine), answer),
+            args=(waiting, self._listener, self._wake, self._lines, places.index(mine), answer),
             name="phalanx-hotline",
             daemon=True,
         )
@@ -143,9 +145,16 @@ class _SignedLines:
         return hmac.digest(self._key, about.encode() + b"\n" + text, "sha256").hex().encode()
 
 
-def _serve(listener: socket.socket, wake: socket.socket, lines: _SignedLines, rank: int, answer: Answer) -> None:
+def _serve(
+    waiting: selectors.BaseSelector,
+    listener: socket.socket,
+    wake: socket.socket,
+    lines: _SignedLines,
+    rank: int,
+    answer: Answer,
+) -> None:
     """Accept calls, read one line of each, answer it and hang up, until the other end of `wake` is closed."""
-    with selectors.DefaultSelector() as waiting, listener, wake:
+    with waiting, listener, wake:
         listener.setblocking(False)
         waiting.register(listener, selectors.EVENT_READ)
         waiting.register(wake, selectors.EVENT_READ)
