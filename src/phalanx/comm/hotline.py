@@ -45,15 +45,15 @@ class Hotline:
     """This rank's end of the channel, at `address`. All ranks create it together. `answer` runs in the channel's own thread."""
 
     def __init__(self, address: str, answer: Answer, allgather: Callable[[Any], list[Any]]) -> None:
+        # the selector too: if this process has no descriptors left, its caller hears of it, and not a thread that dies
+        waiting = selectors.DefaultSelector()
+        self._wake, self._end = socket.socketpair()
         self._listener = socket.create_server((address, 0), backlog=min(CALLERS, socket.SOMAXCONN))
         port = self._listener.getsockname()[1]
         mine = [address, port, secrets.token_hex(32)]
         places = [list(each) for each in allgather(mine)]
         self._places = [(host, port) for host, port, _ in places]
         self._lines = _SignedLines(bytes.fromhex(places[0][2]))
-        self._wake, self._end = socket.socketpair()
-        # made here: if this process has no descriptors left, its caller hears of it, and not a thread that dies
-        waiting = selectors.DefaultSelector()
         self._thread = threading.Thread(
             target=_serve,
             args=(waiting, self._listener, self._wake, self._lines, places.index(mine), answer),

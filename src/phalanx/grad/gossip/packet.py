@@ -70,14 +70,17 @@ def _dense_stride(x: torch.Tensor) -> tuple[int, ...]:
 
 
 class Packet:
-    """A message: flat memory, and a view of it for every tensor."""
+    """A message: flat memory, and a view of it for every tensor. With `filled`, the caller writes all views, so that nobody else
+    has to clear them."""
 
-    def __init__(self, layout: PacketLayout, device: torch.device, allocate: Allocate | None = None) -> None:
+    def __init__(
+        self, layout: PacketLayout, device: torch.device, allocate: Allocate | None = None, *, filled: bool = False
+    ) -> None:
         self.layout = layout
         count = layout.nbytes // WORD.itemsize
         self.words = allocate(count, WORD, device) if allocate else torch.empty(count, dtype=WORD, device=device)
-        filled = max((end * dtype.itemsize for dtype, _, end in layout.segments), default=0)
-        self.words.view(torch.uint8)[filled:] = 0  # the padding is sent, too
+        used = max((end * dtype.itemsize for dtype, _, end in layout.segments), default=0) if filled else 0
+        self.words.view(torch.uint8)[used:] = 0  # the padding is sent, too
         whole = {slot.wire: self.words.view(slot.wire) for slot in layout.slots}
         self.views = [
             whole[slot.wire].as_strided(slot.shape, slot.stride, whole[slot.wire].storage_offset() + slot.start)

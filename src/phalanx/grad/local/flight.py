@@ -37,7 +37,7 @@ class Flight:
         self.sent = [x.clone() for x in fast] if travels else []
         self._fast, self._slow = fast, slow
         tensors = [*slow, *slow] if both else list(slow)
-        self.packet = Packet(lay_out(tensors, None), slow[0].device)
+        self.packet = Packet(lay_out(tensors, None), slow[0].device, filled=True)
         self.count = len(slow)
         self.finite = True
         self.took: TransferTime | None = None  # once it has landed
@@ -80,11 +80,13 @@ class Flight:
     def _pieces(self, which: Sequence[int]) -> Iterator[list[int]]:
         """Runs of these tensors of about PIECE bytes: one is on its way while the next one is computed."""
         piece: list[int] = []
+        nbytes = 0
         for i in which:
             piece.append(i)
-            if sum(self.packet.views[k].nbytes for k in piece) >= PIECE:
+            nbytes += self.packet.views[i].nbytes
+            if nbytes >= PIECE:
                 yield piece
-                piece = []
+                piece, nbytes = [], 0
         if piece:
             yield piece
 
