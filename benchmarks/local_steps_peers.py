@@ -88,7 +88,7 @@ def torchft_steps(kind: str, model: torch.nn.Sequential, inner: torch.optim.Opti
     from torchft import Manager, ProcessGroupGloo
     from torchft.local_sgd import DiLoCo, LocalSGD
 
-    address = f"10.77.0.{int(os.environ['RANK']) + 1}"
+    address = os.environ["ADDRESSES"].split()[int(os.environ["RANK"])]
     socket.sethostname(address)  # torchft sends others to the host's name, and there is no name server
     store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
     limit = datetime.timedelta(seconds=60)
@@ -124,11 +124,11 @@ def torchft_steps(kind: str, model: torch.nn.Sequential, inner: torch.optim.Opti
 
 
 @contextlib.contextmanager
-def lighthouse(python: str, space: Path) -> Iterator[None]:
-    """torchft's meeting point, on the first host."""
+def lighthouse(python: str, space: Path, address: str) -> Iterator[None]:
+    """torchft's meeting point, on the host with this address."""
     program = str(Path(python).with_name("torchft_lighthouse"))
     options = ["--min_replicas", str(HOSTS), "--quorum_tick_ms", "100", "--join_timeout_ms", "60000"]
-    named = ["unshare", "--uts", "sh", "-c", 'hostname 10.77.0.1 && exec "$@"', "sh"]
+    named = ["unshare", "--uts", "sh", "-c", f'hostname {address} && exec "$@"', "sh"]
     process = subprocess.Popen(
         ["nsenter", f"--net={space}", "--", *named, program, *options],
         stdin=subprocess.DEVNULL,
@@ -145,12 +145,19 @@ def lighthouse(python: str, space: Path) -> Iterator[None]:
 def turn(net: Any, contender: str, torchft: str, netns: Path) -> list[float]:
     """Seconds of a step in each period, of the slowest rank."""
     theirs = contender.startswith("torchft")
-    env = {"TORCHFT_LIGHTHOUSE": f"http://10.77.0.1:{LIGHTHOUSE}", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    hosts = [net.lab.address(host) for host in range(HOSTS)]
+    env = {"TORCHFT_LIGHTHOUSE": f"http://{hosts[0]}:{LIGHTHOUSE}", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    env["ADDRESSES"] = " ".join(hosts)
     command = ["unshare", "--uts", torchft if theirs else sys.executable, __file__, "--rank", contender]
-    with lighthouse(torchft, netns / net.spaces[0]) if theirs else contextlib.nullcontext():
+    with lighthouse(torchft, netns / net.spaces[0], hosts[0]) if theirs else contextlib.nullcontext():
         found = net.run(command, deadline=400, env=env)
     by_rank = [json.loads(words.strip().splitlines()[-1]) for words in found]
     return [max(own) / EVERY for own in zip(*by_rank)]
+
+
+def version_of_torchft(python: str) -> str:
+    words = "import importlib.metadata; print(importlib.metadata.version('torchft'))"
+    return subprocess.run([python, "-c", words], stdout=subprocess.PIPE, text=True, check=True, timeout=60).stdout.strip()
 
 
 def main() -> int:
@@ -170,6 +177,7 @@ def main() -> int:
     sys.path.insert(0, str(Path(__file__).parents[1]))
     from benchmarks.lab import NETNS, Lab
 
+    theirs = version_of_torchft(args.torchft) if args.torchft else None
     times: dict[str, list[float]] = {name: [] for name in args.only}
     with Lab(HOSTS, 1, args.rate).up() as net:
         for _ in range(args.turns):
@@ -180,7 +188,7 @@ def main() -> int:
         {
             "what": "seconds per step with local steps",
             "date": time.strftime("%Y-%m-%d"),
-            "versions": {"torch": torch.__version__, "kernel": platform.release(), "torchft": "0.2.0"},
+            "versions": {"torch": torch.__version__, "kernel": platform.release(), "torchft": theirs},
             "lab": {"hosts": HOSTS, "per_host": 1, "rate": args.rate},
             "parameter_bytes": 4 * SIDE * SIDE * LAYERS,
             "every": EVERY,

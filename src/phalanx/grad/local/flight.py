@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -16,12 +16,13 @@ import torch
 from phalanx.comm.communicator import Communicator
 from phalanx.comm.pending import Pending
 from phalanx.grad.gossip.packet import Packet, lay_out
+from phalanx.grad.groups import even
 from phalanx.grad.reducer import TransferTime
 from phalanx.grad.wires import Int8, Wire
 from phalanx.grad.wires.carrier import Carrier
 
 TAGS = 3 << 50  # of messages to one partner; those of gossip are below
-PIECE = 16 << 20  # bytes of one of the all-reduces that send a part
+PIECE = 16 << 20  # maximum bytes of one of the all-reduces that send a part; a larger tensor has its own
 
 
 class Flight:
@@ -57,7 +58,8 @@ class Flight:
         for flat, (dtype, begin, _), carrier in zip(self.segments, self.packet.layout.segments, carriers, strict=True):
             own = [i for i, slot in enumerate(self.packet.layout.slots) if slot.wire == dtype]
             if carrier is None:
-                for piece in self._pieces(own):
+                for run in even([self.packet.views[i].nbytes for i in own], PIECE):  # one travels while the next is computed
+                    piece = [own[k] for k in run]
                     self._compute(piece)
                     first, last = (self.packet.layout.slots[i].start - begin for i in (piece[0], piece[-1]))
                     sent = flat[first : last + self.packet.views[piece[-1]].numel()]
@@ -76,19 +78,6 @@ class Flight:
                 torch.sub(self._slow[i], self._fast[i], out=self.packet.views[i])
             else:
                 self.packet.views[i].copy_(self._slow[i - self.count])
-
-    def _pieces(self, which: Sequence[int]) -> Iterator[list[int]]:
-        """Runs of these tensors of about PIECE bytes: one is on its way while the next one is computed."""
-        piece: list[int] = []
-        nbytes = 0
-        for i in which:
-            piece.append(i)
-            nbytes += self.packet.views[i].nbytes
-            if nbytes >= PIECE:
-                yield piece
-                piece, nbytes = [], 0
-        if piece:
-            yield piece
 
     def to_nobody(self) -> None:
         """No rank is left for this one: the result is its own."""

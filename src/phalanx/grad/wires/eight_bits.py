@@ -29,9 +29,10 @@ class EightBits:
         self._wire, self._comm, self._number = wire, comm, number
         # An error belongs to a place of the buffer that is cut into chunks, so nobody may pad it later. Gradients do not need it,
         # because their arena is padded. Parts of local steps have any length.
-        self._padded = flat.new_zeros(flat.numel() + -flat.numel() % comm.multiple) if flat.numel() % comm.multiple else None
-        self._error = torch.zeros_like(flat if self._padded is None else self._padded) if wire.error_feedback else None
-        padding = torch.ones(flat.numel(), dtype=torch.bool)
+        length = flat.numel() + -flat.numel() % comm.multiple
+        self._padded = flat.new_zeros(length) if length > flat.numel() else None
+        self._error = flat.new_zeros(length) if wire.error_feedback else None
+        padding = torch.ones(length, dtype=torch.bool)
         for place in places:
             padding[place.start : place.stop] = False
         self._padding = padding.nonzero().flatten().to(flat.device)
@@ -45,7 +46,6 @@ class EightBits:
         whole = x.detach()
         if self._padded is not None:
             self._padded[: x.numel()] = whole
-            self._padded[x.numel() :] = 0
             whole = self._padded
 
         def work(turn: Turn) -> torch.Tensor:
@@ -55,10 +55,11 @@ class EightBits:
         return self._comm.compound_async(f"int8({x.numel()}, {label})", work, x)
 
     def arrive(self, x: torch.Tensor) -> torch.Tensor:
-        if self._padded is not None:
-            x.copy_(self._padded[: x.numel()])
+        whole = x if self._padded is None else self._padded
         # a number that is not finite has filled its block, and what stays in the padding would fill it again in every step
-        x.index_fill_(0, self._padding, 0)
+        whole.index_fill_(0, self._padding, 0)
+        if self._padded is not None:
+            x.copy_(whole[: x.numel()])
         return self._finite
 
     def state(self, place: range) -> dict[str, torch.Tensor]:
